@@ -1,0 +1,90 @@
+"""Every setting of the engine: frozen, checked when made, and the only place that holds a default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.errors import QuireError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What to load and how.
+
+    model: a local directory or a hub id; None takes the bundled model.
+    dtype: "auto" (the checkpoint's own), "bfloat16", "float16" or "float32".
+    max_model_len: most tokens of prompt and output together; None takes the model's own limit.
+    """
+
+    model: str | None = None
+    tokenizer: str | None = None
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.trust_remote_code:
+            raise QuireError(
+                "trust_remote_code=True: quire never runs code that comes with a checkpoint. A model that "
+                "needs it can be added as a plug-in package (see docs/adding-a-model.md)."
+            )
+        _at_least(1, max_model_len=self.max_model_len)
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The KV block pool.
+
+    block_size: tokens a block. Small blocks waste little (half a block a sequence); 8 costs the kernels nothing.
+    num_blocks: blocks in the pool; None sizes the pool by `memory_bytes`.
+    memory_bytes: the pool's size; None takes what `max_num_seqs` sequences of the model's full length need, but
+        at most `memory_fraction` of the memory that is available once the weights are mapped.
+    """
+
+    block_size: int = 8
+    num_blocks: int | None = None
+    memory_bytes: int | None = None
+    memory_fraction: float = 0.5
+    enable_prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least(1, block_size=self.block_size, num_blocks=self.num_blocks, memory_bytes=self.memory_bytes)
+        if not 0 < self.memory_fraction <= 1:
+            raise QuireError(f"memory_fraction={self.memory_fraction}: must be above 0 and at most 1.")
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What one step may hold: at most this many sequences, and this many tokens over all of them."""
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+
+    def __post_init__(self) -> None:
+        _at_least(1, max_num_seqs=self.max_num_seqs, max_num_batched_tokens=self.max_num_batched_tokens)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All of it.
+
+    seed: makes the draws of requests that bring no seed repeatable; None takes the system's entropy.
+    max_logprobs: the most `logprobs` or `prompt_logprobs` that a request may ask for; -1 lifts the limit.
+    debug: check every table after each step and poison freed blocks with NaN. Slow; for tests and bug hunts.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    seed: int | None = None
+    max_logprobs: int = 20
+    debug: bool = False
+
+
+def _at_least(limit: int, **values: int | None) -> None:
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < limit):
+            raise QuireError(f"{name}={value!r}: must be an integer of at least {limit}.")

@@ -1,0 +1,19 @@
+"""The errors that quire raises for what a caller can mend. Each names the thing, the limit and the way out."""
+
+from __future__ import annotations
+
+
+class QuireError(ValueError):
+    """Base of every error that is caused by what the caller gave: a model, a prompt, a parameter."""
+
+
+class UnsupportedModelError(QuireError):
+    """The checkpoint's architecture (or a part of its configuration) is not served."""
+
+
+class CheckpointError(QuireError):
+    """The checkpoint's files are missing, damaged, or do not fit the architecture."""
+
+
+class RequestError(QuireError):
+    """A request cannot be served as given: its prompt or its sampling parameters are out of bounds."""

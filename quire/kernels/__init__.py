@@ -1,0 +1,132 @@
+"""One Python function per kernel; which implementation answers is decided once, at the first call.
+
+The native kernels (`csrc`, through `native.py`) run on the CPU with the best instruction set that the machine
+has. Where the extension was not built, the torch twins in `reference.py` take over, and say so once.
+Set QUIRE_KERNELS=reference to force the twins, or QUIRE_ISA=avx512|avx2|portable to force a lesser instruction set.
+
+Shapes: T tokens, K in-features, H query heads, G key/value heads, D head size, S sequences, B blocks a sequence.
+Dtypes: float32, bfloat16 or float16, the same for activations, weights and cache; sums are kept in float32.
+No result depends on how many tokens or sequences share the call.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+ACTIVATION_KINDS = ("silu", "relu", "gelu", "gelu_tanh", "quick_gelu")
+
+
+@cache
+def backend() -> ModuleType:
+    """The module whose functions run: `native` or `reference`."""
+    from quire.kernels import reference
+
+    if os.environ.get("QUIRE_KERNELS") == "reference":
+        return reference
+    try:
+        from quire.kernels import native
+    except ImportError as error:
+        warnings.warn(
+            f"quire's native kernels are not available ({error}); running on the slow torch reference kernels. "
+            "Install a C++17 compiler and reinstall quire.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return reference
+    return native
+
+
+def linear(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return x times each weight transposed, plus its bias, side by side.
+
+    x: [T, K], rows may be strided. weights: each [N_i, K], contiguous. biases: each [N_i] or None.
+    Returns [T, sum N_i] in `out_dtype` (float32 or, by default, x's dtype).
+    """
+    return backend().linear(x, weights, biases, out_dtype)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    """Causal softmax attention of every token over its sequence's cached keys and values.
+
+    query: [T, H, D], tokens may be strided; keys, values: [num_blocks, G, block_size, D] with H a multiple of G;
+    block_table: [S, B] int32; query_start: [S + 1] int32; context_len: [S] int32 (includes this step's tokens,
+    which `write_kv` has already stored). Sequence s's tokens are its last `query_start[s+1] - query_start[s]`.
+    Slots past a sequence's context are never read. Returns [T, H, D], contiguous.
+    """
+    return backend().paged_attention(query, keys, values, block_table, query_start, context_len, scale)
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Store key and value, [T, G, D] (tokens may be strided), into the pool slots `slot_mapping` [T] int64."""
+    backend().write_kv(key, value, keys, values, slot_mapping)
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """RMSNorm (arXiv:1910.07467) over the last dimension of x [T, C]; weight [C].
+
+    With `residual` [T, C], `residual += x` is done first, in place, and the sum is what is normalised.
+    """
+    return backend().rms_norm(x, weight, eps, residual)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """LayerNorm (arXiv:1607.06450) over the last dimension of x [T, C]; weight and bias [C] or None.
+
+    With `residual` [T, C], `residual += x` is done first, in place, and the sum is what is normalised.
+    """
+    return backend().layer_norm(x, weight, bias, eps, residual)
+
+
+def rotary(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> None:
+    """Rotate query [T, H, D] and key [T, G, D] in place (tokens may be strided; arXiv:2104.09864, half-split form).
+
+    positions: [T] int64, rows of cos_sin [P, R] float32: R/2 cosines, then R/2 sines. R <= D; dimensions past R stay.
+    """
+    backend().rotary(query, key, positions, cos_sin)
+
+
+def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Apply one of ACTIVATION_KINDS to x [T, C] and return the result."""
+    return backend().activation(x, kind)
+
+
+def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return act(x[:, :C]) * x[:, C:] for x [T, 2C]: the gated feed-forward (arXiv:2002.05202)."""
+    return backend().activation_and_mul(x, kind)

@@ -1,0 +1,128 @@
+"""Every kernel in plain torch: the oracle of the native kernels, and what runs where they could not be built.
+
+These too keep promise 1 (a token's result does not depend on what shares its batch): attention goes token by
+token, and matrix products go in row tiles of one fixed shape, because a BLAS picks its algorithm by shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+# Rows of a matrix product's fixed tile. Small, since a single decoded token pays for a whole tile.
+_TILE = 8
+
+
+def linear(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    rows = x.shape[0]
+    tiles = F.pad(x, (0, 0, 0, -rows % _TILE)).to(out_dtype or x.dtype).view(-1, _TILE, x.shape[1])
+    parts = []
+    for weight, bias in zip(weights, biases, strict=True):
+        weight, bias = weight.to(tiles.dtype), None if bias is None else bias.to(tiles.dtype)
+        y = torch.cat([F.linear(tile, weight, bias) for tile in tiles] or [tiles.new_empty(0, len(weight))])
+        parts.append(y[:rows])
+    return torch.cat(parts, dim=1)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+) -> torch.Tensor:
+    heads, head_dim = query.shape[1:]
+    kv_heads, block_size = keys.shape[1], keys.shape[2]
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    starts, lengths = query_start.tolist(), context_len.tolist()
+    for s, length in enumerate(lengths):
+        blocks = block_table[s, : -(-length // block_size)].long()
+        # [kv_heads, length, head_dim]
+        k = keys[blocks].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :length].float()
+        v = values[blocks].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :length].float()
+        begin, end = starts[s], starts[s + 1]
+        for t in range(begin, end):
+            seen = length - (end - t) + 1  # causal: the token itself and all before it
+            q = query[t].float().view(kv_heads, heads // kv_heads, head_dim)
+            scores = (q @ k[:, :seen].transpose(1, 2)) * scale
+            out[t] = (scores.softmax(-1) @ v[:, :seen]).view(heads, head_dim).to(out.dtype)
+    return out
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    block_size = keys.shape[2]
+    block, offset = slot_mapping // block_size, slot_mapping % block_size
+    keys[block, :, offset] = key
+    values[block, :, offset] = value
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    if residual is not None:
+        x = residual.add_(x)
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide * weight.float()).to(x.dtype)
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    if residual is not None:
+        x = residual.add_(x)
+    wide = F.layer_norm(
+        x.float(),
+        x.shape[-1:],
+        None if weight is None else weight.float(),
+        None if bias is None else bias.float(),
+        eps,
+    )
+    return wide.to(x.dtype)
+
+
+def rotary(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> None:
+    half = cos_sin.shape[1] // 2
+    cos, sin = cos_sin[positions].unsqueeze(1).split(half, dim=-1)
+    for x in (query, key):
+        first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+        x[..., :half] = (first * cos - second * sin).to(x.dtype)
+        x[..., half : 2 * half] = (second * cos + first * sin).to(x.dtype)
+
+
+def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
+    return ACTIVATIONS[kind](x.float()).to(x.dtype)
+
+
+def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
+    gate, up = x.float().chunk(2, dim=-1)
+    return (ACTIVATIONS[kind](gate) * up).to(x.dtype)
