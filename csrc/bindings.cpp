@@ -1,0 +1,171 @@
+// The Python module quire.kernels._C. It knows nothing of torch: it takes addresses, shapes and strides, which
+// kernels/native.py, its only caller, has checked.
+#include <pybind11/pybind11.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "cpu/threads.h"
+
+namespace py = pybind11;
+
+namespace quire {
+namespace {
+
+const Isa* current = nullptr;
+
+std::vector<std::string> available_isas() {
+  int count = 0;
+  const Isa* table = isas(&count);
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i)
+    if (table[i].supported) names.emplace_back(table[i].name);
+  return names;
+}
+
+// Not while a kernel runs.
+void set_isa(const std::string& name) {
+  int count = 0;
+  const Isa* table = isas(&count);
+  std::string known;
+  for (int i = 0; i < count; ++i) {
+    if (name == table[i].name) {
+      if (!table[i].supported) throw std::invalid_argument("this machine does not have the instruction set " + name);
+      current = &table[i];
+      return;
+    }
+    known += std::string(known.empty() ? "" : ", ") + table[i].name;
+  }
+  throw std::invalid_argument("unknown instruction set '" + name + "'; this build has " + known);
+}
+
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// Releasing the interpreter lock costs about what a microsecond of work does; short calls keep it.
+template <class Args>
+void call(void (*kernel)(const Args&), const Args& args, int64_t work) {
+  if (work < (1 << 16)) return kernel(args);
+  py::gil_scoped_release release;
+  kernel(args);
+}
+
+// weights: (data, bias, rows) for each weight, flat. bias 0: none.
+void linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const py::tuple& weights, uintptr_t y,
+            int dtype, int out_dtype) {
+  const size_t count = weights.size() / 3;
+  std::vector<Weight> list(count);
+  int64_t rows = 0;
+  const auto number = [&](size_t i) { return PyLong_AsSsize_t(PyTuple_GET_ITEM(weights.ptr(), i)); };
+  for (size_t i = 0; i < count; ++i) {
+    list[i] = {at<void>(number(3 * i)), at<void>(number(3 * i + 1)), number(3 * i + 2)};
+    rows += list[i].rows;
+  }
+  const LinearArgs args{at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(count), tokens, features,
+                        x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype)};
+  call(current->kernels->linear, args, rows * features * tokens);
+}
+
+void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks, int64_t table_width) {
+  if (args.query_start[0] != 0 || args.query_start[args.sequences] != tokens)
+    throw py::value_error("query_start: must begin with 0 and end with the number of tokens");
+  for (int64_t s = 0; s < args.sequences; ++s) {
+    const int64_t length = args.context_len[s], blocks = (length + args.block_size - 1) / args.block_size;
+    const int64_t own = args.query_start[s + 1] - args.query_start[s];
+    if (own < 0) throw py::value_error("query_start: must not decrease");
+    if (length < own || blocks > table_width)
+      throw py::value_error("context_len: must cover the sequence's own tokens and fit its row of block_table");
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int32_t block = args.block_table[s * args.table_stride + b];
+      if (block < 0 || block >= num_blocks) throw py::index_error("block_table: block is not in the pool");
+    }
+  }
+}
+
+void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int64_t heads, int64_t head_dim,
+                     uintptr_t keys, uintptr_t values, int64_t num_blocks, int64_t kv_heads, int64_t block_size,
+                     uintptr_t block_table, int64_t table_stride, int64_t table_width, uintptr_t query_start,
+                     uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype) {
+  const AttentionArgs args{at<void>(query), at<void>(keys), at<void>(values), at<void>(out),
+                           at<int32_t>(block_table), at<int32_t>(query_start), at<int32_t>(context_len), query_stride,
+                           table_stride, sequences, heads, kv_heads, head_dim, block_size, scale,
+                           static_cast<DType>(dtype)};
+  check_blocks(args, tokens, num_blocks, table_width);
+  py::gil_scoped_release release;
+  current->kernels->paged_attention(args);
+}
+
+template <bool kCentred>
+void norm(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t weight, uintptr_t bias,
+          uintptr_t residual, float eps, uintptr_t y, int dtype) {
+  const NormArgs args{at<void>(x), at<void>(residual), at<void>(weight), at<void>(bias), at<void>(y), tokens,
+                      channels, x_stride, eps, static_cast<DType>(dtype)};
+  call(kCentred ? current->kernels->layer_norm : current->kernels->rms_norm, args, tokens * channels);
+}
+
+void check_below(const int64_t* values, int64_t count, int64_t limit, const char* message) {
+  for (int64_t i = 0; i < count; ++i)
+    if (values[i] < 0 || values[i] >= limit) throw py::index_error(message);
+}
+
+void rotary(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_stride, uintptr_t positions,
+            uintptr_t cos_sin, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rotary_dim,
+            int64_t limit, int dtype) {
+  const RotaryArgs args{at<void>(query), at<void>(key), at<int64_t>(positions), at<float>(cos_sin), query_stride,
+                        key_stride, tokens, heads, kv_heads, head_dim, rotary_dim, static_cast<DType>(dtype)};
+  check_below(args.positions, tokens, limit, "positions: a position is outside the rows of cos_sin");
+  call(current->kernels->rotary, args, tokens * (heads + kv_heads) * head_dim);
+}
+
+void activation(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, int kind, bool gated, uintptr_t y,
+                int dtype) {
+  const ActivationArgs args{at<void>(x), at<void>(y), tokens, channels, x_stride, static_cast<Activation>(kind), gated,
+                            static_cast<DType>(dtype)};
+  call(current->kernels->activation, args, 4 * tokens * channels);
+}
+
+void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
+              uintptr_t values, uintptr_t slots, int64_t tokens, int64_t kv_heads, int64_t head_dim,
+              int64_t block_size, int64_t num_blocks, int64_t element_bytes) {
+  const WriteKvArgs args{at<void>(key), at<void>(value), at<void>(keys), at<void>(values), at<int64_t>(slots),
+                         key_stride, value_stride, tokens, kv_heads, head_dim, block_size, element_bytes};
+  check_below(args.slots, tokens, num_blocks * block_size, "slot_mapping: a slot is outside the pool");
+  call(current->kernels->write_kv, args, tokens * kv_heads * head_dim);
+}
+
+}  // namespace
+}  // namespace quire
+
+PYBIND11_MODULE(_C, module) {
+  using namespace quire;
+  current = [] {
+    int count = 0;
+    const Isa* table = isas(&count);
+    while (!table->supported) ++table;
+    return table;
+  }();
+  module.def("available_isas", [] {
+    py::list names;
+    for (const std::string& name : available_isas()) names.append(name);
+    return names;
+  });
+  module.def("isa", [] { return current->name; });
+  module.def("set_isa", &set_isa);
+  module.def("use_openmp", &use_openmp);
+  module.def("use_thread_count", &use_thread_count);
+  module.def("set_thread_count", &set_thread_count);
+  module.def("uses_openmp", &uses_openmp);
+  module.def("max_threads", &max_threads);
+
+  module.def("linear", &linear);
+  module.def("paged_attention", &paged_attention);
+  module.def("rms_norm", &norm<false>);
+  module.def("layer_norm", &norm<true>);
+  module.def("rotary", &rotary);
+  module.def("activation", &activation);
+  module.def("write_kv", &write_kv);
+}

@@ -1,0 +1,236 @@
+// Causal attention over a paged cache, for any mix of chunks.
+//
+// The promise that a token's bits do not depend on its company is kept by construction: a row (one head of one token)
+// walks its own keys 0 .. position in tiles of kKeyTile and spans of kSpan, both anchored at position 0; each span
+// starts an online softmax of its own, and spans are merged in order. Neither chunk, block size, block ids, row tiling
+// nor threads come into it. An item of work is a few tokens of one sequence and one key/value head: the rows of all of
+// them (tokens x query heads of the group) use a key tile while it is in the cache.
+#include "attention_rows.h"
+#include "attention_work.h"
+#include "kernels.h"
+#include "parallel.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+namespace {
+
+constexpr int kTilesInSpan = kSpan / kKeyTile;
+
+// Addresses of one tile's keys and values, found by way of the block table.
+template <class T>
+struct TileRows {
+  const T* keys[kKeyTile];
+  const T* values[kKeyTile];
+  int count;
+};
+
+template <class T>
+void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first, int64_t end, TileRows<T>& tile) {
+  tile.count = static_cast<int>(end - first < kKeyTile ? (end > first ? end - first : 0) : kKeyTile);
+  if (tile.count == 0) return;
+  const int32_t* blocks = args.block_table + item.sequence * args.table_stride + first / args.block_size;
+  const T* keys = static_cast<const T*>(args.keys);
+  const T* values = static_cast<const T*>(args.values);
+  int64_t offset = first % args.block_size;
+  for (int i = 0; i < tile.count; ++blocks, offset = 0) {
+    int64_t row = ((*blocks * args.kv_heads + item.kv_head) * args.block_size + offset) * args.head_dim;
+    for (; offset < args.block_size && i < tile.count; ++offset, ++i, row += args.head_dim) {
+      tile.keys[i] = keys + row;
+      tile.values[i] = values + row;
+    }
+  }
+  // Keys are packed sixteen at a time; what fills up the last sixteen is masked.
+  for (int i = tile.count; i % kLanes != 0; ++i) tile.keys[i] = tile.keys[0];
+}
+
+inline void prefetch(const void* data, int64_t bytes) {
+  const char* p = static_cast<const char*>(data);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
+// Everything one item needs while it runs.
+template <class T>
+struct Workspace {
+  using Unit = typename Operands<T>::Unit;
+  RecordLayout layout;
+  int64_t rows, units, q_stride;
+  Unit* queries;   // [rows][q_stride]
+  Unit* keys;      // [units][kKeyTile]
+  float* values;   // [kKeyTile][width]
+  float* records;  // [rows], of all spans so far
+  float* later;    // [rows], of the span at hand
+  float* scores;   // [kRowTile][kKeyTile]
+
+  Workspace(const AttentionArgs& args, int64_t row_count)
+      : layout(args.head_dim), rows(row_count), units(unit_count<T>(args.head_dim)),
+        q_stride((units + kLanes - 1) / kLanes * kLanes) {
+    static_assert(sizeof(Unit) == sizeof(float), "both are counted in floats");
+    const int64_t sizes[] = {rows * q_stride, units * kKeyTile, kKeyTile * layout.width,
+                             rows * layout.size(), rows * layout.size(), kRowTile * kKeyTile};
+    int64_t total = 0;
+    for (int64_t size : sizes) total += size;
+    float* place = scratch(total);  // every size is a multiple of a register's
+    queries = reinterpret_cast<Unit*>(place);
+    keys = reinterpret_cast<Unit*>(place += sizes[0]);
+    values = place += sizes[1];
+    records = place += sizes[2];
+    later = place += sizes[3];
+    scores = place += sizes[4];
+  }
+};
+
+template <class T>
+class Attention {
+ public:
+  Attention(const AttentionArgs& args, const AttentionItem& item)
+      : args_(args), item_(item), group_(args.heads / args.kv_heads),
+        work_(args, item.tokens * group_),
+        begin_(args.query_start[item.sequence]),
+        first_position_(args.context_len[item.sequence] - (args.query_start[item.sequence + 1] - begin_) +
+                        (item.token - begin_)),
+        end_(first_position_ + item.tokens) {}
+
+  // The whole context, into the output.
+  void run() {
+    take_queries();
+    for (int64_t span = 0; span * kSpan < end_; ++span) {
+      if (span == 0) {
+        run_span(span, work_.records);
+        continue;
+      }
+      run_span(span, work_.later);
+      merge_span(span, work_.records, work_.later);
+    }
+    put_out(work_.records);
+  }
+
+  // One span, into its place among the item's partial records.
+  void run_partial(int64_t span) {
+    take_queries();
+    run_span(span, item_.partial + span * work_.rows * work_.layout.size());
+  }
+
+  // The spans' partial records, into the output.
+  void run_merge() {
+    for (int64_t span = 1; span * kSpan < end_; ++span)
+      merge_span(span, item_.partial, item_.partial + span * work_.rows * work_.layout.size());
+    put_out(item_.partial);
+  }
+
+ private:
+  // How many keys row i sees: its own and all before it.
+  int64_t limit(int64_t i) const { return first_position_ + i / group_ + 1; }
+
+  int64_t head_offset(int64_t i) const { return (item_.kv_head * group_ + i % group_) * args_.head_dim; }
+
+  void take_queries() {
+    const T* query = static_cast<const T*>(args_.query);
+    for (int64_t i = 0; i < work_.rows; ++i)
+      pack_query(query + (item_.token + i / group_) * args_.query_stride + head_offset(i), args_.head_dim,
+                 work_.queries + i * work_.q_stride);
+  }
+
+  void put_out(float* records) {
+    T* out = static_cast<T*>(args_.out);
+    for (int64_t i = 0; i < work_.rows; ++i)
+      finish(work_.layout, records + i * work_.layout.size(), args_.head_dim,
+             out + (item_.token + i / group_) * args_.heads * args_.head_dim + head_offset(i));
+  }
+
+  void merge_span(int64_t span, float* records, float* later) {
+    for (int64_t i = 0; i < work_.rows; ++i)
+      if (limit(i) > span * kSpan)
+        merge(work_.layout, records + i * work_.layout.size(), later + i * work_.layout.size());
+  }
+
+  void run_span(int64_t span, float* records) {
+    for (int64_t i = 0; i < work_.rows; ++i) clear(work_.layout, records + i * work_.layout.size());
+    const int64_t first = span * kSpan, end = end_ < first + kSpan ? end_ : first + kSpan;
+    TileRows<T> tiles[2];
+    locate(args_, item_, first, end, tiles[0]);
+    for (int t = 0; t < kTilesInSpan && tiles[t % 2].count > 0; ++t) {
+      const int64_t key = first + t * kKeyTile;
+      // The next tile's rows travel while this one is worked on, over the end of the span too.
+      locate(args_, item_, key + kKeyTile, end_, tiles[1 - t % 2]);
+      run_tile(key, tiles[t % 2], tiles[1 - t % 2], records);
+    }
+  }
+
+  void run_tile(int64_t first, const TileRows<T>& tile, const TileRows<T>& next, float* records) {
+    const int64_t row_bytes = args_.head_dim * static_cast<int64_t>(sizeof(T));
+    for (int i = 0; i < tile.count; i += kLanes) {
+      for (int j = i; j < i + kLanes && j < next.count; ++j) prefetch(next.keys[j], row_bytes);
+      pack_keys(tile.keys + i, args_.head_dim, work_.keys + i);
+      for (int j = i; j < i + kLanes && j < next.count; ++j) prefetch(next.values[j], row_bytes);
+    }
+    // Widening pays when several row tiles share its result.
+    if (work_.rows <= 2 * kRowTile && args_.head_dim % kLanes == 0)
+      return run_rows(first, CachedValues<T>{tile.values}, records);
+    for (int i = 0; i < tile.count; ++i) widen_row(tile.values[i], work_.values + i * work_.layout.width);
+    run_rows(first, WideValues{work_.values, work_.layout.width}, records);
+  }
+
+  void widen_row(const T* row, float* wide) {
+    int64_t d = 0;
+    for (; d + kLanes <= args_.head_dim; d += kLanes) store(wide + d, load(row + d));
+    if (d < args_.head_dim) store(wide + d, load_first(row + d, static_cast<int>(args_.head_dim - d)));
+  }
+
+  template <class Values>
+  void run_rows(int64_t first, const Values& values, float* records) {
+    const int64_t tiles = (work_.rows + kRowTile - 1) / kRowTile;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t row = work_.rows * t / tiles;
+      const int rows = static_cast<int>(work_.rows * (t + 1) / tiles - row);
+      int counts[kRowTile];
+      for (int i = 0; i < rows; ++i) {
+        const int64_t left = limit(row + i) - first;
+        counts[i] = static_cast<int>(left < 0 ? 0 : left < kKeyTile ? left : kKeyTile);
+      }
+      const int most = counts[rows - 1];  // rows are in the order of their tokens
+      if (most == 0) continue;
+      float factors[kLanes];
+      float* record = records + row * work_.layout.size();
+      score<T>(rows, work_.queries + row * work_.q_stride, work_.q_stride, work_.keys, work_.units,
+               set1(args_.scale), work_.scores, (most + kLanes - 1) / kLanes);
+      soften(rows, work_.scores, counts, record, work_.layout, factors);
+      gather(rows, work_.scores, values, counts, factors, record, work_.layout);
+    }
+  }
+
+  const AttentionArgs& args_;
+  const AttentionItem& item_;
+  const int64_t group_;
+  Workspace<T> work_;
+  const int64_t begin_, first_position_, end_;  // of the sequence's tokens; of the item's positions
+};
+
+template <class T>
+void paged_attention_as(const AttentionArgs& args) {
+  const int64_t record = RecordLayout(args.head_dim).size();
+  const AttentionPlan plan(args, record);
+  if (!plan.split) {
+    parallel_for(plan.count, plan.grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) Attention<T>(args, plan.items[i]).run();
+    });
+    return;
+  }
+  parallel_for(plan.count * plan.most_spans, [&](int64_t i) {
+    const AttentionItem& item = plan.items[i / plan.most_spans];
+    if (i % plan.most_spans < item.spans) Attention<T>(args, item).run_partial(i % plan.most_spans);
+  });
+  parallel_for(plan.count, [&](int64_t i) { Attention<T>(args, plan.items[i]).run_merge(); });
+}
+
+}  // namespace
+
+void paged_attention(const AttentionArgs& args) {
+  switch (args.dtype) {
+    case DType::float32: return paged_attention_as<float>(args);
+    case DType::bfloat16: return paged_attention_as<bf16>(args);
+    case DType::float16: return paged_attention_as<fp16>(args);
+  }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,126 @@
+// How a call's attention is cut into items of work, and the memory an item works in. Nothing here changes a bit of any
+// result: an item's rows never meet another item's.
+#pragma once
+
+#include <stdlib.h>
+
+#include "kernels.h"
+#include "parallel.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+namespace {
+
+// Keys after which the online softmax starts anew, so that the spans of a long context may be worked on at once.
+constexpr int64_t kSpan = 512;
+// Rows of an item: enough for the packing of a key tile to be a small part of its work.
+constexpr int64_t kItemRows = 96;
+// Split by spans only while the partial records stay small.
+constexpr int64_t kMostPartialFloats = int64_t{1} << 22;
+// Cost units (below) that take about ten microseconds.
+constexpr int64_t kGrainCost = 200000;
+
+struct AttentionItem {
+  int64_t sequence, kv_head;
+  int64_t token, tokens;  // the first, as a row of the query, and how many
+  int64_t spans;          // of the last token's context
+  float* partial;         // [spans][rows] records, when split
+};
+
+// This thread's working memory, for as long as the thread lives; at least `floats` of it.
+inline float* scratch(int64_t floats) {
+  struct Buffer {
+    float* data = nullptr;
+    int64_t size = 0;
+    ~Buffer() { free(data); }
+  };
+  static thread_local Buffer buffer;
+  if (buffer.size < floats) {
+    free(buffer.data);
+    buffer.size = (floats + 1023) / 1024 * 1024;
+    buffer.data = static_cast<float*>(aligned_alloc(64, buffer.size * sizeof(float)));
+    if (!buffer.data) abort();
+  }
+  return buffer.data;
+}
+
+struct AttentionPlan {
+  AttentionItem* items = nullptr;
+  int64_t count = 0, grain = 1, most_spans = 0;
+  bool split = false;  // into spans: there are too few items for the threads, and contexts are long
+
+  AttentionPlan(const AttentionArgs& args, int64_t record_size) {
+    const int64_t group = args.heads / args.kv_heads;
+    const int64_t tokens = group < kItemRows ? kItemRows / group : 1;
+    int64_t* order = static_cast<int64_t*>(allocate(args.sequences * sizeof(int64_t)));
+    sort_by_cost(args, tokens, order);
+    for (int64_t s = 0; s < args.sequences; ++s) count += args.kv_heads * ((own(args, s) + tokens - 1) / tokens);
+    items = static_cast<AttentionItem*>(allocate(count * sizeof(AttentionItem)));
+    int64_t next = 0, cost = 0, partial_size = 0;
+    for (int64_t i = 0; i < args.sequences; ++i) {
+      const int64_t s = order[i], begin = args.query_start[s], total = own(args, s);
+      const int64_t tiles = (total + tokens - 1) / tokens;
+      for (int64_t head = 0; head < args.kv_heads; ++head) {
+        for (int64_t t = tiles - 1; t >= 0; --t) {  // the last tokens have the most keys
+          const int64_t first = total * t / tiles, last = total * (t + 1) / tiles;
+          const int64_t keys = args.context_len[s] - (total - last), spans = (keys + kSpan - 1) / kSpan;
+          items[next++] = {s, head, begin + first, last - first, spans, nullptr};
+          most_spans = spans > most_spans ? spans : most_spans;
+          partial_size += spans * (last - first) * group * record_size;
+          cost += (4 + (last - first) * group) * keys * args.head_dim;
+        }
+      }
+    }
+    free(order);
+    if (count > 0) grain = 1 + kGrainCost / (cost / count + 1);
+    split = most_spans > 1 && count < 4 * max_threads() && max_threads() > 1 && partial_size <= kMostPartialFloats;
+    if (split) place_partials(partial_size, group * record_size);
+  }
+  ~AttentionPlan() {
+    free(partial_);
+    free(items);
+  }
+  AttentionPlan(const AttentionPlan&) = delete;
+  AttentionPlan& operator=(const AttentionPlan&) = delete;
+
+ private:
+  static void* allocate(size_t bytes) {
+    void* p = aligned_alloc(64, (bytes + 64) / 64 * 64);
+    if (!p) abort();
+    return p;
+  }
+
+  static int64_t own(const AttentionArgs& args, int64_t s) { return args.query_start[s + 1] - args.query_start[s]; }
+
+  // Sequences with the dearest items first: a dear item taken last would keep all threads waiting. (Shell sort.)
+  static void sort_by_cost(const AttentionArgs& args, int64_t tokens, int64_t* order) {
+    const auto cost = [&](int64_t s) {
+      const int64_t rows = own(args, s) < tokens ? own(args, s) : tokens;
+      return (4 + rows) * args.context_len[s];
+    };
+    for (int64_t i = 0; i < args.sequences; ++i) order[i] = i;
+    for (int64_t gap = args.sequences / 2; gap > 0; gap /= 2) {
+      for (int64_t i = gap; i < args.sequences; ++i) {
+        const int64_t s = order[i], dear = cost(s);
+        int64_t j = i;
+        for (; j >= gap && cost(order[j - gap]) < dear; j -= gap) order[j] = order[j - gap];
+        order[j] = s;
+      }
+    }
+  }
+
+  void place_partials(int64_t floats, int64_t token_size) {
+    partial_ = static_cast<float*>(allocate(floats * sizeof(float)));
+    float* place = partial_;
+    for (int64_t i = 0; i < count; ++i) {
+      items[i].partial = place;
+      place += items[i].spans * items[i].tokens * token_size;
+    }
+  }
+
+  float* partial_ = nullptr;
+};
+
+}  // namespace
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,105 @@
+// What every instruction set provides: one function per kernel. Arguments come as plain structs of addresses, shapes
+// and strides (in elements); the Python side has checked them. kernels/__init__.py says what each kernel computes.
+#pragma once
+
+#include <stdint.h>
+
+namespace quire {
+
+enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };
+enum class Activation : int { silu = 0, relu = 1, gelu = 2, gelu_tanh = 3, quick_gelu = 4 };
+
+struct Weight {
+  const void* data;  // [rows, K], contiguous, at any address that suits the dtype
+  const void* bias;  // [rows] or null
+  int64_t rows;
+};
+
+struct LinearArgs {
+  const void* x;  // [T, K], rows x_stride apart
+  void* y;        // [T, sum of rows], contiguous
+  const Weight* weights;
+  int64_t count, tokens, features, x_stride;
+  DType dtype, out_dtype;  // out_dtype is dtype or float32
+};
+
+struct AttentionArgs {
+  const void* query;  // [T, H, D], tokens query_stride apart
+  const void* keys;   // [num_blocks, G, block_size, D]
+  const void* values;
+  void* out;                   // [T, H, D], contiguous
+  const int32_t* block_table;  // [S, B], rows table_stride apart
+  const int32_t* query_start;  // [S + 1]
+  const int32_t* context_len;  // [S]
+  int64_t query_stride, table_stride;
+  int64_t sequences, heads, kv_heads, head_dim, block_size;
+  float scale;
+  DType dtype;
+};
+
+struct NormArgs {
+  const void* x;   // [T, C], rows x_stride apart
+  void* residual;  // [T, C], contiguous, or null
+  const void* weight;  // [C] or null
+  const void* bias;    // [C] or null
+  void* y;             // [T, C], contiguous
+  int64_t tokens, channels, x_stride;
+  float eps;
+  DType dtype;
+};
+
+struct RotaryArgs {
+  void* query;  // [T, H, D], tokens query_stride apart
+  void* key;    // [T, G, D], tokens key_stride apart
+  const int64_t* positions;
+  const float* cos_sin;  // [P, R]: R / 2 cosines, then R / 2 sines
+  int64_t query_stride, key_stride;
+  int64_t tokens, heads, kv_heads, head_dim, rotary_dim;
+  DType dtype;
+};
+
+struct ActivationArgs {
+  const void* x;  // [T, C], or [T, 2 C] where gated; rows x_stride apart
+  void* y;        // [T, C], contiguous
+  int64_t tokens, channels, x_stride;
+  Activation kind;
+  bool gated;
+  DType dtype;
+};
+
+struct WriteKvArgs {
+  const void* key;  // [T, G, D], tokens key_stride apart
+  const void* value;
+  void* keys;  // [num_blocks, G, block_size, D]
+  void* values;
+  const int64_t* slots;
+  int64_t key_stride, value_stride;
+  int64_t tokens, kv_heads, head_dim, block_size, element_bytes;
+};
+
+struct Kernels {
+  void (*linear)(const LinearArgs&);
+  void (*paged_attention)(const AttentionArgs&);
+  void (*rms_norm)(const NormArgs&);
+  void (*layer_norm)(const NormArgs&);
+  void (*rotary)(const RotaryArgs&);
+  void (*activation)(const ActivationArgs&);
+  void (*write_kv)(const WriteKvArgs&);
+};
+
+// Defined by the files that are compiled once for each instruction set.
+#ifdef QUIRE_ISA
+namespace QUIRE_ISA {
+void linear(const LinearArgs&);
+void paged_attention(const AttentionArgs&);
+void rms_norm(const NormArgs&);
+void layer_norm(const NormArgs&);
+void rotary(const RotaryArgs&);
+void activation(const ActivationArgs&);
+void write_kv(const WriteKvArgs&);
+
+extern const Kernels kernels;
+}  // namespace QUIRE_ISA
+#endif
+
+}  // namespace quire

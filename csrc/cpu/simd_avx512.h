@@ -1,0 +1,69 @@
+// Sixteen floats in one zmm register. Included by simd.h only, inside its namespace.
+
+struct Vec {
+  __m512 v;
+};
+
+inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+
+inline Vec zero() { return {_mm512_setzero_ps()}; }
+inline Vec set1(float a) { return {_mm512_set1_ps(a)}; }
+
+inline Vec widen(__m256i bits, bf16) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
+inline Vec widen(__m256i bits, fp16) { return {_mm512_cvtph_ps(bits)}; }
+inline __m256i narrow(Vec a, bf16) { return (__m256i)_mm512_cvtneps_pbh(a.v); }
+inline __m256i narrow(Vec a, fp16) { return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+template <class Half>
+inline Vec load(const Half* p) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), Half{});
+}
+inline Vec load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+template <class Half>
+inline Vec load_first(const Half* p, int n) {
+  return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p), Half{});
+}
+
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+template <class Half>
+inline void store(Half* p, Vec a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(a, Half{}));
+}
+inline void store_first(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
+template <class Half>
+inline void store_first(Half* p, Vec a, int n) {
+  _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(a, Half{}));
+}
+
+inline Vec add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
+inline Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+inline Vec select_negative(Vec sign, Vec a, Vec b) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(sign.v, _mm512_setzero_ps(), _CMP_LT_OQ), b.v, a.v)};
+}
+inline Vec keep_first(Vec a, int n, Vec rest) { return {_mm512_mask_blend_ps(first_lanes(n), rest.v, a.v)}; }
+
+// a times two to the power n, n a whole number in [-150, 128].
+inline Vec scale_by_power(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+
+inline float reduce_add(Vec a) {
+  __m256 e = _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+inline float reduce_max(Vec a) {
+  __m256 e = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}

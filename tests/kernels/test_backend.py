@@ -1,0 +1,49 @@
+"""Which implementation answers: native, or the torch twins where it is missing or unwanted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CALL = (
+    "import torch, quire.kernels as k\n"
+    "x = torch.ones(2, 4)\n"
+    "for _ in range(3): assert k.linear(x, [x], [None])[0, 0] == 4\n"
+    "print(k.backend().__name__)\n"
+)
+# An import hook under which the extension does not exist.
+HIDE = (
+    "import sys\n"
+    "class Hide:\n"
+    "    def find_spec(self, name, path=None, target=None):\n"
+    "        if name == 'quire.kernels._C': raise ImportError('no extension here')\n"
+    "sys.meta_path.insert(0, Hide())\n"
+)
+
+
+def run(code: str, **environment: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def test_reference_on_demand() -> None:
+    name, errors = run(CALL, QUIRE_KERNELS="reference")
+    assert name == "quire.kernels.reference" and "RuntimeWarning" not in errors
+
+
+def test_missing_extension_warns_once() -> None:
+    name, errors = run(HIDE + CALL, QUIRE_KERNELS="")
+    assert name == "quire.kernels.reference"
+    assert errors.count("RuntimeWarning") == 1 and "no extension here" in errors
+
+
+def test_native_where_it_was_built() -> None:
+    pytest.importorskip("quire.kernels.native")
+    name, errors = run(CALL, QUIRE_KERNELS="")
+    assert name == "quire.kernels.native" and "RuntimeWarning" not in errors
