@@ -1,0 +1,102 @@
+"""Which class implements which Hugging Face architecture. Rows are data: nothing is imported until it is asked for.
+
+A package adds rows by the entry-point group `quire.models`: the entry point's name is the architecture, its value
+`module:Class`, and its extras, if any, are the capabilities (`"my_models.llava:Llava [text,image]"`). A package's row
+takes the place of a built-in one of the same name, and says so in the log; two packages that claim one architecture
+are both refused. A package that is broken does no harm until its architecture is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Sequence
+from importlib import import_module
+
+from quire.errors import UnsupportedModelError
+from quire.registry.plugins import plugin_rows, root_cause
+from quire.registry.row import Row
+
+logger = logging.getLogger("quire")
+
+
+BUILT_IN = (
+    Row("LlamaForCausalLM", "quire.models.llama:LlamaForCausalLM"),
+    Row("OPTForCausalLM", "quire.models.opt:OPTForCausalLM"),
+    Row("GPT2LMHeadModel", "quire.models.gpt2:GPT2LMHeadModel"),
+)
+
+# What a name tells of models that are no plain text decoders; the first match gives the reason.
+_REASONS = (
+    (
+        r"(VL|Vision|Llava|Image|Pix|Vlm|VLM|Multimodal|Omni|ForConditionalGeneration)",
+        "it is not a text-only decoder, and quire never serves a part of a model as the whole",
+    ),
+    (r"For(Sequence|Token)Classification$|ForQuestionAnswering$", "quire generates text, it does not classify"),
+    (r"Model$", "it has no language-modelling head"),
+)
+
+
+def rows() -> tuple[Row, ...]:
+    """All rows: quire's own and those of installed packages. Imports none of their modules."""
+    added = plugin_rows()
+    names = {row.architecture for row in added}
+    return added + tuple(row for row in BUILT_IN if row.architecture not in names)
+
+
+def find(architectures: Sequence[str]) -> Row:
+    """Return the row of a config.json's `architectures`. Raises UnsupportedModelError.
+
+    Only the first name counts: serving a later one would be serving some part of the model.
+    """
+    if not architectures:
+        raise UnsupportedModelError("config.json names no architecture, so it is not known how to run the model.")
+    name, table = architectures[0], rows()
+    found = [row for row in table if row.architecture == name]
+    if not found:
+        raise UnsupportedModelError(_unsupported(name, [row.architecture for row in table]))
+    if len(found) > 1:
+        claims = ", ".join(f"{row.package} ({row.target})" for row in found)
+        raise UnsupportedModelError(f"{name} is claimed by several packages: {claims}. Uninstall all but one.")
+    return found[0]
+
+
+def resolve(architectures: Sequence[str]) -> type:
+    """Return the class of a config.json's `architectures`.
+
+    Raises UnsupportedModelError: no row, or a class that cannot be imported, with the root cause of that.
+    """
+    row = find(architectures)
+    if row.package is not None and any(row.architecture == own.architecture for own in BUILT_IN):
+        logger.warning("%s: %s of package %s takes the place of quire's own", row.architecture, row.target, row.package)
+    return load_class(row)
+
+
+def load_class(row: Row) -> type:
+    """Import a row's class. Raises UnsupportedModelError with the root cause where that fails."""
+    source = f" of package {row.package!r}" if row.package else ""
+    module, separator, name = row.target.partition(":")
+    if not (module and separator and name):
+        raise UnsupportedModelError(f"{row.architecture}: {row.target!r}{source} is not of the form 'module:Class'.")
+    try:
+        value = getattr(import_module(module), name)
+    except Exception as error:  # whatever a module does when imported
+        raise UnsupportedModelError(
+            f"{row.architecture}: {row.target!r}{source} cannot be imported: {root_cause(error)}"
+        ) from error
+    if not isinstance(value, type):
+        raise UnsupportedModelError(f"{row.architecture}: {row.target!r}{source} is not a class, but {value!r}.")
+    return value
+
+
+def _unsupported(name: str, known: list[str]) -> str:
+    reason = next((text for pattern, text in _REASONS if re.search(pattern, name)), "no row of the registry names it")
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    return (
+        f"Architecture {name!r} is not supported: {reason}. The nearest supported one is {nearest}; "
+        f"all of them: {', '.join(sorted(known))}. A plug-in package can add it: see docs/adding-a-model.md."
+    )
+
+
+__all__ = ["BUILT_IN", "Row", "find", "load_class", "resolve", "root_cause", "rows"]

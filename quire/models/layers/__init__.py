@@ -1,0 +1,21 @@
+"""What models are built of. Parameters are named as in the Hugging Face state dict; the rest are plain objects."""
+
+from quire.models.layers.activation import activation, gated_activation
+from quire.models.layers.attention import PagedAttention
+from quire.models.layers.embedding import Embedding
+from quire.models.layers.linear import Linear, MergedLinear
+from quire.models.layers.norm import LayerNorm, RMSNorm
+from quire.models.layers.rotary import RotaryEmbedding, RotaryTable
+
+__all__ = [
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "MergedLinear",
+    "PagedAttention",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "RotaryTable",
+    "activation",
+    "gated_activation",
+]

@@ -1,0 +1,155 @@
+"""A checkpoint's files: where they are, and their tensors as the memory map has them.
+
+Only safetensors (https://huggingface.co/docs/safetensors) is read. Pickles are never opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from quire.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+# All that a text model needs. A pinned revision reaches every one of them: they come in one snapshot.
+HUB_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
+HUB_SKIPPED = ("*/*", "consolidated*", "*.fp16.safetensors", "*.fp32.safetensors")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_LFS_POINTER = b"version https://git-lfs"
+
+
+def resolve_checkpoint(model: str | os.PathLike[str], revision: str | None = None) -> Path:
+    """Return the local directory of a model: itself, or the hub's snapshot of `model` at `revision`.
+
+    A hub id is fetched once and then served from the cache; with HF_HUB_OFFLINE=1, from the cache only. Whatever
+    looks like a path is never sent to the hub. Raises CheckpointError.
+    """
+    name = os.fspath(model)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{name!r} is a file; give the directory that holds config.json and the weights.")
+    if _looks_like_path(name):
+        raise CheckpointError(f"{name!r}: there is no such directory.")
+    import huggingface_hub
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, revision=revision, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_SKIPPED)
+            )
+        )
+    except Exception as error:  # the hub's, the network's or the disk's
+        at = f" at revision {revision!r}" if revision else ""
+        raise CheckpointError(
+            f"{name!r}{at} is neither a directory here nor a model that can be had from the Hugging Face hub: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") != 1 and "/" in name or not name.strip()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a checkpoint's file. Raises CheckpointError."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a JSON {type(value).__name__}, not an object.")
+    return value
+
+
+class Checkpoint:
+    """The tensors of a directory's safetensors files, by name.
+
+    A tensor is a view of the file's private memory map: its pages are read when first touched, shared with every
+    process that maps the file, and dropped by the system at will. Raises CheckpointError throughout.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files: dict[Path, Any] = {}
+        self._home: dict[str, Path] = {}
+        for path in self._weight_files():
+            for name in self._open(path):
+                if name in self._home:
+                    raise CheckpointError(f"{path}: {name!r} is also in {self._home[name].name}.")
+                self._home[name] = path
+
+    def names(self) -> Iterator[str]:
+        return iter(self._home)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor as stored: no copy is made."""
+        path = self._home[name]
+        try:
+            return self._files[path].get_tensor(name)
+        except Exception as error:  # SafetensorError, or torch's for a dtype that it does not have
+            raise CheckpointError(f"{path}: {name!r} cannot be read: {error}") from error
+
+    def file_of(self, name: str) -> str:
+        return self._home[name].name
+
+    def _open(self, path: Path) -> list[str]:
+        try:
+            file = safe_open(path, framework="pt", device="cpu")
+            self._files[path] = file
+            return list(file.keys())
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: is damaged or no safetensors file: {error}{_hint(path)}") from error
+
+    def _weight_files(self) -> list[Path]:
+        if (self.directory / SINGLE).exists():
+            return [self.directory / SINGLE]
+        if (self.directory / INDEX).exists():
+            return self._shards(self.directory / INDEX)
+        pickles = sorted(path.name for pattern in _PICKLES for path in self.directory.glob(pattern))
+        found = f" (there is {', '.join(pickles[:3])}: a pickle, which can run code and is never opened)" if pickles else ""
+        raise CheckpointError(
+            f"{self.directory}: neither {SINGLE} nor {INDEX} is there{found}. To convert a checkpoint that you "
+            "trust: AutoModelForCausalLM.from_pretrained(path).save_pretrained(path, safe_serialization=True), or "
+            "the hub's https://huggingface.co/spaces/safetensors/convert"
+        )
+
+    def _shards(self, index: Path) -> list[Path]:
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise CheckpointError(f"{index}: has no 'weight_map'.")
+        for file in set(weight_map.values()):
+            # A plain name only: the index is the checkpoint author's, and must not point elsewhere on this machine.
+            if not isinstance(file, str) or not file.endswith(".safetensors") or "/" in file or "\\" in file:
+                raise CheckpointError(f"{index}: {file!r} is not the name of a safetensors file beside it.")
+            if not (self.directory / file).is_file():
+                raise CheckpointError(f"{index}: {file!r} is not there.")
+        shards = [self.directory / file for file in sorted(set(weight_map.values()))]
+        held = {(name, path.name) for path in shards for name in self._open(path)}
+        absent = sorted(set(weight_map.items()) - held)
+        if absent:
+            raise CheckpointError(f"{index}: {listed([f'{n} in {f}' for n, f in absent])} named there, but not found.")
+        return shards
+
+
+def _hint(path: Path) -> str:
+    with path.open("rb") as file:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+            return " (it is a git-lfs pointer: run `git lfs pull`)"
+    return ""
+
+
+def listed(names: list[str], most: int = 10) -> str:
+    """The first names and how many there are: "3 (a, b, c)"."""
+    more = ", ..." if len(names) > most else ""
+    return f"{len(names)} ({', '.join(names[:most])}{more})"

@@ -1,0 +1,150 @@
+"""Llama (arXiv:2302.13971) and whatever else is published as LlamaForCausalLM.
+
+Pre-norm blocks of grouped-query attention (arXiv:2305.13245) with rotary positions, and a gated feed-forward.
+Configuration fields that shape the arithmetic: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
+num_key_value_heads, head_dim, hidden_act, rms_norm_eps, attention_bias, mlp_bias, tie_word_embeddings, vocab_size,
+max_position_embeddings, and the rotary ones (see `layers/rotary.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from quire.contracts import ForwardContext, KVCache, KVSpec
+from quire.errors import UnsupportedModelError
+from quire.models.base import CausalLM
+from quire.models.layers import (
+    Embedding,
+    Linear,
+    MergedLinear,
+    PagedAttention,
+    RMSNorm,
+    RotaryEmbedding,
+    RotaryTable,
+    gated_activation,
+)
+from quire.models.layers.rotary import rope_parameters
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class LlamaForCausalLM(CausalLM):
+    tied_weights = {"lm_head.weight": "model.embed_tokens.weight"}
+    checkpoint_ignored = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+
+    # The attention block's biases, (query key value, output): a relative of Llama may differ in these alone.
+    @staticmethod
+    def attention_biases(config: PretrainedConfig) -> tuple[bool, bool]:
+        bias = bool(getattr(config, "attention_bias", False))
+        return bias, bias
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(config)
+        self.model = LlamaModel(config, *self.attention_biases(config))
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.kv_spec = KVSpec(config.num_hidden_layers, kv_heads(config), head_dim(config))
+        self.max_model_len = self.model.rotary.max_positions
+        self.rope_threshold = self.model.rotary.threshold
+
+    @classmethod
+    def check_config(cls, config: PretrainedConfig) -> None:
+        super().check_config(config)
+        if config.num_attention_heads % kv_heads(config):
+            raise UnsupportedModelError(
+                f"config.json: num_attention_heads={config.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={config.num_key_value_heads}."
+            )
+        rope = rope_parameters(config)
+        # "proportional" gives full-width frequencies; transformers' Llama has no other partial rotation.
+        if rope["partial_rotary_factor"] != 1.0 and rope["rope_type"] != "proportional":
+            raise UnsupportedModelError(
+                f"config.json: partial_rotary_factor={rope['partial_rotary_factor']} of a Llama model is not served "
+                f"with rope_type {rope['rope_type']!r}: transformers' Llama always turns whole heads."
+            )
+
+    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
+        return self.model(input_ids, ctx, kv)
+
+
+class LlamaModel(nn.Module):
+    def __init__(self, config: PretrainedConfig, qkv_bias: bool, out_bias: bool) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            LlamaLayer(config, qkv_bias, out_bias) for _ in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = RotaryEmbedding(config)
+
+    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
+        rope = self.rotary(ctx)
+        residual, x = self.embed_tokens(input_ids), None
+        for layer, cache in zip(self.layers, kv, strict=True):
+            x = layer(residual, x, rope, ctx, cache)
+        return self.norm(residual, x)
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, config: PretrainedConfig, qkv_bias: bool, out_bias: bool) -> None:
+        super().__init__()
+        self.self_attn = LlamaAttention(config, qkv_bias, out_bias)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor | None,
+        rope: RotaryTable,
+        ctx: ForwardContext,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """residual: [T, C], to which this adds, in place, x [T, C]: what the layer before leaves to be added."""
+        x = self.self_attn(self.input_layernorm(residual, x), rope, ctx, cache)
+        return self.mlp(self.post_attention_layernorm(residual, x))
+
+
+class LlamaAttention(nn.Module):
+    def __init__(self, config: PretrainedConfig, qkv_bias: bool, out_bias: bool) -> None:
+        super().__init__()
+        hidden, heads, size = config.hidden_size, config.num_attention_heads, head_dim(config)
+        self.q_proj = Linear(hidden, heads * size, bias=qkv_bias)
+        self.k_proj = Linear(hidden, kv_heads(config) * size, bias=qkv_bias)
+        self.v_proj = Linear(hidden, kv_heads(config) * size, bias=qkv_bias)
+        self.o_proj = Linear(heads * size, hidden, bias=out_bias)
+        self.qkv = MergedLinear(self.q_proj, self.k_proj, self.v_proj)
+        self.attend = PagedAttention(heads, kv_heads(config), size)
+
+    def forward(
+        self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache
+    ) -> torch.Tensor:
+        return self.o_proj(self.attend(self.qkv(x), ctx, cache, rope))
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, getattr(config, "mlp_bias", False)
+        self.gate_proj = Linear(hidden, inner, bias=bias)
+        self.up_proj = Linear(hidden, inner, bias=bias)
+        self.down_proj = Linear(inner, hidden, bias=bias)
+        self.gate_up = MergedLinear(self.gate_proj, self.up_proj)
+        self.activate = gated_activation(config.hidden_act)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.activate(self.gate_up(x)))
+
+
+def head_dim(config: PretrainedConfig) -> int:
+    """`head_dim` where the configuration has it; it need not be hidden_size / num_attention_heads."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def kv_heads(config: PretrainedConfig) -> int:
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads

@@ -1,0 +1,196 @@
+"""From a directory to a model whose parameters are the checkpoint's own memory, checked both ways.
+
+Nothing is missing, nothing is left over, every shape and dtype fits, or the load is refused with the list.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from quire import registry
+from quire.errors import CheckpointError, UnsupportedModelError
+from quire.models.base import CausalLM
+from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+logger = logging.getLogger("quire")
+
+DTYPES = {
+    "float32": torch.float32,
+    "float": torch.float32,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+# A tensor of any of these may be cast to the model's dtype; integers and 8-bit floats are no plain weights.
+_CASTABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+# Fields by which a configuration tells that the model takes more than text.
+_MEDIA_FIELDS = ("vision_config", "audio_config", "mm_vision_tower", "image_token_id", "image_token_index")
+
+
+def load_model(path: str | Path, dtype: str | torch.dtype = "auto") -> CausalLM:
+    """Load the model of a local directory, in eval mode and without gradients.
+
+    dtype: "auto" (config.json's, or else the files' own), a name of DTYPES, or a torch.dtype among them.
+    Raises UnsupportedModelError for what quire does not run, CheckpointError for files that do not fit.
+    """
+    path = Path(path)
+    raw = read_json(path / "config.json")
+    model_class = _model_class(raw)
+    config = load_config(path)
+    checkpoint = Checkpoint(path)
+    wanted = _dtype(dtype, raw, checkpoint)
+    with torch.device("meta"):
+        model = model_class(config)
+    fill(model, checkpoint, wanted)
+    return model.eval().requires_grad_(False)
+
+
+def load_config(path: str | Path) -> PretrainedConfig:
+    """Read config.json through transformers, never running code that comes with the checkpoint."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    path = Path(path)
+    raw = read_json(path / "config.json")
+    if "auto_map" in raw and raw.get("model_type") not in CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"{path / 'config.json'}: model_type {raw.get('model_type')!r} is unknown to transformers and brings "
+            "its own code (auto_map). quire never runs code that comes with a checkpoint; a plug-in package can add "
+            "the model: see docs/adding-a-model.md."
+        )
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # transformers raises all kinds for a configuration that it cannot take
+        raise CheckpointError(f"{path / 'config.json'}: transformers cannot read it: {registry.root_cause(error)}") from error
+
+
+def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
+    """The class for a config.json, before transformers sees it: a plug-in may have to register its own config class."""
+    if raw.get("quantization_config"):
+        method = dict(raw["quantization_config"]).get("quant_method")
+        raise UnsupportedModelError(
+            f"config.json: quantization_config (quant_method={method!r}): quantised checkpoints are not served; "
+            "take the float16, bfloat16 or float32 one."
+        )
+    architectures = raw.get("architectures") or []
+    row = registry.find(architectures)
+    media = [field for field in _MEDIA_FIELDS if raw.get(field) is not None]
+    if media and "image" not in row.capabilities:
+        raise UnsupportedModelError(
+            f"config.json has {', '.join(media)}, but {row.architecture} is served as text only: a vision-language "
+            "model is never quietly served without its eyes."
+        )
+    model_class = registry.resolve(architectures)
+    if not issubclass(model_class, CausalLM):
+        raise UnsupportedModelError(f"{row.architecture}: {row.target} does not derive from quire.models.base.CausalLM.")
+    return model_class
+
+
+def _dtype(dtype: str | torch.dtype, raw: dict[str, Any], checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype that the model gets. Transformers' "auto" too takes config.json's word first, then the files'."""
+    chosen: Any = dtype
+    if dtype == "auto":
+        chosen = raw.get("dtype") or raw.get("torch_dtype") or checkpoint.tensor(next(checkpoint.names())).dtype
+    chosen = str(chosen).removeprefix("torch.")
+    if chosen not in DTYPES:
+        origin = "the checkpoint's dtype" if dtype == "auto" else "dtype"
+        raise CheckpointError(f"{origin} is {chosen!r}; served are auto, {', '.join(DTYPES)}.")
+    return DTYPES[chosen]
+
+
+def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    """Give every parameter of a model on the meta device its tensor. Raises CheckpointError."""
+    parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
+    source, unused = _match(model, checkpoint, parameters)
+    pairs = model.tied_weights if getattr(model.config, "tie_word_embeddings", False) else {}
+    partner = {**pairs, **{shared: name for name, shared in pairs.items()}}  # the absent one takes the other's
+    missing = [name for name in parameters if name not in source and partner.get(name) not in source]
+    _report(model, checkpoint, missing, unused)
+    problems: list[str] = []
+    loaded: dict[str, nn.Parameter] = {}
+    for name, stored in source.items():
+        tensor = checkpoint.tensor(stored)
+        transpose = any(re.fullmatch(pattern, name) for pattern in model.checkpoint_transposed)
+        tensor = tensor.t() if transpose and tensor.dim() == 2 else tensor
+        problem = _problem(tensor, parameters[name])
+        if problem:
+            problems.append(f"{stored} in {checkpoint.file_of(stored)} {problem}")
+            continue
+        # Neither call copies a tensor that is already as wanted: it stays the file's memory.
+        loaded[name] = nn.Parameter(tensor.to(dtype).contiguous(), requires_grad=False)
+    if problems:
+        raise CheckpointError(f"{checkpoint.directory}: tensors that do not fit: {listed(problems)}.")
+    _share(loaded, pairs)
+    for name in parameters:
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, loaded[name if name in loaded else partner[name]])
+
+
+def _match(
+    model: CausalLM, checkpoint: Checkpoint, parameters: dict[str, nn.Parameter]
+) -> tuple[dict[str, str], list[str]]:
+    """Return (parameter -> the checkpoint's name for it, names that belong to no parameter)."""
+    source: dict[str, str] = {}
+    unused = []
+    for stored in checkpoint.names():
+        name = _renamed(stored, model.checkpoint_renames)
+        if name in source:
+            raise CheckpointError(f"{checkpoint.directory}: {source[name]!r} and {stored!r} are both {name!r}.")
+        if name in parameters:
+            source[name] = stored
+        elif not any(re.fullmatch(pattern, name) for pattern in model.checkpoint_ignored):
+            unused.append(stored)
+    return source, unused
+
+
+def _renamed(name: str, renames: Sequence[tuple[str, str]]) -> str:
+    for pattern, replacement in renames:
+        match = re.fullmatch(pattern, name)
+        if match:
+            return match.expand(replacement)
+    return name
+
+
+def _report(model: CausalLM, checkpoint: Checkpoint, missing: list[str], unused: list[str]) -> None:
+    parts = [f"missing: {listed(missing)}"] if missing else []
+    parts += [f"of no use: {listed(unused)}"] if unused else []
+    if parts:
+        raise CheckpointError(
+            f"{checkpoint.directory}: the tensors are not those of {type(model).__name__}; {'; '.join(parts)}."
+        )
+
+
+def _problem(tensor: torch.Tensor, parameter: nn.Parameter) -> str | None:
+    if tensor.shape != parameter.shape:
+        return f"has shape {tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}"
+    if tensor.dtype not in _CASTABLE:
+        return f"is of dtype {str(tensor.dtype).removeprefix('torch.')}, no floating-point weight"
+    return None
+
+
+def _share(loaded: dict[str, nn.Parameter], pairs: Mapping[str, str]) -> None:
+    """Where the files hold both of a tied pair: one, if they are equal; both, as they are, if not.
+
+    So does transformers: the tensors in the files outweigh the configuration's word.
+    """
+    for name, shared in pairs.items():
+        if name not in loaded or shared not in loaded:
+            continue
+        if torch.equal(loaded[name], loaded[shared]):
+            loaded[name] = loaded[shared]
+        else:
+            logger.warning("tie_word_embeddings is set, but the files' %s and %s differ: not tied", name, shared)
+
+
+__all__ = ["DTYPES", "fill", "load_config", "load_model", "resolve_checkpoint"]

@@ -1,0 +1,20 @@
+"""A row of the registry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TEXT = frozenset({"text"})
+
+
+@dataclass(frozen=True)
+class Row:
+    """architecture: its name in config.json. target: "module:Class". capabilities: of "text", "image".
+
+    package: the distribution that brought the row; None for quire's own.
+    """
+
+    architecture: str
+    target: str
+    capabilities: frozenset[str] = TEXT
+    package: str | None = None
