@@ -1,0 +1,396 @@
+"""Chat messages to prompt token ids, through the tokenizer's chat template.
+
+A chat template is a program that came with a checkpoint. It runs in jinja2's
+ImmutableSandboxedEnvironment, set up
+as transformers does it, and that in a process of its own: no inspection of a template can bound what it costs
+(string repetition, nested loops, doubling, filters that pad), but a process can be limited and killed.
+Bounded are:
+
+* the template: MAX_TEMPLATE characters;  messages and tools: MAX_INPUT bytes of JSON;
+* the rendered text: MAX_RENDERED characters;
+* time: RENDER_SECONDS of waiting, after which the process is killed, and of its processor time by the system;
+* memory: RENDER_MEMORY bytes of address space (where the system has such a limit).
+
+The process is started on first use (some 0.1 s), kept, and replaced when it had to be killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import RequestError
+from quire.platform.tokenizer import encode_rendered
+
+MAX_TEMPLATE = 1 << 20
+MAX_INPUT = 64 << 20
+MAX_RENDERED = 16 << 20
+MAX_MESSAGES = 100_000
+RENDER_SECONDS = 5.0
+RENDER_MEMORY = 512 << 20
+
+_ROLE_LENGTH = 64
+_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ", "LANG")
+_LENGTH = struct.Struct("<Q")  # precedes every JSON text on the pipes
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Any] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """The prompt token ids of OpenAI-shaped messages.
+
+    chat_template: used instead of the tokenizer's own.
+    add_generation_prompt: end with what opens the assistant's answer.
+    continue_final_message: leave the last message open instead, for the model to continue.
+    tools: JSON schemas, or functions that transformers can describe.  template_kwargs: more variables for the
+    template, as JSON values.
+
+    The template writes the special tokens: BOS is not added a second time. Raises RequestError for malformed
+    messages, a tokenizer without a template, and a template that fails or exceeds a limit.
+    """
+    text = render_text(
+        tokenizer,
+        messages,
+        chat_template=chat_template,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=tools,
+        template_kwargs=template_kwargs,
+    )
+    return encode_rendered(tokenizer, text)
+
+
+def render_text(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Any] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """The text that `render_chat` makes tokens of."""
+    if tokenizer is None:
+        raise RequestError("chat needs a tokenizer, and none is loaded: give token ids, or load one.")
+    checked = check_messages(messages)
+    if continue_final_message and add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other: set one of them to False."
+        )
+    variables = {
+        **tokenizer.special_tokens_map,
+        **(template_kwargs or {}),
+        "messages": checked,
+        "tools": _tool_schemas(tools),
+        "documents": (template_kwargs or {}).get("documents"),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    text = _RENDERER.render(_template_of(tokenizer, chat_template, tools), variables)
+    return _cut_after_final(text, checked[-1]) if continue_final_message else text
+
+
+def check_messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages as plain dicts; content given as text parts is joined to one text.
+
+    Raises RequestError naming the message's index, and the part's index and type.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError("messages must be a list of {'role': ..., 'content': ...}.")
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise RequestError(f"messages has {len(messages)} entries; it must have 1 to {MAX_MESSAGES}.")
+    return [_check_message(index, message) for index, message in enumerate(messages)]
+
+
+def _check_message(index: int, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not all(isinstance(key, str) for key in message):
+        raise RequestError(f"messages[{index}] must be an object with 'role' and 'content'.")
+    role = message.get("role")
+    if not isinstance(role, str) or not 0 < len(role) <= _ROLE_LENGTH:
+        raise RequestError(f"messages[{index}].role must be a string of 1 to {_ROLE_LENGTH} characters.")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_text_of_part(index, place, part) for place, part in enumerate(content))
+    elif content is None and role != "assistant":  # an assistant may have made tool calls only
+        raise RequestError(f"messages[{index}].content is missing.")
+    elif content is not None and not isinstance(content, str):
+        raise RequestError(f"messages[{index}].content must be a string or a list of parts.")
+    return {**message, "content": content}
+
+
+def _text_of_part(index: int, place: int, part: Any) -> str:
+    where = f"messages[{index}].content[{place}]"
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(kind, str):
+        raise RequestError(f"{where} must be an object with a 'type', as {{'type': 'text', 'text': ...}}.")
+    if kind != "text":
+        raise RequestError(f"{where} is of type {kind[:40]!r}; this version of quire takes 'text' only.")
+    if not isinstance(part.get("text"), str):
+        raise RequestError(f"{where}.text must be a string.")
+    return str(part["text"])
+
+
+def _tool_schemas(tools: Sequence[Any] | None) -> list[Any] | None:
+    if not tools:
+        return None
+    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
+        raise RequestError("tools must be a list of JSON schemas or functions.")
+    schemas = []
+    for index, tool in enumerate(tools):
+        if isinstance(tool, Mapping):
+            schemas.append(dict(tool))
+        elif callable(tool):
+            from transformers.utils import get_json_schema
+
+            try:
+                schemas.append(get_json_schema(tool))
+            except Exception as error:
+                raise RequestError(f"tools[{index}] cannot be described as a schema: {error}") from error
+        else:
+            raise RequestError(f"tools[{index}] must be a JSON schema or a function.")
+    return schemas
+
+
+def _template_of(tokenizer: Any, given: str | None, tools: Sequence[Any] | None) -> str:
+    """The template given, or the tokenizer's; of several named ones the one for tools, or the default."""
+    template = given
+    if template is None:
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise RequestError(
+                "this model's tokenizer has no chat template: pass chat_template=..., or a ready prompt to "
+                "generate()."
+            )
+        try:
+            template = tokenizer.get_chat_template(tools=list(tools) if tools else None)
+        except ValueError as error:
+            raise RequestError(f"no chat template fits: {error}") from error
+    if not isinstance(template, str):
+        raise RequestError("chat_template must be a string of Jinja.")
+    if len(template) > MAX_TEMPLATE:
+        raise RequestError(f"the chat template has {len(template)} characters, the limit is {MAX_TEMPLATE}.")
+    return template
+
+
+def _cut_after_final(text: str, final: Mapping[str, Any]) -> str:
+    """The rendering up to the end of the last message's content."""
+    content = final["content"]
+    trimmed = (content or "").strip()
+    if not trimmed:
+        raise RequestError("continue_final_message needs a last message with text in it.")
+    for ending in (content, content.rstrip(), trimmed):  # templates may strip what they are given
+        at = text.rfind(ending)
+        if at >= 0:
+            return text[: at + len(ending)]
+    raise RequestError(
+        "continue_final_message: the chat template does not show the last message's content as it is."
+    )
+
+
+class _Renderer:
+    """The process that renders, and the parent's end of its pipes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._parent = os.getpid()
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        try:
+            job = json.dumps([template, variables], check_circular=True).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"messages, tools and template_kwargs must be JSON values: {error}") from error
+        if len(job) > MAX_INPUT:
+            raise RequestError(f"the messages are {len(job)} bytes of JSON, the limit is {MAX_INPUT}.")
+        with self._lock:
+            answer = self._ask(job)
+        if answer is None:
+            raise RequestError(
+                f"the chat template did not finish within its limits ({RENDER_SECONDS:g} s, "
+                f"{RENDER_MEMORY >> 20} MiB) and was stopped."
+            )
+        done = json.loads(answer)
+        if "error" in done:
+            raise RequestError(f"the chat template failed: {done['error']}")
+        return str(done["text"])
+
+    def _ask(self, job: bytes) -> bytes | None:
+        """The worker's answer; None if it died or had to be killed."""
+        process = self._process
+        if process is None or process.poll() is not None or self._parent != os.getpid():
+            process = self._start()
+        assert process.stdin is not None and process.stdout is not None
+        limits = json.dumps([RENDER_SECONDS, RENDER_MEMORY, MAX_RENDERED]).encode()
+        answer = None
+        try:
+            for part in (limits, job):
+                process.stdin.write(_LENGTH.pack(len(part)) + part)
+            process.stdin.flush()
+            deadline = time.monotonic() + RENDER_SECONDS
+            head = _read(process.stdout.fileno(), _LENGTH.size, deadline)
+            if head is not None:
+                answer = _read(process.stdout.fileno(), _LENGTH.unpack(head)[0], deadline)
+        except BrokenPipeError:
+            pass
+        if answer is None:
+            self.stop()
+        return answer
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # Isolated from the directory and the environment (which may hold secrets), but importing what this
+        # process imports.
+        start = "import sys; sys.path[:] = sys.argv[1:]; from quire.platform.chat import _serve; _serve()"
+        package = str(Path(__file__).resolve().parents[2])
+        self._parent = os.getpid()  # a fork must not share the pipes of the process it came from
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", start, package, *filter(None, sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        )
+        return self._process
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None or self._parent != os.getpid():  # a fork's copy is not the fork's to kill
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):  # what was left to write
+                    pipe.close()
+
+
+_RENDERER = _Renderer()
+atexit.register(_RENDERER.stop)
+
+
+def _read(descriptor: int, length: int, deadline: float) -> bytes | None:
+    """Exactly `length` bytes; None when the pipe ends or the deadline passes first."""
+    parts, missing = [], length
+    while missing:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        part = os.read(descriptor, min(missing, 1 << 20)) if ready else b""
+        if not part:
+            return None
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def _serve() -> None:
+    """The rendering process: jobs from standard input, answers to standard output, until the input ends."""
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    environment = _environment()
+    while head := source.read(_LENGTH.size):
+        seconds, memory, longest = json.loads(source.read(_LENGTH.unpack(head)[0]))
+        job = source.read(_LENGTH.unpack(source.read(_LENGTH.size))[0])
+        _limit(seconds, memory)
+        answer = json.dumps(_render(environment, job, longest)).encode()
+        target.write(_LENGTH.pack(len(answer)) + answer)
+        target.flush()
+
+
+def _limit(seconds: float, memory: int) -> None:
+    """Should the parent be gone, nobody kills this process: the system ends it."""
+    try:
+        import resource
+    except ImportError:  # not a Unix system: the parent's clock and MAX_RENDERED remain
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = int(used.ru_utime + used.ru_stime + seconds) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _render(environment: Any, job: bytes, longest: int) -> dict[str, str]:
+    try:
+        template, variables = json.loads(job)
+        parts, length = [], 0
+        for part in environment.from_string(template).generate(**variables):
+            length += len(part)
+            if length > longest:
+                return {"error": f"it writes more than {longest} characters"}
+            parts.append(part)
+        return {"text": "".join(parts)}
+    except MemoryError:
+        return {"error": "it needs too much memory"}
+    except Exception as error:  # whatever the template does wrong is its own
+        return {"error": f"{type(error).__name__}: {error}"[:2000]}
+
+
+def _environment() -> Any:
+    """The sandbox, with what templates written for transformers expect of it."""
+    from datetime import datetime
+
+    import jinja2
+    from jinja2 import ext, nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(ext.Extension):
+        """{% generation %} marks what the assistant wrote, for training: here it is only its content."""
+
+        tags = {"generation"}  # noqa: RUF012 (jinja2's own way)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # jinja2's own escapes HTML
+
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    class Names(jinja2.utils.Namespace):
+        """Without names that could stand for Python's own attributes."""
+
+        def __init__(*args: Any, **kwargs: Any) -> None:
+            values = dict(*args[1:], **kwargs)
+            for name in values:
+                Names._check(name)
+            jinja2.utils.Namespace.__init__(args[0], values)
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            Names._check(name)
+            super().__setitem__(name, value)
+
+        @staticmethod
+        def _check(name: Any) -> None:
+            if not isinstance(name, str) or name.startswith("_"):
+                raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals.update(
+        raise_exception=raise_exception,
+        strftime_now=strftime_now,
+        namespace=Names,
+        dict=lambda *args, **kwargs: dict(*args, **kwargs),
+    )
+    return environment

@@ -1,0 +1,224 @@
+"""`LLM`: prompts in, outputs out, in the manner of vLLM's class of that name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from tqdm import tqdm
+
+from quire.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from quire.errors import RequestError
+from quire.platform.beam import BeamSearchOutput
+from quire.platform.chat import render_chat
+from quire.platform.engine import LLMEngine
+from quire.platform.intake import PromptType
+from quire.platform.outputs import RequestOutput
+from quire.platform.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model that answers batches of prompts; requests are batched continuously, whatever their lengths.
+
+    Args:
+        model: a local directory or a hub id; None takes the bundled model.
+        tokenizer, tokenizer_revision: where the tokenizer comes from, if not from the model.
+        revision: the hub's branch, tag or commit; it reaches every file.
+        dtype: "auto" (the checkpoint's), "bfloat16", "float16" or "float32".
+        max_model_len: most tokens of prompt and output together. Default: the model's limit.
+        max_num_seqs, max_num_batched_tokens: most sequences and tokens in one step.
+        block_size: tokens in a KV block.
+        kv_cache_memory_bytes: size of the KV pool; or num_gpu_blocks_override: its blocks (wherever it lies); or
+            gpu_memory_utilization: the fraction of the device's free memory that it may take (main memory on a CPU).
+        enable_prefix_caching: reuse the blocks of a prompt's beginning that was computed before.
+        seed: makes requests without a seed repeatable.
+        max_logprobs: the most logprobs that a request may ask for.
+        skip_tokenizer_init: load no tokenizer; prompts must be token ids, and outputs have no text.
+        trust_remote_code: refused; see ModelConfig.
+        debug: check all tables after every step and poison freed blocks (slow).
+
+    Defaults that are None here stand in `quire.config`.
+
+    Raises:
+        UnsupportedModelError, CheckpointError, QuireError: all ValueErrors, for what cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        tokenizer: str | None = None,
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        dtype: str | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        block_size: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        num_gpu_blocks_override: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        enable_prefix_caching: bool | None = None,
+        seed: int | None = None,
+        max_logprobs: int | None = None,
+        skip_tokenizer_init: bool | None = None,
+        trust_remote_code: bool | None = None,
+        debug: bool | None = None,
+    ) -> None:
+        config = EngineConfig(
+            model=ModelConfig(
+                **_given(
+                    model=str(model) if model is not None else None,
+                    tokenizer=tokenizer,
+                    revision=revision,
+                    tokenizer_revision=tokenizer_revision,
+                    dtype=dtype,
+                    max_model_len=max_model_len,
+                    skip_tokenizer_init=skip_tokenizer_init,
+                    trust_remote_code=trust_remote_code,
+                )
+            ),
+            cache=CacheConfig(
+                **_given(
+                    block_size=block_size,
+                    num_blocks=num_gpu_blocks_override,
+                    memory_bytes=kv_cache_memory_bytes,
+                    memory_fraction=gpu_memory_utilization,
+                    enable_prefix_caching=enable_prefix_caching,
+                )
+            ),
+            scheduler=SchedulerConfig(
+                **_given(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+            ),
+            **_given(seed=seed, max_logprobs=max_logprobs, debug=debug),
+        )
+        self.llm_engine = LLMEngine(config)
+        self._ids = count()
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer; None when skip_tokenizer_init was set."""
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The sampling that the checkpoint's generation_config.json recommends."""
+        try:
+            recommended = json.loads((self.llm_engine.path / "generation_config.json").read_text())
+        except (OSError, ValueError):
+            return SamplingParams()
+        fields = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+        wanted = {k: v for k, v in recommended.items() if k in fields and v is not None}
+        if recommended.get("max_new_tokens"):
+            wanted["max_tokens"] = recommended["max_new_tokens"]
+        return SamplingParams(**wanted)
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs come back in the order of the prompts.
+
+        prompts: one or a list of texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids" (and
+        optionally "cache_salt": requests with different salts share no cached blocks).
+        sampling_params: one for all, one for each, or None for `get_default_sampling_params()`.
+
+        Raises RequestError, a ValueError, when a prompt or its parameters are impossible; nothing is left running.
+        """
+        batch = _prompt_list(prompts)
+        params = self._params_list(sampling_params, len(batch))
+        final = [dataclasses.replace(p, output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
+        return self._run(batch, final, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several: lists of {"role": ..., "content": ...}.
+
+        The tokenizer's chat template, or `chat_template`, makes the prompts; it runs in a sandbox. Raises
+        RequestError when there is no template or the messages do not fit it.
+        """
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        prompts = [
+            {
+                "prompt_token_ids": render_chat(
+                    self.llm_engine.tokenizer,
+                    conversation,
+                    chat_template=chat_template,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    tools=tools,
+                    template_kwargs=chat_template_kwargs,
+                )
+            }
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` likeliest continuations of each prompt, best first."""
+        batch = _prompt_list(prompts)
+        return self._run(batch, [params] * len(batch), use_tqdm)
+
+    def _params_list(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, wanted: int
+    ) -> list[SamplingParams]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        if isinstance(params, SamplingParams):
+            return [params] * wanted
+        if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
+            raise RequestError(f"sampling_params must be SamplingParams or a list of them, not {params!r}")
+        if len(params) != wanted:
+            raise RequestError(f"{wanted} prompts, but {len(params)} sampling_params: give one, or one for each.")
+        return list(params)
+
+    def _run(self, prompts: Sequence[PromptType], params: Sequence[Any], use_tqdm: bool) -> list[Any]:
+        ids = [str(next(self._ids)) for _ in prompts]
+        outputs: dict[str, Any] = {}
+        try:
+            for request_id, prompt, wanted in zip(ids, prompts, params, strict=True):
+                self.llm_engine.add_request(request_id, prompt, wanted)
+            with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as bar:
+                while len(outputs) < len(ids):
+                    for output in self.llm_engine.step():
+                        outputs[output.request_id] = output
+                        bar.update()
+        finally:  # an impossible prompt, an interrupt: nothing of this call stays behind
+            self.llm_engine.abort_request(ids)
+        return [outputs[request_id] for request_id in ids]
+
+
+def _prompt_list(prompts: Any) -> list[Any]:
+    """One prompt or several -> a list of prompts. A list of numbers is one prompt of token ids."""
+    if isinstance(prompts, (str, Mapping)) or hasattr(prompts, "tolist"):
+        return [prompts]
+    if not isinstance(prompts, Sequence):
+        raise RequestError(f"prompts must be a text, a list of token ids, a dict or a list of these, not {prompts!r}")
+    if prompts and all(isinstance(token, int) for token in prompts):
+        return [prompts]
+    return list(prompts)
+
+
+def _given(**settings: Any) -> dict[str, Any]:
+    """Only what the caller set: the defaults of the rest stand in `quire.config`."""
+    return {name: value for name, value in settings.items() if value is not None}

@@ -1,0 +1,92 @@
+"""Putting an engine's parts together: checkpoint, model, tokenizer, pool."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quire.config import EngineConfig
+from quire.errors import QuireError
+from quire.models.base import CausalLM
+from quire.models.loader import load_model, resolve_checkpoint
+from quire.platform.block_pool import BlockPool
+from quire.platform.intake import Limits
+from quire.platform.memory import block_bytes, count_blocks
+from quire.platform.prefix_index import PrefixIndex
+from quire.platform.runner import Runner, allocate_cache
+from quire.platform.tokenizer import eos_token_ids, load_tokenizer
+
+logger = logging.getLogger("quire")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that an engine is made of, and what was found out on the way."""
+
+    path: Path
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    limits: Limits
+    pool: BlockPool
+    runner: Runner
+
+
+def load(config: EngineConfig) -> Parts:
+    """Load what `config` names. Raises UnsupportedModelError, CheckpointError or QuireError."""
+    path = _checkpoint(config.model.model, config.model.revision)
+    model = load_model(path, config.model.dtype)
+    tokenizer = None
+    if not config.model.skip_tokenizer_init:
+        source = config.model.tokenizer
+        tokenizer = load_tokenizer(path if source is None else _checkpoint(source, config.model.tokenizer_revision))
+    max_model_len = _max_model_len(config.model.max_model_len, model)
+    pool, runner = _cache(config, model, max_model_len)
+    limits = Limits(
+        vocab_size=model.config.vocab_size,
+        max_model_len=max_model_len,
+        pool_tokens=pool.num_blocks * pool.block_size,
+        max_logprobs=config.max_logprobs,
+        rope_threshold=model.rope_threshold,
+    )
+    return Parts(path, tokenizer, eos_token_ids(path, tokenizer), limits, pool, runner)
+
+
+def _checkpoint(model: str | None, revision: str | None) -> Path:
+    if model is None:
+        from quire.demo import model_path
+
+        return model_path()
+    return resolve_checkpoint(model, revision)
+
+
+def _max_model_len(wanted: int | None, model: CausalLM) -> int:
+    if wanted is not None and wanted > model.max_model_len:
+        raise QuireError(
+            f"max_model_len={wanted}: the model has positions for {model.max_model_len} tokens only; lower it."
+        )
+    return wanted or model.max_model_len
+
+
+def _cache(config: EngineConfig, model: CausalLM, max_model_len: int) -> tuple[BlockPool, Runner]:
+    weight = next(model.parameters())
+    size = config.cache.block_size
+    num_blocks = count_blocks(
+        config.cache,
+        block_bytes(model.kv_spec, size, weight.element_size()),
+        config.scheduler.max_num_seqs,
+        max_model_len,
+    )
+    logger.info("KV pool: %d blocks of %d tokens", num_blocks, size)
+    index = PrefixIndex() if config.cache.enable_prefix_caching else None
+    pool = BlockPool(num_blocks, size, index)
+    caches = allocate_cache(model.kv_spec, num_blocks, size, weight.dtype, weight.device)
+    if config.debug:
+        pool.freed = []
+        for cache in caches:
+            cache.keys.fill_(torch.nan)
+            cache.values.fill_(torch.nan)
+    return pool, Runner(model, caches, weight.device)

@@ -1,0 +1,61 @@
+"""What the scheduler hands the runner and gets back: plain data, so that the runner may live elsewhere.
+
+The scheduler never touches a tensor, and the runner keeps nothing of a request between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.platform.sampler import Sampled, TopLogprobs
+from quire.platform.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to sample from the logits behind a chunk's last token. The fields are the sampler's."""
+
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    seed: int
+    stop_ids: frozenset[int]
+    bad_words: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of one sequence's tokens to compute in this step."""
+
+    sequence_id: int
+    token_ids: Sequence[int]
+    start: int  # position of the first of them
+    block_ids: Sequence[int]  # the sequence's blocks, enough for all its tokens up to the chunk's end
+    prompt_len: int
+    draws: Sequence[Draw]  # empty while the sequence has more tokens to compute; several when it will fork
+    score: PromptScore | None  # what to report about the prompt's own tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScore:
+    """Prompt logprobs: rows `first`.. of the chunk foretell `targets`; report `count` alternatives of each."""
+
+    first: int
+    targets: Sequence[int]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    chunks: Sequence[Chunk]
+    copies: Sequence[tuple[int, int]]  # (from, to) blocks to copy before anything else
+    poison: Sequence[int] = ()  # debug runs: freed blocks to overwrite with NaN before anything else
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Both lists stand beside the plan's chunks: a token for each draw, and the scores asked for."""
+
+    sampled: Sequence[Sequence[Sampled]]
+    scores: Sequence[Sequence[TopLogprobs]]

@@ -1,0 +1,154 @@
+"""What the engine remembers of a request: its prompt and parameters, and the sequences that continue it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Literal
+
+from quire.platform.outputs import RequestMetrics
+from quire.platform.plan import Draw
+from quire.platform.sampler import Sampled, TopLogprobs
+from quire.platform.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.platform.beam import BeamGroup
+    from quire.platform.detokenizer import Detokenizer
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+_serial = count()
+
+
+@dataclass(eq=False)
+class Request:
+    """One request, from its arrival until its last sequence has finished.
+
+    max_tokens: `params.max_tokens`, cut to what the model's length and the pool allow.
+    stop_ids: the tokens that end a sequence; eos_ids: those among them that end it without being named a reason.
+    prefix_root: the root of the request's prefix keys.
+    prompt_scores: one entry a prompt token whose logprobs are wanted and known; the first token has none.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    seeds: tuple[int, ...]  # one for each of the n sequences
+    eos_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    bad_words: tuple[tuple[int, ...], ...]
+    prefix_root: bytes
+    beam: BeamGroup | None = None
+    sequences: list[SequenceState] = field(default_factory=list)
+    prompt_scores: list[TopLogprobs | None] = field(default_factory=lambda: [None])
+    metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
+    error: str | None = None
+    arrival: int = field(default_factory=lambda: next(_serial))
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of prompt tokens are still wanted."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_scores) < len(self.prompt_ids)
+
+
+class SequenceState:
+    """One continuation of a request's prompt. The scheduler moves it; nobody else touches its blocks.
+
+    token_ids: prompt and output; output_ids: the output alone, the same numbers once more.
+    num_computed: tokens whose keys and values are in the cache. The scheduler lets it chase len(token_ids).
+    keys: prefix keys of the blocks that are or were full; they outlive a preemption, since the tokens do.
+    pending: beam search only: the step's result, kept until the siblings have theirs.
+    """
+
+    __slots__ = (
+        "block_ids",
+        "cumulative_logprob",
+        "detokenizer",
+        "draw",
+        "finish_reason",
+        "id",
+        "index",
+        "keys",
+        "logprobs",
+        "num_computed",
+        "order",
+        "output_ids",
+        "pending",
+        "request",
+        "running",
+        "stop_reason",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, index: int, detokenizer: Detokenizer | None) -> None:
+        self.id = next(_serial)
+        self.request = request
+        self.index = index
+        self.order = (request.arrival, index)
+        self.detokenizer = detokenizer
+        self.token_ids = list(request.prompt_ids)
+        self.output_ids: list[int] = []
+        self.num_computed = 0
+        self.block_ids: list[int] = []
+        self.keys: list[bytes] = []
+        self.running = False
+        self.pending: TopLogprobs | None = None
+        self.logprobs: list[TopLogprobs] = []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.draw = self._make_draw()
+
+    def _make_draw(self) -> Draw:
+        request = self.request
+        seed = request.seeds[self.index % len(request.seeds)]  # beams draw nothing and share the one seed
+        return Draw(
+            request.params, request.prompt_ids, self.output_ids, seed, request.stop_ids, request.bad_words
+        )
+
+    def fork(self, index: int) -> SequenceState:
+        """A new sequence with the same tokens and history; it owns no blocks yet."""
+        child = SequenceState(self.request, index, self.detokenizer.fork() if self.detokenizer else None)
+        child.token_ids = list(self.token_ids)
+        child.output_ids = list(self.output_ids)
+        child.keys = list(self.keys)
+        child.logprobs = list(self.logprobs)
+        child.cumulative_logprob = self.cumulative_logprob
+        child.draw = child._make_draw()
+        return child
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    def draws(self) -> tuple[Draw, ...]:
+        """What to sample once all tokens are computed: n tokens where the request forks, one afterwards."""
+        if self.output_ids or len(self.request.sequences) > 1:
+            return (self.draw,)
+        return tuple(dataclasses.replace(self.draw, seed=seed) for seed in self.request.seeds)
+
+    def append(self, sampled: Sampled) -> None:
+        """Take a sampled token, and finish if it is the last one."""
+        if sampled.error is not None:
+            self.request.error = sampled.error
+            self.finish_reason = "error"
+            return
+        token = sampled.token_id
+        self.token_ids.append(token)
+        self.output_ids.append(token)
+        if sampled.logprobs is not None:
+            self.logprobs.append(sampled.logprobs)
+            self.cumulative_logprob += sampled.logprobs.chosen
+        if token in self.request.stop_ids and len(self.output_ids) >= self.request.params.min_tokens:
+            self.finish_reason = "stop"
+            self.stop_reason = None if token in self.request.eos_ids else token
+        elif len(self.output_ids) >= self.request.max_tokens:
+            self.finish_reason = "length"

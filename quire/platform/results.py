@@ -1,0 +1,92 @@
+"""From a request's state to what its caller gets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from quire.platform.beam import BeamGroup, BeamSearchOutput, BeamSearchSequence, Hypothesis
+from quire.platform.detokenizer import decode_token
+from quire.platform.outputs import CompletionOutput, Logprob, RequestOutput
+from quire.platform.request import Request, SequenceState
+from quire.platform.sampler import TopLogprobs
+from quire.platform.sampling_params import RequestOutputKind
+
+
+class Results:
+    """Makes outputs; for DELTA requests it remembers how much of each sequence has been handed out."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._sent: dict[int, tuple[int, int]] = {}  # sequence id -> (tokens, characters)
+
+    def output(self, request: Request) -> RequestOutput | BeamSearchOutput | None:
+        """The request's output after a step; None while a FINAL_ONLY request or a beam search goes on."""
+        kind = request.params.output_kind
+        finished = request.finished
+        if finished:
+            self._forget(request)
+        if request.beam is not None:
+            return self._beams(request, request.beam) if finished else None
+        if kind is RequestOutputKind.FINAL_ONLY and not finished:
+            return None
+        scores = None
+        if request.params.prompt_logprobs is not None:
+            scores = self._prompt_logprobs(request)
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=list(request.prompt_ids),
+            prompt_logprobs=scores,
+            outputs=[self._completion(s, kind) for s in request.sequences],
+            finished=finished,
+            metrics=dataclasses.replace(request.metrics),
+            num_cached_tokens=request.metrics.num_cached_tokens,
+        )
+
+    def _beams(self, request: Request, group: BeamGroup) -> BeamSearchOutput:
+        return BeamSearchOutput(request.request_id, [self._beam(h) for h in group.results()], request.error)
+
+    def _forget(self, request: Request) -> None:
+        for sequence in request.sequences:
+            self._sent.pop(sequence.id, None)
+
+    def _completion(self, sequence: SequenceState, kind: RequestOutputKind) -> CompletionOutput:
+        tokens, logprobs = sequence.output_ids, sequence.logprobs
+        finished = sequence.finish_reason is not None
+        text = sequence.detokenizer.emittable(finished) if sequence.detokenizer else ""
+        first = 0
+        if kind is RequestOutputKind.DELTA:
+            first, characters = self._sent.get(sequence.id, (0, 0))
+            self._sent[sequence.id] = (len(tokens), len(text))
+            text = text[characters:]
+        wants_logprobs = sequence.request.params.logprobs is not None
+        return CompletionOutput(
+            index=sequence.index,
+            text=text,
+            token_ids=tokens[first:],
+            cumulative_logprob=sequence.cumulative_logprob if wants_logprobs else None,
+            logprobs=[self._logprobs(t) for t in logprobs[first:]] if wants_logprobs else None,
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.request.error if sequence.finish_reason == "error" else sequence.stop_reason,
+        )
+
+    def _prompt_logprobs(self, request: Request) -> Sequence[dict[int, Logprob] | None]:
+        return [None if top is None else self._logprobs(top) for top in request.prompt_scores]
+
+    def _logprobs(self, top: TopLogprobs) -> dict[int, Logprob]:
+        return {
+            token: Logprob(value, rank, decode_token(self.tokenizer, token) if self.tokenizer else None)
+            for token, value, rank in top.ranked()
+        }
+
+    def _beam(self, hypothesis: Hypothesis) -> BeamSearchSequence:
+        text = self.tokenizer.decode(hypothesis.token_ids) if self.tokenizer is not None else None
+        return BeamSearchSequence(
+            tokens=hypothesis.token_ids,
+            logprobs=[self._logprobs(top) for top in hypothesis.logprobs],
+            cum_logprob=hypothesis.cum_logprob,
+            text=text,
+            finish_reason=hypothesis.finish_reason,
+        )

@@ -1,0 +1,86 @@
+"""Executes a plan: tensors in, forward pass, logits of the sampled rows, tokens out. It decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from quire.contracts import KVCache, KVSpec
+from quire.models.base import CausalLM
+from quire.platform import batch
+from quire.platform.plan import Chunk, StepPlan, StepResult
+from quire.platform.sampler import Sampled, SampleSpec, TopLogprobs, sample, top_logprobs
+
+# Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
+_SCORE_ROWS = 64
+
+
+def allocate_cache(
+    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[KVCache]:
+    """The pool's tensors, one pair a layer. Left uninitialised: memory is committed as blocks are first used."""
+    shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+    return [
+        KVCache(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+        for _ in range(spec.num_layers)
+    ]
+
+
+class Runner:
+    """Holds the model and the pool's tensors, and nothing of any request."""
+
+    def __init__(self, model: CausalLM, caches: Sequence[KVCache], device: torch.device) -> None:
+        self.model = model
+        self.caches = caches
+        self.device = device
+        self.block_size = caches[0].keys.shape[2]
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. A plan may be run again: it writes the same values to the same slots."""
+        self._copy_blocks(plan)
+        token_ids, context = batch.build(plan.chunks, self.block_size, self.device)
+        hidden = self.model(token_ids, context, self.caches)
+        ends = context.query_start.tolist()
+        return StepResult(
+            self._sample(plan.chunks, hidden, ends),
+            [self._score(chunk, hidden[ends[i] : ends[i + 1]]) for i, chunk in enumerate(plan.chunks)],
+        )
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        for cache in self.caches if plan.copies or plan.poison else ():
+            for tensor in (cache.keys, cache.values):
+                for source, target in plan.copies:  # one by one: a target may be a later copy's source
+                    tensor[target].copy_(tensor[source])
+                tensor[list(plan.poison)] = float("nan")
+
+    def _sample(self, chunks: Sequence[Chunk], hidden: torch.Tensor, ends: list[int]) -> list[list[Sampled]]:
+        rows, specs = [], []
+        for chunk, end in zip(chunks, ends[1:], strict=True):
+            for draw in chunk.draws:
+                specs.append(
+                    SampleSpec(
+                        len(rows),
+                        draw.params,
+                        draw.prompt_ids,
+                        draw.output_ids,
+                        draw.seed,
+                        draw.stop_ids,
+                        draw.bad_words,
+                    )
+                )
+            if chunk.draws:
+                rows.append(end - 1)
+        tokens = iter(sample(self.model.logits(hidden[rows]), specs) if rows else ())
+        return [[next(tokens) for _ in chunk.draws] for chunk in chunks]
+
+    def _score(self, chunk: Chunk, hidden: torch.Tensor) -> list[TopLogprobs]:
+        score, tops = chunk.score, []
+        if score is None:
+            return []
+        rows = hidden[score.first : score.first + len(score.targets)]
+        for at in range(0, len(rows), _SCORE_ROWS):
+            logits = self.model.logits(rows[at : at + _SCORE_ROWS])
+            tops += top_logprobs(logits, score.targets[at : at + _SCORE_ROWS], score.count)
+        return tops

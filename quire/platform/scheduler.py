@@ -1,0 +1,331 @@
+"""Who runs in the next step, on which blocks.
+
+There is no prefill phase and no decode phase: every sequence has tokens, some of them computed, and each step lets
+`num_computed` chase their number within one token budget. The rule of fairness is arrival order: the oldest
+sequence is served first, admitted first and preempted last, so that some sequence always advances to its end.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from quire.config import SchedulerConfig
+from quire.platform.block_pool import BlockPool
+from quire.platform.plan import Chunk, PromptScore, StepPlan, StepResult
+from quire.platform.prefix_index import block_key
+from quire.platform.request import FinishReason, Request, SequenceState
+
+
+@dataclass
+class _Draft:
+    """A plan in the making, and what is left of the step's two limits."""
+
+    tokens_left: int
+    sequences_left: int
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    preempted: bool = False
+
+    @property
+    def full(self) -> bool:
+        return self.tokens_left == 0 or self.sequences_left == 0
+
+
+class Scheduler:
+    """Owns the queue, the running sequences and their blocks. It never touches a tensor.
+
+    running: sequences that hold blocks, oldest first. waiting: those that hold none, oldest first.
+    """
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+        self.config = config
+        self.pool = pool
+        self.running: list[SequenceState] = []
+        self.waiting: deque[SequenceState] = deque()
+        self.num_preemptions = 0
+        self._live: dict[int, SequenceState] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    def add(self, sequence: SequenceState) -> None:
+        """Queue a request's first sequence. The engine has checked that the pool can hold it to its end."""
+        self._live[sequence.id] = sequence
+        self._queue(sequence)
+
+    def finish(self, sequence: SequenceState, reason: FinishReason) -> None:
+        """End a sequence and give its blocks back; ending it twice does nothing."""
+        sequence.finish_reason = sequence.finish_reason or reason
+        if self._live.pop(sequence.id, None) is None:
+            return
+        if sequence.running:
+            self._leave(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    # -- plan ---------------------------------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """Choose the next step's chunks and give them blocks."""
+        draft = _Draft(self.config.max_num_batched_tokens, self.config.max_num_seqs)
+        self._continue_running(draft)
+        if not draft.preempted:
+            self._admit_waiting(draft)
+        while not draft.chunks and self.waiting and self.running:
+            # Only beams run, and all wait for a sibling that waits for their blocks.
+            self._preempt(self.running[-1])
+            self._admit_waiting(draft)
+        return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison())
+
+    def _continue_running(self, draft: _Draft) -> None:
+        for sequence in list(self.running):
+            if draft.full:
+                break
+            count = min(sequence.num_uncomputed, draft.tokens_left)
+            if sequence.running and count and self._reserve(sequence, count, draft):
+                self._schedule(sequence, count, draft)
+
+    def _admit_waiting(self, draft: _Draft) -> None:
+        place = 0
+        while place < len(self.waiting) and not draft.full:
+            sequence = self.waiting[place]
+            if sequence.pending is not None:  # a beam that has its result and waits for its siblings'
+                place += 1
+                continue
+            found = self._find_prefix(sequence)
+            revived = sum(self.pool.references(block) == 0 for block in found)
+            # The whole sequence must fit, not only its first chunk: else it would be preempted half-way.
+            if self.pool.blocks_for(len(sequence.token_ids)) - len(found) + revived > self.pool.num_free:
+                break
+            del self.waiting[place]
+            self._admit(sequence, found, draft)
+
+    def _admit(self, sequence: SequenceState, found: list[int], draft: _Draft) -> None:
+        self.pool.share(found)
+        sequence.block_ids = found
+        sequence.num_computed = len(found) * self.pool.block_size
+        sequence.running = True
+        insort(self.running, sequence, key=lambda s: s.order)
+        metrics = sequence.request.metrics
+        if metrics.first_scheduled_time is None:
+            metrics.first_scheduled_time = time.monotonic()
+            metrics.time_in_queue = metrics.first_scheduled_time - metrics.arrival_time
+            metrics.num_cached_tokens = sequence.num_computed
+        count = min(sequence.num_uncomputed, draft.tokens_left)
+        sequence.block_ids += self.pool.allocate(
+            self.pool.blocks_for(sequence.num_computed + count) - len(sequence.block_ids)
+        )
+        self._schedule(sequence, count, draft)
+
+    def _find_prefix(self, sequence: SequenceState) -> list[int]:
+        """Cached blocks that a sequence can start from; at least one of its tokens is left to compute."""
+        if self.pool.index is None:
+            return []
+        request = sequence.request
+        limit = len(sequence.token_ids) - 1
+        if request.scores_prompt:
+            limit = min(limit, len(request.prompt_scores) - 1)  # a score needs its token's forward pass
+        self._extend_keys(sequence, limit)
+        return self.pool.index.find(sequence.keys[: limit // self.pool.block_size])
+
+    def _reserve(self, sequence: SequenceState, count: int, draft: _Draft) -> bool:
+        """Get blocks of its own for the next `count` tokens, preempting the newest until there are enough.
+
+        False: the sequence was itself the newest and had to go.
+        """
+        while True:
+            shared = self._next_slot_is_shared(sequence)
+            missing = self.pool.blocks_for(sequence.num_computed + count) - len(sequence.block_ids)
+            if missing + shared <= self.pool.num_free:
+                break
+            victim = self.running[-1]
+            self._preempt(victim)
+            draft.preempted = True
+            if victim is sequence:
+                return False
+        if shared:
+            self._copy_on_write(sequence, draft)
+        sequence.block_ids += self.pool.allocate(missing)
+        return True
+
+    def _next_slot_is_shared(self, sequence: SequenceState) -> bool:
+        place, offset = divmod(sequence.num_computed, self.pool.block_size)
+        return offset > 0 and self.pool.references(sequence.block_ids[place]) > 1
+
+    def _copy_on_write(self, sequence: SequenceState, draft: _Draft) -> None:
+        place = sequence.num_computed // self.pool.block_size
+        original = sequence.block_ids[place]
+        (copy,) = self.pool.allocate(1)
+        self.pool.release([original])
+        sequence.block_ids[place] = copy
+        draft.copies.append((original, copy))
+
+    def _schedule(self, sequence: SequenceState, count: int, draft: _Draft) -> None:
+        start, end = sequence.num_computed, sequence.num_computed + count
+        draft.tokens_left -= count
+        draft.sequences_left -= 1
+        draft.chunks.append(
+            Chunk(
+                sequence_id=sequence.id,
+                token_ids=sequence.token_ids[start:end],
+                start=start,
+                block_ids=sequence.block_ids,
+                prompt_len=len(sequence.request.prompt_ids),
+                draws=sequence.draws() if end == len(sequence.token_ids) else (),
+                score=_prompt_score(sequence.request, start, end),
+            )
+        )
+
+    def _preempt(self, sequence: SequenceState) -> None:
+        """Take a sequence's blocks; it will be recomputed, from whatever the prefix index still knows."""
+        self.num_preemptions += 1
+        sequence.request.metrics.num_preemptions += 1
+        self._leave(sequence)
+        self._queue(sequence)
+
+    def _leave(self, sequence: SequenceState) -> None:
+        self.running.remove(sequence)
+        self.pool.release(sequence.block_ids)
+        sequence.running = False
+        sequence.block_ids = []
+        sequence.num_computed = 0
+
+    def _queue(self, sequence: SequenceState) -> None:
+        if not self.waiting or self.waiting[-1].order < sequence.order:
+            self.waiting.append(sequence)
+        else:
+            place = next(i for i, other in enumerate(self.waiting) if sequence.order < other.order)
+            self.waiting.insert(place, sequence)
+
+    def _blocks_to_poison(self) -> list[int]:
+        if self.pool.freed is None:
+            return []
+        blocks = {b for b in self.pool.freed if self.pool.references(b) == 0}
+        self.pool.freed.clear()
+        return sorted(b for b in blocks if self.pool.index is None or not self.pool.index.holds(b))
+
+    # -- commit -------------------------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceState]:
+        """Record what a step computed; return the sequences that have a new token or have finished."""
+        advanced: list[SequenceState] = []
+        now = time.monotonic()
+        for chunk, sampled, scores in zip(plan.chunks, result.sampled, result.scores, strict=True):
+            sequence = self._live.get(chunk.sequence_id)
+            if sequence is None:  # aborted while the step ran
+                continue
+            sequence.num_computed += len(chunk.token_ids)
+            sequence.request.prompt_scores.extend(scores)
+            self._publish(sequence, chunk.start)
+            if not sampled:
+                continue
+            _stamp(sequence.request, now)
+            if sequence.request.beam is not None and sampled[0].error is None:
+                sequence.pending = sampled[0].logprobs
+                advanced += self._advance_beams(sequence.request)
+                continue
+            branches = [sequence, *(self._fork(sequence, i) for i in range(1, len(sampled)))]
+            for branch, token in zip(branches, sampled, strict=True):
+                branch.append(token)
+            advanced += branches
+        for sequence in advanced:
+            if sequence.finish_reason is not None:
+                self.finish(sequence, sequence.finish_reason)
+        return advanced
+
+    def _fork(self, parent: SequenceState, index: int) -> SequenceState:
+        """Branch off a sequence that shares all of its parent's blocks until one of the two writes."""
+        child = parent.fork(index)
+        parent.request.sequences.append(child)
+        self._live[child.id] = child
+        if parent.running:
+            self.pool.share(parent.block_ids)
+            child.block_ids = list(parent.block_ids)
+            child.num_computed = parent.num_computed
+            child.running = True
+            insort(self.running, child, key=lambda s: s.order)
+        else:
+            self._queue(child)
+        return child
+
+    def _advance_beams(self, request: Request) -> list[SequenceState]:
+        """Once all beams of a request have their candidates, keep the best and drop the rest."""
+        assert request.beam is not None
+        beams = [s for s in request.sequences if s.finish_reason is None]
+        if any(beam.pending is None for beam in beams):
+            return []
+        kept = request.beam.choose(beams)
+        parents_used: set[int] = set()
+        branches = []
+        for parent, _ in kept:
+            branches.append(self._fork(parent, len(request.sequences)) if parent.id in parents_used else parent)
+            parents_used.add(parent.id)
+        for branch, (_, candidate) in zip(branches, kept, strict=True):
+            branch.pending = None
+            request.beam.extend(branch, candidate)
+        for beam in beams:
+            if beam.id not in parents_used:
+                self.finish(beam, "stop")
+        return branches or beams
+
+    def _publish(self, sequence: SequenceState, start: int) -> None:
+        """Make the blocks findable that have become full since position `start`."""
+        index, size = self.pool.index, self.pool.block_size
+        if index is None:
+            return
+        self._extend_keys(sequence, sequence.num_computed)
+        for place in range(start // size, sequence.num_computed // size):
+            index.publish(sequence.keys[place], sequence.block_ids[place])
+
+    def _extend_keys(self, sequence: SequenceState, tokens: int) -> None:
+        """Compute the prefix keys of the full blocks among the first `tokens` tokens."""
+        size = self.pool.block_size
+        keys = sequence.keys
+        for place in range(len(keys), tokens // size):
+            parent = keys[-1] if keys else sequence.request.prefix_root
+            keys.append(block_key(parent, sequence.token_ids[place * size : (place + 1) * size]))
+
+    # -- integrity ----------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless queue, sequences, pool and prefix index agree."""
+        self.pool.check_integrity(s.block_ids for s in self.running)
+        for sequence in self._live.values():
+            home = self.running if sequence.running else self.waiting
+            if sum(other is sequence for other in home) != 1:
+                raise AssertionError(f"sequence {sequence.id} is not in its queue exactly once")
+            if not sequence.running and (sequence.block_ids or sequence.num_computed):
+                raise AssertionError(f"waiting sequence {sequence.id} holds blocks")
+            if sequence.running and self.pool.blocks_for(sequence.num_computed) > len(sequence.block_ids):
+                raise AssertionError(f"sequence {sequence.id} has computed tokens without a block")
+        if len(self.running) + len(self.waiting) != len(self._live):
+            raise AssertionError("a finished sequence is still queued")
+        for queue in (self.running, self.waiting):
+            if list(queue) != sorted(queue, key=lambda s: s.order):
+                raise AssertionError("a queue is out of arrival order")
+
+    def sequences(self) -> Iterator[SequenceState]:
+        """All sequences that have not finished."""
+        yield from self._live.values()
+
+
+def _prompt_score(request: Request, start: int, end: int) -> PromptScore | None:
+    """The score that a chunk of positions start..end owes: row p foretells prompt token p + 1."""
+    if not request.scores_prompt:
+        return None
+    first = max(start, len(request.prompt_scores) - 1)
+    targets = request.prompt_ids[first + 1 : end + 1]
+    count = request.params.prompt_logprobs
+    return PromptScore(first - start, targets, count or 0) if targets else None
+
+
+def _stamp(request: Request, now: float) -> None:
+    if request.metrics.first_token_time is None:
+        request.metrics.first_token_time = now
+    request.metrics.last_token_time = now
+

@@ -1,0 +1,121 @@
+"""The tokenizer: loaded through transformers, which is imported only then, and what the engine asks of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.errors import CheckpointError, RequestError
+
+# At least one of these is in a directory that has a tokenizer. Without the check, transformers may make an
+# empty tokenizer of config.json alone, and the first request would find out.
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
+    "sentencepiece.bpe.model", "tekken.json",
+)  # fmt: skip
+
+
+def load_tokenizer(path: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """The transformers tokenizer of a directory or a Hub repository, at `revision`.
+
+    Raises CheckpointError when there is none, or when it needs code from the repository and that is not
+    trusted.
+    """
+    way_out = (
+        "name another one with tokenizer=..., or give prompts as token ids and load none with "
+        "skip_tokenizer_init=True"
+    )
+    directory = Path(path)
+    if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise CheckpointError(
+            f"{path}: no tokenizer here (none of {', '.join(_TOKENIZER_FILES)}); {way_out}."
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(path), revision=revision, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # transformers raises nearly everything, from OSError to AttributeError
+        raise CheckpointError(f"{path}: its tokenizer cannot be loaded ({error}); {way_out}.") from error
+    if not len(tokenizer):
+        raise CheckpointError(f"{path}: its tokenizer has no tokens, a file is missing; {way_out}.")
+    return tokenizer
+
+
+def eos_token_ids(path: str | Path, tokenizer: Any = None) -> frozenset[int]:
+    """The tokens that end a sequence: generation_config.json's (else config.json's) and the tokenizer's own.
+
+    Raises CheckpointError for a file that is no JSON or an id that is no number.
+    """
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        file = Path(path) / name
+        config = _read_object(file) if file.is_file() else {}
+        text = config.get("text_config")
+        ids = config.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
+        if ids is None:
+            continue
+        ids = ids if isinstance(ids, list) else [ids]
+        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+            raise CheckpointError(f"{file}: eos_token_id is {ids!r}; it is a token id or a list of them.")
+        found.update(ids)
+        break
+    own = getattr(tokenizer, "eos_token_id", None)
+    return frozenset(found | ({own} if isinstance(own, int) else set()))
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON ({error}).") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file}: holds a {type(content).__name__}, not an object.")
+    return content
+
+
+def encode_prompt(tokenizer: Any, text: str) -> list[int]:
+    """The token ids of a prompt's text, with the special tokens (BOS) that the tokenizer puts around a text.
+
+    Raises RequestError for a text that is no valid Unicode (lone surrogates).
+    """
+    return _encode(tokenizer, text, add_special_tokens=True)
+
+
+def encode_rendered(tokenizer: Any, text: str) -> list[int]:
+    """The same for a rendered chat template, which has written the special tokens itself: none are added."""
+    return _encode(tokenizer, text, add_special_tokens=False)
+
+
+def _encode(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the prompt is not valid Unicode: character {error.start} is a lone surrogate; take it out."
+        ) from error
+    # verbose=False: whether the prompt is too long is the engine's to say
+    return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+
+
+def encode_bad_words(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word as token ids, as at the start of a text and, where it differs, after a space.
+
+    Raises RequestError for a word without tokens, and for words without a tokenizer.
+    """
+    if words and tokenizer is None:
+        raise RequestError("bad_words are texts, and no tokenizer is loaded: use logit_bias, or load one.")
+    encoded: dict[tuple[int, ...], None] = {}
+    for word in words:
+        alone = tuple(encode_rendered(tokenizer, word.lstrip()))
+        if not alone:
+            raise RequestError(f"bad_words: {word!r} has no tokens; take it out.")
+        spaced = tuple(encode_rendered(tokenizer, " " + word.lstrip()))
+        encoded[alone] = None
+        # More tokens mean that the space stands for itself: forbidding the word as such suffices.
+        if len(spaced) == len(alone) and spaced[0] != alone[0]:
+            encoded[spaced] = None
+    return tuple(encoded)

@@ -1,0 +1,124 @@
+"""Whatever a caller gets wrong is a ValueError that names it, and the same LLM answers the next request."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire import LLM, BeamSearchParams, SamplingParams
+
+GOOD = [5, 6, 7]
+
+
+@pytest.fixture(autouse=True)
+def still_answers(tiny_llm):
+    expected = tiny_llm.generate(GOOD, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    yield
+    assert not tiny_llm.llm_engine.has_unfinished_requests()
+    tiny_llm.llm_engine.check_integrity()
+    assert tiny_llm.llm_engine.pool.num_owned == 0
+    after = tiny_llm.generate(GOOD, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+    assert after[0].outputs[0].token_ids == expected[0].outputs[0].token_ids
+
+
+PROMPTS = {
+    "empty list of ids": ([[]], "empty"),
+    "empty ids in a dict": ({"prompt_token_ids": []}, "empty"),
+    "empty text": ("", "empty"),
+    "token id too high": ([5, 384], r"token 1 is 384; .* 0 to 383"),
+    "token id negative": ([5, -1], "token 1 is -1"),
+    "token id a float": ([[5, 1.5]], "token 1 is 1.5"),
+    "token id a bool": ([[5, True]], "token 1 is True"),
+    "over the model's length": (list(range(3, 259)), "256 tokens, and max_model_len=256"),
+    "neither text nor ids": (3, "must be a text"),
+    "dict without prompt": ({"text": "a"}, "takes 'prompt'"),
+    "dict with an unknown key": ({"prompt": "a", "multi_modal_data": {}}, "multi_modal_data"),
+    "empty salt": ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_prompts(tiny_llm, name):
+    prompt, message = PROMPTS[name]
+    with pytest.raises(ValueError, match=message):
+        tiny_llm.generate(prompt, SamplingParams(max_tokens=2), use_tqdm=False)
+
+
+def test_a_bad_prompt_among_good_ones_leaves_nothing_behind(tiny_llm):
+    with pytest.raises(ValueError, match="token 0 is 999"):
+        tiny_llm.generate([GOOD, GOOD, [999]], SamplingParams(max_tokens=2), use_tqdm=False)
+
+
+def test_over_the_pool(tiny_path):
+    llm = LLM(str(tiny_path), num_gpu_blocks_override=4, block_size=8)
+    with pytest.raises(ValueError, match=r"20 prompt tokens and 30 output tokens .* KV pool of 32 tokens"):
+        llm.generate([3] * 20, SamplingParams(max_tokens=30), use_tqdm=False)
+    with pytest.raises(ValueError, match="KV pool of 32 tokens"):
+        llm.generate([3] * 40, SamplingParams(max_tokens=None), use_tqdm=False)
+    output = llm.generate([3] * 20, SamplingParams(max_tokens=None, ignore_eos=True), use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) == 13 and output.outputs[0].finish_reason == "length"
+    output = llm.generate([3] * 20, SamplingParams(max_tokens=13, ignore_eos=True), use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) == 13
+
+
+def test_max_model_len_ends_an_answer(tiny_path):
+    llm = LLM(str(tiny_path), max_model_len=24)
+    output = llm.generate([3] * 20, SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) == 4 and output.outputs[0].finish_reason == "length"
+    with pytest.raises(ValueError, match="max_model_len=24"):
+        llm.generate([3] * 24, SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+MODEL_DEPENDENT = {
+    "allowed_token_ids": ({"allowed_token_ids": [400]}, "allowed_token_ids"),
+    "logit_bias": ({"logit_bias": {400: 1.0}}, "logit_bias"),
+    "stop_token_ids": ({"stop_token_ids": [400]}, "stop_token_ids"),
+    "logprobs": ({"logprobs": 21}, "logprobs"),
+    "prompt_logprobs": ({"prompt_logprobs": 21}, "prompt_logprobs"),
+}
+
+
+@pytest.mark.parametrize("name", MODEL_DEPENDENT)
+def test_parameters_that_do_not_fit_the_model(tiny_llm, name):
+    settings, message = MODEL_DEPENDENT[name]
+    with pytest.raises(ValueError, match=message):
+        tiny_llm.generate(GOOD, SamplingParams(**settings), use_tqdm=False)
+
+
+def test_parameters_of_the_wrong_kind_or_number(tiny_llm):
+    with pytest.raises(ValueError, match="2 prompts, but 1"):
+        tiny_llm.generate([GOOD, GOOD], [SamplingParams()], use_tqdm=False)
+    with pytest.raises(ValueError, match="must be SamplingParams"):
+        tiny_llm.generate(GOOD, {"temperature": 0}, use_tqdm=False)
+
+
+def test_chat_without_template(tiny_llm):
+    with pytest.raises(ValueError, match="chat template"):
+        tiny_llm.chat([{"role": "user", "content": "Hello"}], use_tqdm=False)
+
+
+def test_beam_prompts_are_checked_too(tiny_llm):
+    with pytest.raises(ValueError, match="token 0 is 999"):
+        tiny_llm.beam_search([[999]], BeamSearchParams(beam_width=2, max_tokens=2))
+
+
+ENGINE = {
+    "remote code": ({"trust_remote_code": True}, "never runs code"),
+    "model length": ({"max_model_len": 10_000}, "positions for 256"),
+    "no block": ({"kv_cache_memory_bytes": 10}, "one block"),
+    "block size": ({"block_size": 0}, "block_size=0"),
+    "budget": ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0"),
+    "dtype": ({"dtype": "int8"}, "int8"),
+    "fraction": ({"gpu_memory_utilization": 1.5}, "memory_fraction=1.5"),
+}
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_engine_settings(tiny_path, name):
+    settings, message = ENGINE[name]
+    with pytest.raises(ValueError, match=message):
+        LLM(str(tiny_path), **settings)
+
+
+def test_an_unknown_setting_is_not_ignored(tiny_path):
+    with pytest.raises(TypeError, match="tensor_parallel"):
+        LLM(str(tiny_path), tensor_parallel_size=2)
