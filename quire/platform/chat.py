@@ -40,6 +40,7 @@ MAX_MESSAGES = 100_000
 RENDER_SECONDS = 5.0
 RENDER_MEMORY = 512 << 20
 
+_START_SECONDS = 60.0
 _ROLE_LENGTH = 64
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ", "LANG")
 _LENGTH = struct.Struct("<Q")  # precedes every JSON text on the pipes
@@ -94,7 +95,7 @@ def render_text(
     checked = check_messages(messages)
     if continue_final_message and add_generation_prompt:
         raise RequestError(
-            "continue_final_message and add_generation_prompt exclude each other: set one of them to False."
+            "continue_final_message needs add_generation_prompt=False: they exclude each other."
         )
     variables = {
         **tokenizer.special_tokens_map,
@@ -199,9 +200,7 @@ def _cut_after_final(text: str, final: Mapping[str, Any]) -> str:
         at = text.rfind(ending)
         if at >= 0:
             return text[: at + len(ending)]
-    raise RequestError(
-        "continue_final_message: the chat template does not show the last message's content as it is."
-    )
+    raise RequestError("continue_final_message: the chat template changes the last message's content.")
 
 
 class _Renderer:
@@ -214,7 +213,7 @@ class _Renderer:
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         try:
-            job = json.dumps([template, variables], check_circular=True).encode()
+            job = json.dumps([template, variables]).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"messages, tools and template_kwargs must be JSON values: {error}") from error
         if len(job) > MAX_INPUT:
@@ -266,6 +265,10 @@ class _Renderer:
             stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         )
+        assert self._process.stdout is not None
+        if _read(self._process.stdout.fileno(), 1, time.monotonic() + _START_SECONDS) is None:
+            self.stop()
+            raise RuntimeError("the process that renders chat templates did not start")
         return self._process
 
     def stop(self) -> None:
@@ -274,10 +277,9 @@ class _Renderer:
             return
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # what was left to write
-                    pipe.close()
+        for pipe in filter(None, (process.stdin, process.stdout)):
+            with contextlib.suppress(BrokenPipeError):  # what was left to write
+                pipe.close()
 
 
 _RENDERER = _Renderer()
@@ -301,6 +303,8 @@ def _serve() -> None:
     """The rendering process: jobs from standard input, answers to standard output, until the input ends."""
     source, target = sys.stdin.buffer, sys.stdout.buffer
     environment = _environment()
+    target.write(b"!")  # ready
+    target.flush()
     while head := source.read(_LENGTH.size):
         seconds, memory, longest = json.loads(source.read(_LENGTH.unpack(head)[0]))
         job = source.read(_LENGTH.unpack(source.read(_LENGTH.size))[0])

@@ -25,8 +25,6 @@ class Results:
         """The request's output after a step; None while a FINAL_ONLY request or a beam search goes on."""
         kind = request.params.output_kind
         finished = request.finished
-        if finished:
-            self._forget(request)
         if request.beam is not None:
             return self._beams(request, request.beam) if finished else None
         if kind is RequestOutputKind.FINAL_ONLY and not finished:
@@ -34,12 +32,15 @@ class Results:
         scores = None
         if request.params.prompt_logprobs is not None:
             scores = self._prompt_logprobs(request)
+        completions = [self._completion(s, kind) for s in request.sequences]
+        if finished:
+            self._forget(request)
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
             prompt_token_ids=list(request.prompt_ids),
             prompt_logprobs=scores,
-            outputs=[self._completion(s, kind) for s in request.sequences],
+            outputs=completions,
             finished=finished,
             metrics=dataclasses.replace(request.metrics),
             num_cached_tokens=request.metrics.num_cached_tokens,

