@@ -14,7 +14,7 @@ namespace quire {
 namespace QUIRE_ISA {
 namespace {
 
-constexpr int kTilesInSpan = kSpan / kKeyTile;
+static_assert(kSpan % kKeyTile == 0, "a span is a number of whole tiles");
 
 // Addresses of one tile's keys and values, found by way of the block table.
 template <class T>
@@ -26,11 +26,11 @@ struct TileRows {
 
 template <class T>
 void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first, int64_t end, TileRows<T>& tile) {
-  tile.count = static_cast<int>(end - first < kKeyTile ? (end > first ? end - first : 0) : kKeyTile);
-  if (tile.count == 0) return;
-  const int32_t* blocks = args.block_table + item.sequence * args.table_stride + first / args.block_size;
   const T* keys = static_cast<const T*>(args.keys);
   const T* values = static_cast<const T*>(args.values);
+  const int64_t left = end - first;
+  tile.count = static_cast<int>(left < 0 ? 0 : left < kKeyTile ? left : kKeyTile);
+  const int32_t* blocks = args.block_table + item.sequence * args.table_stride + first / args.block_size;
   int64_t offset = first % args.block_size;
   for (int i = 0; i < tile.count; ++blocks, offset = 0) {
     int64_t row = ((*blocks * args.kv_heads + item.kv_head) * args.block_size + offset) * args.head_dim;
@@ -39,13 +39,12 @@ void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first,
       tile.values[i] = values + row;
     }
   }
-  // Keys are packed sixteen at a time; what fills up the last sixteen is masked.
-  for (int i = tile.count; i % kLanes != 0; ++i) tile.keys[i] = tile.keys[0];
-}
-
-inline void prefetch(const void* data, int64_t bytes) {
-  const char* p = static_cast<const char*>(data);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+  // Keys are packed sixteen at a time, and rows of the next tile prefetched without a look at their number. What fills
+  // up the last sixteen is masked: any key that may be read will do.
+  for (int i = tile.count; i < kKeyTile; ++i) {
+    tile.keys[i] = tile.count > 0 ? tile.keys[0] : keys;
+    tile.values[i] = tile.count > 0 ? tile.values[0] : values;
+  }
 }
 
 // Everything one item needs while it runs.
@@ -148,24 +147,20 @@ class Attention {
     const int64_t first = span * kSpan, end = end_ < first + kSpan ? end_ : first + kSpan;
     TileRows<T> tiles[2];
     locate(args_, item_, first, end, tiles[0]);
-    for (int t = 0; t < kTilesInSpan && tiles[t % 2].count > 0; ++t) {
-      const int64_t key = first + t * kKeyTile;
+    for (int t = 0; first + t * kKeyTile < end; ++t) {
       // The next tile's rows travel while this one is worked on, over the end of the span too.
+      const int64_t key = first + t * kKeyTile;
       locate(args_, item_, key + kKeyTile, end_, tiles[1 - t % 2]);
       run_tile(key, tiles[t % 2], tiles[1 - t % 2], records);
     }
   }
 
   void run_tile(int64_t first, const TileRows<T>& tile, const TileRows<T>& next, float* records) {
-    const int64_t row_bytes = args_.head_dim * static_cast<int64_t>(sizeof(T));
-    for (int i = 0; i < tile.count; i += kLanes) {
-      for (int j = i; j < i + kLanes && j < next.count; ++j) prefetch(next.keys[j], row_bytes);
-      pack_keys(tile.keys + i, args_.head_dim, work_.keys + i);
-      for (int j = i; j < i + kLanes && j < next.count; ++j) prefetch(next.values[j], row_bytes);
-    }
+    for (int i = 0; i < tile.count; i += kLanes)
+      pack_keys(tile.keys + i, next.keys + i, args_.head_dim, work_.keys + i);
     // Widening pays when several row tiles share its result.
     if (work_.rows <= 2 * kRowTile && args_.head_dim % kLanes == 0)
-      return run_rows(first, CachedValues<T>{tile.values}, records);
+      return run_rows(first, CachedValues<T>{tile.values, next.values}, records);
     for (int i = 0; i < tile.count; ++i) widen_row(tile.values[i], work_.values + i * work_.layout.width);
     run_rows(first, WideValues{work_.values, work_.layout.width}, records);
   }

@@ -53,6 +53,10 @@ struct Operands<bf16> {
 
 #endif
 
+// Into the second-level cache: the first is full of the tile at hand. Spread over the work, one line here and there:
+// in bursts, prefetches wait for one another and the loads wait for them.
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 template <class T>
 inline int64_t unit_count(int64_t head_dim) {
   return (head_dim + Operands<T>::kElements - 1) / Operands<T>::kElements;
@@ -137,15 +141,19 @@ inline void transpose(Vec* rows) {
 
 #endif
 
-// Sixteen keys as columns of packed [units][kKeyTile].
+// Sixteen keys as columns of packed [units][kKeyTile]; sixteen others are asked for meanwhile.
 template <class T>
-inline void pack_keys(const T* const* rows, int64_t head_dim, typename Operands<T>::Unit* packed) {
+inline void pack_keys(const T* const* rows, const T* const* ahead, int64_t head_dim,
+                      typename Operands<T>::Unit* packed) {
   using O = Operands<T>;
   const int64_t units = unit_count<T>(head_dim);
   for (int64_t u = 0; u < units; u += kLanes) {
     const int64_t first = u * O::kElements;
     Vec tile[kLanes];
-    for (int i = 0; i < kLanes; ++i) tile[i] = O::load_row(rows[i] + first, head_dim - first);
+    for (int i = 0; i < kLanes; ++i) {
+      tile[i] = O::load_row(rows[i] + first, head_dim - first);
+      prefetch(ahead[i] + first);
+    }
     transpose(tile);
     if (units - u >= kLanes) {
       for (int i = 0; i < kLanes; ++i) O::store(packed + (u + i) * kKeyTile, tile[i]);

@@ -19,8 +19,8 @@ constexpr int kRowTile = 3, kColumns = 2;
 constexpr int kRowTile = 2, kColumns = 1;
 #endif
 
-// The online softmax of one row (arXiv:1805.02867), in one record of floats: the weighted values so far, D rounded up to
-// whole vectors; the sum of the weights, still in kLanes parts; the greatest score, to which both are relative.
+// The online softmax of one row (arXiv:1805.02867), in one record of floats: the weighted values so far, D rounded up
+// to whole vectors; the sum of the weights, still in kLanes parts; the greatest score, to which both are relative.
 struct RecordLayout {
   int64_t width;  // of the values
 
@@ -63,12 +63,18 @@ inline void score_tile(const typename Operands<T>::Unit* q, int64_t q_stride, co
 // Values where they lie in the cache, and values already widened. Either way the same floats.
 template <class T>
 struct CachedValues {
+  static constexpr int kLine = 64 / sizeof(T);
   const T* const* rows;
+  const T* const* ahead;  // the next tile's
+  void look_ahead(int key, int64_t d, int count) const {
+    for (int i = 0; i < count; i += kLine) prefetch(ahead[key] + d + i);
+  }
   Vec at(int key, int64_t d) const { return load(rows[key] + d); }
 };
 struct WideValues {
   const float* data;
   int64_t stride;
+  void look_ahead(int, int64_t, int) const {}
   Vec at(int key, int64_t d) const { return load(data + key * stride + d); }
 };
 
@@ -83,6 +89,7 @@ inline void weigh_tile(const float* p, const Values& values, int begin, int end,
   for (int key = begin; key < end; ++key) {
     Vec v[kVecs];
     for (int j = 0; j < kVecs; ++j) v[j] = values.at(key, d + j * kLanes);
+    values.look_ahead(key, d, kVecs * kLanes);
     for (int i = 0; i < kRows; ++i) {
       const Vec weight = set1(p[i * kKeyTile + key]);
       for (int j = 0; j < kVecs; ++j) sums[i][j] = fma(weight, v[j], sums[i][j]);

@@ -6,12 +6,12 @@ token, and matrix products go in row tiles of one fixed shape, because a BLAS pi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
     "gelu": F.gelu,
@@ -114,7 +114,8 @@ def rotary(
     half = cos_sin.shape[1] // 2
     cos, sin = cos_sin[positions].unsqueeze(1).split(half, dim=-1)
     for x in (query, key):
-        first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+        # Clones: in float32, `.float()` would be a view of what the next line overwrites.
+        first, second = x[..., :half].float().clone(), x[..., half : 2 * half].float().clone()
         x[..., :half] = (first * cos - second * sin).to(x.dtype)
         x[..., half : 2 * half] = (second * cos + first * sin).to(x.dtype)
 

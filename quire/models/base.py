@@ -15,8 +15,9 @@ from quire.models.layers import Linear
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Configuration fields that change the arithmetic, with the values under which they do not. A class that implements
-# one names it in `supported_fields`; otherwise any other value is refused: it must never be ignored.
+# Configuration fields that change the arithmetic, with the values under which they do not. A class that
+# implements one names it in `supported_fields`; otherwise any other value is refused: it must never be
+# ignored.
 NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False, None),
     "is_causal": (True, None),
@@ -40,13 +41,14 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 class CausalLM(nn.Module):
     """A decoder-only language model whose keys and values live in the engine's block pool.
 
-    A subclass builds its parameters in `__init__` (the loader calls it on the meta device, so they cost nothing),
-    names them exactly as the Hugging Face state dict does, sets the three attributes below, and defines `forward`.
+    A subclass builds its parameters in `__init__` (the loader calls it on the meta device, so they cost
+    nothing), names them exactly as the Hugging Face state dict does, sets the three attributes below, and
+    defines `forward`.
 
     kv_spec: what the model asks of the pool.
     max_model_len: positions that the model has.
-    rope_threshold: None, or the prompt length above which rotary frequencies depend on the prompt's length; keys
-        of such a prompt's tokens are of no use to a prompt of another length.
+    rope_threshold: None, or the prompt length above which rotary frequencies depend on the prompt's length;
+        keys of such a prompt's tokens are of no use to a prompt of another length.
     lm_head: the projection to the vocabulary; `logits` uses it.
     """
 
@@ -55,12 +57,17 @@ class CausalLM(nn.Module):
     rope_threshold: int | None = None
     lm_head: Linear
 
-    # Data for the loader. Patterns are regular expressions on the checkpoint's names, matched from start to end.
-    checkpoint_renames: ClassVar[Sequence[tuple[str, str]]] = ()  # (pattern, name; \1 takes a group), first match
-    checkpoint_ignored: ClassVar[Sequence[str]] = ()  # renamed names that hold nothing to load
-    checkpoint_transposed: ClassVar[Sequence[str]] = ()  # renamed names stored [in, out]: transposed, once, at load
-    tied_weights: ClassVar[Mapping[str, str]] = {}  # parameter -> whose tensor it shares if tie_word_embeddings
-    supported_fields: ClassVar[frozenset[str]] = frozenset()  # fields of NEUTRAL_VALUES that the class implements
+    # Data for the loader. Patterns are regular expressions that must match a whole name.
+    # (pattern, new name; \1 takes a group) for the checkpoint's other spellings; the first match counts:
+    checkpoint_renames: ClassVar[Sequence[tuple[str, str]]] = ()
+    # Names, once renamed, of tensors that hold nothing to load:
+    checkpoint_ignored: ClassVar[Sequence[str]] = ()
+    # Names, once renamed, of matrices stored [in, out]; they are transposed, once, at load:
+    checkpoint_transposed: ClassVar[Sequence[str]] = ()
+    # Parameter -> whose tensor it shares if tie_word_embeddings is set:
+    tied_weights: ClassVar[Mapping[str, str]] = {}
+    # Fields of NEUTRAL_VALUES that the class implements:
+    supported_fields: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
@@ -69,7 +76,7 @@ class CausalLM(nn.Module):
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
-        """Raise UnsupportedModelError for a field that changes the arithmetic in a way that is not implemented."""
+        """Raise UnsupportedModelError for a field that changes the arithmetic and is not implemented."""
         for field, neutral in NEUTRAL_VALUES.items():
             if field not in cls.supported_fields and getattr(config, field, neutral[0]) not in neutral:
                 refuse(config, field, f"served only with {' or '.join(map(repr, neutral))}")
@@ -93,6 +100,6 @@ class CausalLM(nn.Module):
 def refuse(config: PretrainedConfig, field: str, reason: str) -> None:
     """Raise the error for a configuration field whose value is not served."""
     value = getattr(config, field, None)
-    raise UnsupportedModelError(f"config.json: {field}={value!r} of a {config.model_type!r} model is not served: {reason}.")
-
-
+    raise UnsupportedModelError(
+        f"config.json: {field}={value!r} of a {config.model_type!r} model is not served: {reason}."
+    )

@@ -28,14 +28,14 @@ _LFS_POINTER = b"version https://git-lfs"
 def resolve_checkpoint(model: str | os.PathLike[str], revision: str | None = None) -> Path:
     """Return the local directory of a model: itself, or the hub's snapshot of `model` at `revision`.
 
-    A hub id is fetched once and then served from the cache; with HF_HUB_OFFLINE=1, from the cache only. Whatever
-    looks like a path is never sent to the hub. Raises CheckpointError.
+    A hub id is fetched once and then served from the cache; with HF_HUB_OFFLINE=1, from the cache only.
+    Whatever looks like a path is never sent to the hub. Raises CheckpointError.
     """
     name = os.fspath(model)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
-    if path.exists():
+    if name and path.exists():
         raise CheckpointError(f"{name!r} is a file; give the directory that holds config.json and the weights.")
     if _looks_like_path(name):
         raise CheckpointError(f"{name!r}: there is no such directory.")
@@ -50,13 +50,15 @@ def resolve_checkpoint(model: str | os.PathLike[str], revision: str | None = Non
     except Exception as error:  # the hub's, the network's or the disk's
         at = f" at revision {revision!r}" if revision else ""
         raise CheckpointError(
-            f"{name!r}{at} is neither a directory here nor a model that can be had from the Hugging Face hub: "
+            f"{name!r}{at} is neither a directory here nor to be had from the Hugging Face hub: "
             f"{type(error).__name__}: {error}"
         ) from error
 
 
 def _looks_like_path(name: str) -> bool:
-    return name.startswith((".", "/", "~")) or "\\" in name or name.count("/") != 1 and "/" in name or not name.strip()
+    """A hub id is `name` or `owner/name`; whatever is shaped otherwise was meant as a path."""
+    parts = name.split("/")
+    return name.startswith((".", "~")) or "\\" in name or len(parts) > 2 or not all(part.strip() for part in parts)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -75,8 +77,8 @@ def read_json(path: Path) -> dict[str, Any]:
 class Checkpoint:
     """The tensors of a directory's safetensors files, by name.
 
-    A tensor is a view of the file's private memory map: its pages are read when first touched, shared with every
-    process that maps the file, and dropped by the system at will. Raises CheckpointError throughout.
+    A tensor is a view of the file's private memory map: its pages are read when first touched, shared with
+    every process that maps the file, and dropped by the system at will. Raises CheckpointError throughout.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -117,11 +119,13 @@ class Checkpoint:
         if (self.directory / INDEX).exists():
             return self._shards(self.directory / INDEX)
         pickles = sorted(path.name for pattern in _PICKLES for path in self.directory.glob(pattern))
-        found = f" (there is {', '.join(pickles[:3])}: a pickle, which can run code and is never opened)" if pickles else ""
+        found = (
+            f" (there is {', '.join(pickles[:3])}: a pickle, which can run code and is never opened)" if pickles else ""
+        )
         raise CheckpointError(
-            f"{self.directory}: neither {SINGLE} nor {INDEX} is there{found}. To convert a checkpoint that you "
-            "trust: AutoModelForCausalLM.from_pretrained(path).save_pretrained(path, safe_serialization=True), or "
-            "the hub's https://huggingface.co/spaces/safetensors/convert"
+            f"{self.directory}: neither {SINGLE} nor {INDEX} is there{found}. To convert a "
+            "checkpoint that you trust: AutoModelForCausalLM.from_pretrained(path)"
+            ".save_pretrained(path, safe_serialization=True), or the hub's https://huggingface.co/spaces/safetensors/convert"
         )
 
     def _shards(self, index: Path) -> list[Path]:
@@ -129,7 +133,8 @@ class Checkpoint:
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: has no 'weight_map'.")
         for file in set(weight_map.values()):
-            # A plain name only: the index is the checkpoint author's, and must not point elsewhere on this machine.
+            # A plain name only: the index is the checkpoint author's, and must not point elsewhere on this
+            # machine.
             if not isinstance(file, str) or not file.endswith(".safetensors") or "/" in file or "\\" in file:
                 raise CheckpointError(f"{index}: {file!r} is not the name of a safetensors file beside it.")
             if not (self.directory / file).is_file():

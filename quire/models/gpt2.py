@@ -1,15 +1,16 @@
 """GPT-2 (Radford et al., 2019, "Language Models are Unsupervised Multitask Learners").
 
-Learned positions, pre-norm blocks, one projection for query, key and value. Configuration fields that shape the
-arithmetic: n_embd, n_layer, n_head, n_positions, n_inner, activation_function, layer_norm_epsilon, vocab_size,
-tie_word_embeddings, scale_attn_weights and scale_attn_by_inverse_layer_idx. reorder_and_upcast_attn asks for sums in
-float32, which the kernels always keep.
+Learned positions, pre-norm blocks, one projection for query, key and value. Configuration fields that shape
+the
+arithmetic: n_embd, n_layer, n_head, n_positions, n_inner, activation_function, layer_norm_epsilon,
+vocab_size, tie_word_embeddings, scale_attn_weights and scale_attn_by_inverse_layer_idx.
+reorder_and_upcast_attn asks for sums in float32, which the kernels always keep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -30,7 +31,7 @@ class GPT2LMHeadModel(CausalLM):
     checkpoint_ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",)
     # Written by a layer that multiplies from the other side ("Conv1D").
     checkpoint_transposed = (r"transformer\.h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight",)
-    tied_weights = {"lm_head.weight": "transformer.wte.weight"}
+    tied_weights: ClassVar = {"lm_head.weight": "transformer.wte.weight"}
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
@@ -77,7 +78,7 @@ class GPT2Block(nn.Module):
     def forward(
         self, residual: torch.Tensor, x: torch.Tensor | None, ctx: ForwardContext, cache: KVCache
     ) -> torch.Tensor:
-        """residual: [T, C], to which this adds, in place, x [T, C]: what the block before leaves to be added."""
+        """residual: [T, C], to which this adds, in place, x [T, C]: what the block before left to add."""
         x = self.attn(self.ln_1(residual, x), ctx, cache)
         return self.mlp(self.ln_2(residual, x))
 

@@ -1,15 +1,15 @@
 """Llama (arXiv:2302.13971) and whatever else is published as LlamaForCausalLM.
 
 Pre-norm blocks of grouped-query attention (arXiv:2305.13245) with rotary positions, and a gated feed-forward.
-Configuration fields that shape the arithmetic: hidden_size, intermediate_size, num_hidden_layers, num_attention_heads,
-num_key_value_heads, head_dim, hidden_act, rms_norm_eps, attention_bias, mlp_bias, tie_word_embeddings, vocab_size,
-max_position_embeddings, and the rotary ones (see `layers/rotary.py`).
+Configuration fields that shape the arithmetic: hidden_size, intermediate_size, num_hidden_layers,
+num_attention_heads, num_key_value_heads, head_dim, hidden_act, rms_norm_eps, attention_bias, mlp_bias,
+tie_word_embeddings, vocab_size, max_position_embeddings, and the rotary ones (see `layers/rotary.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -34,18 +34,12 @@ if TYPE_CHECKING:
 
 
 class LlamaForCausalLM(CausalLM):
-    tied_weights = {"lm_head.weight": "model.embed_tokens.weight"}
+    tied_weights: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
     checkpoint_ignored = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
-
-    # The attention block's biases, (query key value, output): a relative of Llama may differ in these alone.
-    @staticmethod
-    def attention_biases(config: PretrainedConfig) -> tuple[bool, bool]:
-        bias = bool(getattr(config, "attention_bias", False))
-        return bias, bias
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
-        self.model = LlamaModel(config, *self.attention_biases(config))
+        self.model = LlamaModel(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.kv_spec = KVSpec(config.num_hidden_layers, kv_heads(config), head_dim(config))
         self.max_model_len = self.model.rotary.max_positions
@@ -63,8 +57,8 @@ class LlamaForCausalLM(CausalLM):
         # "proportional" gives full-width frequencies; transformers' Llama has no other partial rotation.
         if rope["partial_rotary_factor"] != 1.0 and rope["rope_type"] != "proportional":
             raise UnsupportedModelError(
-                f"config.json: partial_rotary_factor={rope['partial_rotary_factor']} of a Llama model is not served "
-                f"with rope_type {rope['rope_type']!r}: transformers' Llama always turns whole heads."
+                f"config.json: partial_rotary_factor={rope['partial_rotary_factor']} is not "
+                f"served with rope_type {rope['rope_type']!r}: transformers' Llama turns whole heads."
             )
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
@@ -72,12 +66,10 @@ class LlamaForCausalLM(CausalLM):
 
 
 class LlamaModel(nn.Module):
-    def __init__(self, config: PretrainedConfig, qkv_bias: bool, out_bias: bool) -> None:
+    def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            LlamaLayer(config, qkv_bias, out_bias) for _ in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryEmbedding(config)
 
@@ -90,9 +82,9 @@ class LlamaModel(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    def __init__(self, config: PretrainedConfig, qkv_bias: bool, out_bias: bool) -> None:
+    def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
-        self.self_attn = LlamaAttention(config, qkv_bias, out_bias)
+        self.self_attn = LlamaAttention(config)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -105,25 +97,24 @@ class LlamaLayer(nn.Module):
         ctx: ForwardContext,
         cache: KVCache,
     ) -> torch.Tensor:
-        """residual: [T, C], to which this adds, in place, x [T, C]: what the layer before leaves to be added."""
+        """residual: [T, C], to which this adds, in place, x [T, C]: what the layer before left to add."""
         x = self.self_attn(self.input_layernorm(residual, x), rope, ctx, cache)
         return self.mlp(self.post_attention_layernorm(residual, x))
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, config: PretrainedConfig, qkv_bias: bool, out_bias: bool) -> None:
+    def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
         hidden, heads, size = config.hidden_size, config.num_attention_heads, head_dim(config)
-        self.q_proj = Linear(hidden, heads * size, bias=qkv_bias)
-        self.k_proj = Linear(hidden, kv_heads(config) * size, bias=qkv_bias)
-        self.v_proj = Linear(hidden, kv_heads(config) * size, bias=qkv_bias)
-        self.o_proj = Linear(heads * size, hidden, bias=out_bias)
+        bias = getattr(config, "attention_bias", False)
+        self.q_proj = Linear(hidden, heads * size, bias=bias)
+        self.k_proj = Linear(hidden, kv_heads(config) * size, bias=bias)
+        self.v_proj = Linear(hidden, kv_heads(config) * size, bias=bias)
+        self.o_proj = Linear(heads * size, hidden, bias=bias)
         self.qkv = MergedLinear(self.q_proj, self.k_proj, self.v_proj)
         self.attend = PagedAttention(heads, kv_heads(config), size)
 
-    def forward(
-        self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache
-    ) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         return self.o_proj(self.attend(self.qkv(x), ctx, cache, rope))
 
 

@@ -65,40 +65,47 @@ def load_config(path: str | Path) -> PretrainedConfig:
     raw = read_json(path / "config.json")
     if "auto_map" in raw and raw.get("model_type") not in CONFIG_MAPPING:
         raise UnsupportedModelError(
-            f"{path / 'config.json'}: model_type {raw.get('model_type')!r} is unknown to transformers and brings "
-            "its own code (auto_map). quire never runs code that comes with a checkpoint; a plug-in package can add "
-            "the model: see docs/adding-a-model.md."
+            f"{path / 'config.json'}: model_type {raw.get('model_type')!r} is unknown to "
+            "transformers and brings its own code (auto_map). quire never runs code that comes with a "
+            "checkpoint; a plug-in package can add the model: see docs/adding-a-model.md."
         )
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers raises all kinds for a configuration that it cannot take
-        raise CheckpointError(f"{path / 'config.json'}: transformers cannot read it: {registry.root_cause(error)}") from error
+        raise CheckpointError(
+            f"{path / 'config.json'}: transformers cannot read it: {registry.root_cause(error)}"
+        ) from error
 
 
 def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
-    """The class for a config.json, before transformers sees it: a plug-in may have to register its own config class."""
+    """The class for a config.json.
+
+    Found before transformers reads the file: a plug-in may have to register its configuration class first.
+    """
     if raw.get("quantization_config"):
         method = dict(raw["quantization_config"]).get("quant_method")
         raise UnsupportedModelError(
-            f"config.json: quantization_config (quant_method={method!r}): quantised checkpoints are not served; "
-            "take the float16, bfloat16 or float32 one."
+            f"config.json: quantization_config (quant_method={method!r}): quantised checkpoints are not "
+            "served; take the float16, bfloat16 or float32 one."
         )
     architectures = raw.get("architectures") or []
     row = registry.find(architectures)
     media = [field for field in _MEDIA_FIELDS if raw.get(field) is not None]
     if media and "image" not in row.capabilities:
         raise UnsupportedModelError(
-            f"config.json has {', '.join(media)}, but {row.architecture} is served as text only: a vision-language "
-            "model is never quietly served without its eyes."
+            f"config.json has {', '.join(media)}, but {row.architecture} is served as text only: a "
+            "vision-language model is never quietly served without its eyes."
         )
     model_class = registry.resolve(architectures)
     if not issubclass(model_class, CausalLM):
-        raise UnsupportedModelError(f"{row.architecture}: {row.target} does not derive from quire.models.base.CausalLM.")
+        raise UnsupportedModelError(
+            f"{row.architecture}: {row.target} does not derive from quire.models.base.CausalLM."
+        )
     return model_class
 
 
 def _dtype(dtype: str | torch.dtype, raw: dict[str, Any], checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype that the model gets. Transformers' "auto" too takes config.json's word first, then the files'."""
+    """The dtype that the model gets. "auto": config.json's, or else the files', as in transformers."""
     chosen: Any = dtype
     if dtype == "auto":
         chosen = raw.get("dtype") or raw.get("torch_dtype") or checkpoint.tensor(next(checkpoint.names())).dtype
@@ -114,7 +121,10 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
     source, unused = _match(model, checkpoint, parameters)
     pairs = model.tied_weights if getattr(model.config, "tie_word_embeddings", False) else {}
-    partner = {**pairs, **{shared: name for name, shared in pairs.items()}}  # the absent one takes the other's
+    partner = {
+        **pairs,
+        **{shared: name for name, shared in pairs.items()},
+    }  # the absent one takes the other's
     missing = [name for name in parameters if name not in source and partner.get(name) not in source]
     _report(model, checkpoint, missing, unused)
     problems: list[str] = []
@@ -166,9 +176,7 @@ def _report(model: CausalLM, checkpoint: Checkpoint, missing: list[str], unused:
     parts = [f"missing: {listed(missing)}"] if missing else []
     parts += [f"of no use: {listed(unused)}"] if unused else []
     if parts:
-        raise CheckpointError(
-            f"{checkpoint.directory}: the tensors are not those of {type(model).__name__}; {'; '.join(parts)}."
-        )
+        raise CheckpointError(f"{checkpoint.directory}: not the tensors of {type(model).__name__}; {'; '.join(parts)}.")
 
 
 def _problem(tensor: torch.Tensor, parameter: nn.Parameter) -> str | None:

@@ -2,16 +2,16 @@
 
 Learned positions and plain feed-forward. Blocks are pre-norm, or post-norm in the 350m model
 (do_layer_norm_before=False), which also has narrower word embeddings (word_embed_proj_dim). Galactica
-(arXiv:2211.09085) is this without biases (enable_bias) and without norm weights (layer_norm_elementwise_affine).
-Configuration fields that shape the arithmetic: these, and hidden_size, ffn_dim, num_hidden_layers,
-num_attention_heads, activation_function, max_position_embeddings, vocab_size, tie_word_embeddings and
-_remove_final_layer_norm.
+(arXiv:2211.09085) is this without biases (enable_bias) and without norm weights
+(layer_norm_elementwise_affine). Configuration fields that shape the arithmetic: these, and hidden_size,
+ffn_dim, num_hidden_layers, num_attention_heads, activation_function, max_position_embeddings, vocab_size,
+tie_word_embeddings and _remove_final_layer_norm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ POSITION_OFFSET = 2
 class OPTForCausalLM(CausalLM):
     # Checkpoints saved from the bare model, and the oldest ones, leave out parts of the prefix.
     checkpoint_renames = ((r"decoder\.(.+)", r"model.decoder.\1"),)
-    tied_weights = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+    tied_weights: ClassVar = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)

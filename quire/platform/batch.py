@@ -11,9 +11,7 @@ from quire.contracts import ForwardContext
 from quire.platform.plan import Chunk
 
 
-def build(
-    chunks: Sequence[Chunk], block_size: int, device: torch.device
-) -> tuple[torch.Tensor, ForwardContext]:
+def build(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> tuple[torch.Tensor, ForwardContext]:
     """Return (token ids [T] int64, metadata) of the chunks, laid end to end."""
     counts = np.array([len(chunk.token_ids) for chunk in chunks])
     starts = np.array([chunk.start for chunk in chunks])

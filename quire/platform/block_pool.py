@@ -91,7 +91,8 @@ class BlockPool:
         held = Counter(block for blocks in owners for block in blocks)
         for block, references in enumerate(self._references):
             _demand(references == held[block], f"block {block}: {references} references, {held[block]} owners")
-        free, block = [], self._next[self.num_blocks]
+        free: list[int] = []
+        block = self._next[self.num_blocks]
         while block != self.num_blocks:
             _demand(self._previous[self._next[block]] == block, f"free list broken at block {block}")
             _demand(len(free) < self.num_blocks, "free list has a loop")

@@ -94,9 +94,7 @@ def render_text(
         raise RequestError("chat needs a tokenizer, and none is loaded: give token ids, or load one.")
     checked = check_messages(messages)
     if continue_final_message and add_generation_prompt:
-        raise RequestError(
-            "continue_final_message needs add_generation_prompt=False: they exclude each other."
-        )
+        raise RequestError("continue_final_message needs add_generation_prompt=False: they exclude each other.")
     variables = {
         **tokenizer.special_tokens_map,
         **(template_kwargs or {}),
@@ -176,8 +174,7 @@ def _template_of(tokenizer: Any, given: str | None, tools: Sequence[Any] | None)
     if template is None:
         if getattr(tokenizer, "chat_template", None) is None:
             raise RequestError(
-                "this model's tokenizer has no chat template: pass chat_template=..., or a ready prompt to "
-                "generate()."
+                "this model's tokenizer has no chat template: pass chat_template=..., or a ready prompt to generate()."
             )
         try:
             template = tokenizer.get_chat_template(tools=list(tools) if tools else None)

@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 from quire.errors import RequestError
 from quire.platform.beam import BeamGroup
@@ -16,7 +16,7 @@ from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.platform.tokenizer import encode_bad_words, encode_prompt
 
 # A text; token ids; or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt".
-PromptType = Union[str, Sequence[int], Mapping[str, Any]]
+PromptType = str | Sequence[int] | Mapping[str, Any]
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 
@@ -103,20 +103,18 @@ class Intake:
             if salt is not None and (not isinstance(salt, str) or not salt):
                 raise RequestError(f"request {request_id}: cache_salt must be a non-empty string")
             text = prompt.get("prompt")
-            prompt = prompt["prompt_token_ids"] if prompt.get("prompt_token_ids") is not None else text
+            given = prompt["prompt_token_ids"] if prompt.get("prompt_token_ids") is not None else text
             text = text if isinstance(text, str) else None
         else:
-            text = prompt if isinstance(prompt, str) else None
-        ids = self._encode(request_id, prompt) if isinstance(prompt, str) else self._check_ids(request_id, prompt)
+            given, text = prompt, prompt if isinstance(prompt, str) else None
+        ids = self._encode(request_id, given) if isinstance(given, str) else self._check_ids(request_id, given)
         if not ids:
             raise RequestError(f"request {request_id}: the prompt is empty; it must have at least one token")
         return text, ids, salt
 
     def _encode(self, request_id: str, text: str) -> list[int]:
         if self.tokenizer is None:
-            raise RequestError(
-                f"request {request_id}: no tokenizer is loaded, so a prompt must be token ids, not text"
-            )
+            raise RequestError(f"request {request_id}: no tokenizer is loaded, so a prompt must be token ids, not text")
         return encode_prompt(self.tokenizer, text)
 
     def _check_ids(self, request_id: str, ids: Any) -> list[int]:

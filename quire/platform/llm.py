@@ -152,7 +152,7 @@ class LLM:
         The tokenizer's chat template, or `chat_template`, makes the prompts; it runs in a sandbox. Raises
         RequestError when there is no template or the messages do not fit it.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         prompts = [
             {
                 "prompt_token_ids": render_chat(

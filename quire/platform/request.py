@@ -110,9 +110,7 @@ class SequenceState:
     def _make_draw(self) -> Draw:
         request = self.request
         seed = request.seeds[self.index % len(request.seeds)]  # beams draw nothing and share the one seed
-        return Draw(
-            request.params, request.prompt_ids, self.output_ids, seed, request.stop_ids, request.bad_words
-        )
+        return Draw(request.params, request.prompt_ids, self.output_ids, seed, request.stop_ids, request.bad_words)
 
     def fork(self, index: int) -> SequenceState:
         """A new sequence with the same tokens and history; it owns no blocks yet."""

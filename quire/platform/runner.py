@@ -56,7 +56,8 @@ class Runner:
                 tensor[list(plan.poison)] = float("nan")
 
     def _sample(self, chunks: Sequence[Chunk], hidden: torch.Tensor, ends: list[int]) -> list[list[Sampled]]:
-        rows, specs = [], []
+        rows: list[int] = []
+        specs: list[SampleSpec] = []
         for chunk, end in zip(chunks, ends[1:], strict=True):
             for draw in chunk.draws:
                 specs.append(
@@ -76,7 +77,8 @@ class Runner:
         return [[next(tokens) for _ in chunk.draws] for chunk in chunks]
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> list[TopLogprobs]:
-        score, tops = chunk.score, []
+        score = chunk.score
+        tops: list[TopLogprobs] = []
         if score is None:
             return []
         rows = hidden[score.first : score.first + len(score.targets)]

@@ -139,9 +139,7 @@ def _greedy_on_device(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list
     best = logits.argmax(dim=-1)  # the first of equals, and NaN above everything: as numpy's
     peaks = logits.gather(-1, best.unsqueeze(-1)).squeeze(-1).float()
     tokens, finite = best.tolist(), peaks.isfinite().tolist()
-    return [
-        Sampled(tokens[spec.row]) if finite[spec.row] else Sampled(-1, error=_NOT_FINITE) for spec in specs
-    ]
+    return [Sampled(tokens[spec.row]) if finite[spec.row] else Sampled(-1, error=_NOT_FINITE) for spec in specs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +353,4 @@ def _top(row: Row, token_id: int, count: int) -> TopLogprobs:
         count = len(row)
     ids = _best(row, count)[0][:count] if count else np.empty(0, np.int64)
     values = (row[ids] - peak).astype(np.float64) - log_total
-    return TopLogprobs(
-        token_id, float(own - peak) - log_total, int(rank), tuple(ids.tolist()), tuple(values.tolist())
-    )
+    return TopLogprobs(token_id, float(own - peak) - log_total, int(rank), tuple(ids.tolist()), tuple(values.tolist()))

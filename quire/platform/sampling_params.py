@@ -197,9 +197,7 @@ class BeamSearchParams:
             "ignore_eos": _boolean("ignore_eos", self.ignore_eos),
             "temperature": _temperature(self.temperature),
             "length_penalty": _number("length_penalty", self.length_penalty, -100.0, 100.0),
-            "include_stop_str_in_output": _boolean(
-                "include_stop_str_in_output", self.include_stop_str_in_output
-            ),
+            "include_stop_str_in_output": _boolean("include_stop_str_in_output", self.include_stop_str_in_output),
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)

@@ -328,4 +328,3 @@ def _stamp(request: Request, now: float) -> None:
     if request.metrics.first_token_time is None:
         request.metrics.first_token_time = now
     request.metrics.last_token_time = now
-

@@ -24,20 +24,15 @@ def load_tokenizer(path: str | Path, revision: str | None = None, trust_remote_c
     trusted.
     """
     way_out = (
-        "name another one with tokenizer=..., or give prompts as token ids and load none with "
-        "skip_tokenizer_init=True"
+        "name another one with tokenizer=..., or give prompts as token ids and load none with skip_tokenizer_init=True"
     )
     directory = Path(path)
     if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
-        raise CheckpointError(
-            f"{path}: no tokenizer here (none of {', '.join(_TOKENIZER_FILES)}); {way_out}."
-        )
+        raise CheckpointError(f"{path}: no tokenizer here (none of {', '.join(_TOKENIZER_FILES)}); {way_out}.")
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(path), revision=revision, trust_remote_code=trust_remote_code
-        )
+        tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises nearly everything, from OSError to AttributeError
         raise CheckpointError(f"{path}: its tokenizer cannot be loaded ({error}); {way_out}.") from error
     if not len(tokenizer):

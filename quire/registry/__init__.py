@@ -1,9 +1,10 @@
-"""Which class implements which Hugging Face architecture. Rows are data: nothing is imported until it is asked for.
+"""Which class implements which Hugging Face architecture. Rows are data: nothing is imported until needed.
 
-A package adds rows by the entry-point group `quire.models`: the entry point's name is the architecture, its value
-`module:Class`, and its extras, if any, are the capabilities (`"my_models.llava:Llava [text,image]"`). A package's row
-takes the place of a built-in one of the same name, and says so in the log; two packages that claim one architecture
-are both refused. A package that is broken does no harm until its architecture is asked for.
+A package adds rows by the entry-point group `quire.models`: the entry point's name is the architecture, its
+value `module:Class`, and its extras, if any, are the capabilities (`"my_models.llava:Llava [text,image]"`). A
+package's row takes the place of a built-in one of the same name, and says so in the log; two packages that
+claim one architecture are both refused. A package that is broken does no harm until its architecture is asked
+for.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _REASONS = (
         r"(VL|Vision|Llava|Image|Pix|Vlm|VLM|Multimodal|Omni|ForConditionalGeneration)",
         "it is not a text-only decoder, and quire never serves a part of a model as the whole",
     ),
-    (r"For(Sequence|Token)Classification$|ForQuestionAnswering$", "quire generates text, it does not classify"),
+    (
+        r"For(Sequence|Token)Classification$|ForQuestionAnswering$",
+        "quire generates text, it does not classify",
+    ),
     (r"Model$", "it has no language-modelling head"),
 )
 

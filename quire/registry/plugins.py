@@ -14,7 +14,7 @@ logger = logging.getLogger("quire")
 
 
 def plugin_rows() -> tuple[Row, ...]:
-    """Every entry point of the group. A distribution whose metadata cannot be read is passed over, with a warning."""
+    """Every entry point of the group. Metadata that cannot be read is passed over, with a warning."""
     found: dict[str, list[Row]] = {}
     for distribution in metadata.distributions():
         try:

@@ -1,4 +1,4 @@
-"""Every kernel test runs on each instruction set of this machine, with results poisoned before the kernel writes them."""
+"""Kernel tests run on each instruction set of this machine, with results that start as NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged attention against float64 arithmetic, and its promise: a token's bits do not depend on its company."""
+"""Paged attention against float64, and its promise: a token's bits do not depend on its company."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernel_helpers import same_bits
 
 from quire.kernels import reference
 
 native = pytest.importorskip("quire.kernels.native")
-ISAS = native.available_isas()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 HEADS = [(1, 1), (4, 4), (8, 1), (6, 2), (16, 8), (14, 2), (12, 4)]
 HEAD_DIMS = [16, 20, 24, 32, 64, 80, 96, 128, 7, 256]
-# Error per unit of the values' magnitude. The half types are rounded on the way out; scores are kept in float32.
+# Error per unit of the values' magnitude. Half types are rounded on the way out; scores are float32.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
 POISON_BLOCK = 1 << 30
 
 
-@pytest.fixture(params=ISAS)
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    best = native.isa()
-    native._C.set_isa(request.param)
-    yield request.param
-    native._C.set_isa(best)
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The oracle's small products are slower on many threads; the kernel's threads have a test below."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @dataclass
@@ -40,7 +41,12 @@ class Sequence:
 
 
 def make_sequence(
-    length: int, heads: tuple[int, int], dim: int, dtype: torch.dtype, generator: torch.Generator, spread: float = 1.0
+    length: int,
+    heads: tuple[int, int],
+    dim: int,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    spread: float = 1.0,
 ) -> Sequence:
     def randn(count: int) -> torch.Tensor:
         return torch.randn(length, count, dim, generator=generator).to(dtype)
@@ -63,14 +69,23 @@ class Call:
 
     def run(self, kernels: object = native) -> torch.Tensor:
         return kernels.paged_attention(  # type: ignore[attr-defined]
-            self.query, self.keys, self.values, self.block_table, self.query_start, self.context_len, self.scale
+            self.query,
+            self.keys,
+            self.values,
+            self.block_table,
+            self.query_start,
+            self.context_len,
+            self.scale,
         )
 
 
 def page(
-    chunks: list[tuple[Sequence, int, int]], block_size: int, generator: torch.Generator, scale: float | None = None
+    chunks: list[tuple[Sequence, int, int]],
+    block_size: int,
+    generator: torch.Generator,
+    scale: float | None = None,
 ) -> Call:
-    """Lay the chunks' contexts out in random blocks; all that may not be read is NaN or an absurd block id."""
+    """Lay the contexts out in random blocks; all that may not be read is NaN or an absurd block id."""
     first = chunks[0][0]
     kv_heads, dim = first.key.shape[1:]
     needed = [-(-end // block_size) for _, _, end in chunks]
@@ -114,11 +129,6 @@ def exact(sequence: Sequence, start: int, end: int, scale: float) -> torch.Tenso
     return (scores.softmax(-1) @ v).transpose(0, 1)
 
 
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    integer = torch.int32 if a.dtype is torch.float32 else torch.int16
-    return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
-
-
 def check(chunks: list[tuple[Sequence, int, int]], block_size: int, generator: torch.Generator) -> None:
     call = page(chunks, block_size, generator)
     out = call.run()
@@ -135,13 +145,12 @@ def test_any_mix_matches_float64(isa: str, data: st.DataObject) -> None:
     dtype, block_size = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from([1, 4, 8, 16, 32]))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     chunks = []
-    for _ in range(data.draw(st.integers(1, 8))):
+    for _ in range(data.draw(st.integers(1, 6))):
         own, past = data.draw(st.integers(1, 70)), data.draw(st.integers(0, 230))
         chunks.append((make_sequence(past + own, heads, dim, dtype, generator), past, past + own))
     check(chunks, block_size, generator)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_every_head_size_matches_float64_and_reference(isa: str, dim: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(dim)
@@ -154,7 +163,6 @@ def test_every_head_size_matches_float64_and_reference(isa: str, dim: int, dtype
     torch.testing.assert_close(call.run(), call.run(reference), rtol=1e-5, atol=3 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_long_contexts_of_several_spans(isa: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     long = make_sequence(1700, (4, 2), 32, dtype, generator)
@@ -162,9 +170,10 @@ def test_long_contexts_of_several_spans(isa: str, dtype: torch.dtype) -> None:
     check([(long, 1600, 1700), (long, 500, 530), (long, 1023, 1024), (long, 1024, 1025)], 16, generator)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "dim"), [((16, 8), 64), ((4, 4), 20), ((7, 1), 80), ((8, 2), 128)])
-def test_bits_do_not_depend_on_company(isa: str, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> None:
+def test_bits_do_not_depend_on_company(
+    isa: str, heads: tuple[int, int], dim: int, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(1)
     length = 200
     subject = make_sequence(length, heads, dim, dtype, generator)
@@ -174,7 +183,9 @@ def test_bits_do_not_depend_on_company(isa: str, heads: tuple[int, int], dim: in
         alone = page([(subject, position, position + 1)], 16, generator).run()
         assert same_bits(alone[0], whole[position]), position
     for size in [2, 3, 13, 70, 128]:
-        parts = [page([(subject, i, min(i + size, length))], 8, generator).run() for i in range(0, length, size)]
+        parts = [
+            page([(subject, i, min(i + size, length))], 8, generator).run() for i in range(0, length, size)
+        ]
         assert same_bits(torch.cat(parts), whole), size
     for start, end, block_size in [(0, 50, 1), (50, 51, 4), (51, 150, 32), (150, 200, 7)]:
         crowd = [(others[0], 89, 90), (others[1], 0, 90), (subject, start, end), (others[2], 30, 77)]
@@ -182,7 +193,6 @@ def test_bits_do_not_depend_on_company(isa: str, heads: tuple[int, int], dim: in
         assert same_bits(out[91 : 91 + end - start], whole[start:end]), (start, end)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_threads_or_splitting(isa: str, dtype: torch.dtype) -> None:
     """One stream is split by spans where there are threads to spare, and walked in one piece otherwise."""
     generator = torch.Generator().manual_seed(2)
@@ -190,17 +200,13 @@ def test_bits_do_not_depend_on_threads_or_splitting(isa: str, dtype: torch.dtype
     short = make_sequence(20, (4, 2), 64, dtype, generator)
     chunks = [(subject, 2000, 2100)]
     crowd = [(short, 19, 20)] * 40 + chunks
-    before = torch.get_num_threads()
     outs = []
-    try:
-        for threads in (1, 2, 3, 5):
-            torch.set_num_threads(threads)
-            outs.append(page(chunks, 16, generator).run())
-            outs.append(page(crowd, 8, generator).run()[40:])
-            alone = [page([(subject, p, p + 1)], 16, generator).run() for p in (2000, 2047, 2048, 2099)]
-            outs.append(outs[0].clone().index_copy_(0, torch.tensor([0, 47, 48, 99]), torch.cat(alone)))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        outs.append(page(chunks, 16, generator).run())
+        outs.append(page(crowd, 8, generator).run()[40:])
+        alone = [page([(subject, p, p + 1)], 16, generator).run() for p in (2000, 2047, 2048, 2099)]
+        outs.append(outs[0].clone().index_copy_(0, torch.tensor([0, 47, 48, 99]), torch.cat(alone)))
     assert all(same_bits(out, outs[0]) for out in outs[1:])
 
 
@@ -215,7 +221,6 @@ def test_later_tokens_of_a_chunk_cannot_reach_earlier_ones(isa: str) -> None:
     assert b[70:].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_great_scores_do_not_overflow(isa: str, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     sequence = make_sequence(150, (4, 2), 64, dtype, generator, spread=300.0)

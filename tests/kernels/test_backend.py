@@ -26,7 +26,10 @@ HIDE = (
 
 def run(code: str, **environment: str) -> tuple[str, str]:
     done = subprocess.run(
-        [sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+        [sys.executable, "-W", "always", "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr

@@ -1,10 +1,10 @@
-"""`linear` against float64, and its promise: an element's bits depend on one row of x and one row of a weight."""
+"""`linear` against float64, and its promise: an element depends on one row of x and one row of a weight."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from helpers import ROUNDING, assert_close, misaligned, randn, same_bits, strided_rows
+from kernel_helpers import ROUNDING, assert_close, misaligned, randn, same_bits, strided_rows
 
 from quire.kernels import reference
 
@@ -23,12 +23,17 @@ def exact_linear(
     return torch.cat(parts, 1), torch.cat(sizes, 1) * (x.shape[1] / 8 + 8) * ROUNDING[torch.float32]
 
 
-@pytest.mark.parametrize("features", [1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 100, 256, 1000])
-@pytest.mark.parametrize("rows", [(1,), (2, 3), (5,), (64, 1, 9), (130, 67)])
+@pytest.mark.parametrize(
+    ("features", "rows"),
+    [
+        (1, (1,)), (2, (2, 3)), (7, (5,)), (15, (9,)), (16, (64, 1, 9)), (17, (4,)), (31, (1, 1, 1)),
+        (32, (33,)), (33, (8, 4)), (63, (130, 67)), (64, (3,)), (100, (65, 2)), (256, (6,)), (1000, (7, 13)),
+    ],
+)  # fmt: skip
 def test_close_to_float64(isa: str, dtype: torch.dtype, features: int, rows: tuple[int, ...]) -> None:
     weights = [misaligned(randn(n, features, dtype=dtype, seed=n)) for n in rows]
     biases = [None if i % 2 else misaligned(randn(n, dtype=dtype, seed=n + 1)) for i, n in enumerate(rows)]
-    for tokens in (0, 1, 2, 3, 5, 6, 7, 8, 13, 25, 70):
+    for tokens in (0, 1, 2, 3, 5, 6, 7, 13, 70):
         x = strided_rows(randn(tokens, features, dtype=dtype, seed=tokens))
         exact, error = exact_linear(x, weights, biases)
         for out_dtype in {dtype, torch.float32}:
@@ -38,10 +43,12 @@ def test_close_to_float64(isa: str, dtype: torch.dtype, features: int, rows: tup
 
 
 def test_close_to_reference(isa: str, dtype: torch.dtype) -> None:
-    x, weights = randn(33, 300, dtype=dtype), [randn(47, 300, dtype=dtype, seed=1), randn(8, 300, dtype=dtype, seed=2)]
+    x = randn(33, 300, dtype=dtype)
+    weights = [randn(47, 300, dtype=dtype, seed=1), randn(8, 300, dtype=dtype, seed=2)]
     biases = [randn(47, dtype=dtype, seed=3), None]
     expected = reference.linear(x, weights, biases, torch.float32)
-    torch.testing.assert_close(native.linear(x, weights, biases, torch.float32), expected, rtol=1e-5, atol=1e-4)
+    got = native.linear(x, weights, biases, torch.float32)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("features", [32, 77, 520])
@@ -50,7 +57,7 @@ def test_a_row_does_not_depend_on_its_company(isa: str, dtype: torch.dtype, feat
     weights = [randn(n, features, dtype=dtype, seed=n) for n in (45, 6, 65)]
     biases = [randn(n, dtype=dtype, seed=n) for n in (45, 6, 65)]
     together = native.linear(x, weights, biases, torch.float32)
-    for first, last in [(i, i + 1) for i in range(70)] + [(3, 5), (1, 8), (0, 12), (9, 40)]:
+    for first, last in [(i, i + 1) for i in range(0, 70, 3)] + [(3, 5), (1, 8), (0, 12), (9, 40)]:
         part = native.linear(x[first:last], weights, biases, torch.float32)
         assert same_bits(part, together[first:last])
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import assert_close, misaligned, randn, same_bits, strided_rows
+from kernel_helpers import assert_close, misaligned, randn, same_bits, strided_rows
 
 from quire.kernels import ACTIVATION_KINDS, reference
 
 native = pytest.importorskip("quire.kernels.native")
 
-CHANNELS = [1, 2, 15, 16, 17, 48, 63, 64, 65, 200, 1000]
-TOKENS = [0, 1, 3, 40]
+CHANNELS = [1, 2, 15, 16, 49, 64, 65, 1000]
+TOKENS = [0, 1, 40]
 
 
 def exact_norm(x: torch.Tensor, eps: float, centred: bool) -> torch.Tensor:
@@ -42,7 +42,7 @@ def test_rms_norm(isa: str, dtype: torch.dtype, channels: int, with_residual: bo
 
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize(("with_weight", "with_bias"), [(True, True), (True, False), (False, False)])
+@pytest.mark.parametrize(("with_weight", "with_bias"), [(True, True), (False, False)])
 def test_layer_norm(
     isa: str, dtype: torch.dtype, channels: int, with_residual: bool, with_weight: bool, with_bias: bool
 ) -> None:
@@ -55,7 +55,7 @@ def test_layer_norm(
         got = native.layer_norm(x, weight, bias, 1e-5, residual)
         exact = exact_norm(total, 1e-5, True)
         # The mean's rounding, as seen after the division by the deviation.
-        spread = total.double().std(-1, keepdim=True, unbiased=False) if channels > 1 else 0.0
+        spread = total.double().var(-1, keepdim=True, correction=0).sqrt() if channels > 1 else 0.0
         error = 4e-6 / (spread + math.sqrt(1e-5)) + 2e-6 * exact.abs()
         if weight is not None:
             exact, error = exact * weight.double(), error * weight.double().abs()
@@ -77,14 +77,15 @@ EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("kind", ACTIVATION_KINDS)
 def test_activation_over_the_whole_range(isa: str, dtype: torch.dtype, kind: str) -> None:
-    x = torch.cat([torch.linspace(-120, 120, 4001), torch.linspace(-3, 3, 4001), torch.tensor([0.0, -0.0, 1e-30])])
-    x = x.to(dtype)[None]
+    special = torch.tensor([0.0, -0.0, 1e-30])
+    x = torch.cat([torch.linspace(-120, 120, 4001), torch.linspace(-3, 3, 4001), special]).to(dtype)[None]
     exact = EXACT[kind](x.double())
-    # Relative to the input's size: below -5 the functions fall off faster than their float32 argument is exact.
-    assert_close(native.activation(x, kind), exact, exact.abs() * 2e-5 + x.double().abs() * 1e-12 + 1e-38)
+    got = native.activation(x, kind)
+    # Below -5 the functions fall off faster than their float32 argument is exact.
+    assert_close(got, exact, exact.abs() * 2e-5 + x.double().abs() * 1e-12 + 1e-38)
     near = x.abs() < 5
-    assert_close(native.activation(x, kind)[near], exact[near], exact[near].abs() * 4e-6)
-    torch.testing.assert_close(native.activation(x, kind), reference.activation(x, kind), rtol=1e-2, atol=1e-5)
+    assert_close(got[near], exact[near], exact[near].abs() * 4e-6)
+    torch.testing.assert_close(got, reference.activation(x, kind), rtol=1e-2, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ACTIVATION_KINDS)
@@ -107,7 +108,8 @@ def test_nan_is_kept(isa: str, dtype: torch.dtype, kind: str) -> None:
 
 
 def test_a_row_does_not_depend_on_its_company(isa: str, dtype: torch.dtype) -> None:
-    x, weight, bias = randn(300, 333, dtype=dtype), randn(333, dtype=dtype, seed=1), randn(333, dtype=dtype, seed=2)
+    x = randn(300, 333, dtype=dtype)
+    weight, bias = randn(333, dtype=dtype, seed=1), randn(333, dtype=dtype, seed=2)
     calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
         lambda x: native.rms_norm(x, weight, 1e-6),
         lambda x: native.rms_norm(x, weight, 1e-6, x.clone()),

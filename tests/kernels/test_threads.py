@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
-from helpers import randn, same_bits
+from kernel_helpers import randn, same_bits
 
 native = pytest.importorskip("quire.kernels.native")
 
@@ -70,7 +71,7 @@ def test_number_of_threads_changes_no_bit(own_threads: bool, restore_threads: No
 
 def test_threads_are_torchs() -> None:
     assert native.num_threads() == torch.get_num_threads()
-    if "libgomp" in open("/proc/self/maps").read():
+    if "libgomp" in Path("/proc/self/maps").read_text():
         assert native.thread_pool() == "torch's OpenMP"
 
 
@@ -94,5 +95,3 @@ def test_quire_isa(name: str) -> None:
         assert "unknown instruction set 'sse9'" in done.stderr
     else:
         assert done.stdout == name + "\n", done.stderr
-
-

@@ -17,7 +17,7 @@ def logits(
     prompt_len: int | None = None,
     block_size: int = 4,
 ) -> torch.Tensor:
-    """Return the scores [len(ids), vocabulary] of every token; `chunks` are the steps' sizes (all at once)."""
+    """Return the scores [len(ids), vocabulary] of every token; `chunks`: the steps' sizes (all at once)."""
     caches, table = pool(model, len(ids), block_size)
     start, parts = 0, []
     for size in chunks or [len(ids)]:
@@ -31,7 +31,7 @@ def logits(
 
 
 def pool(model: CausalLM, tokens: int, block_size: int) -> tuple[list[KVCache], torch.Tensor]:
-    """A pool poisoned with NaN, and the block table [1, B] of a sequence whose blocks are scattered over it."""
+    """A pool poisoned with NaN, and the block table [1, B] of a sequence whose blocks are scattered."""
     spec = model.kv_spec
     blocks = -(-tokens // block_size)
     shape = (2 * blocks + 1, spec.num_kv_heads, block_size, spec.head_dim)

@@ -51,7 +51,11 @@ def test_logits(checkpoint, architecture, variant):
 def test_bfloat16_is_as_close_to_float64_as_transformers_is(checkpoint, architecture, variant):
     theirs = tiny.make(architecture, variant).bfloat16()
     ids = tiny.token_ids()
-    exact = reference(copy.deepcopy(theirs).double(), ids).logits[0]
+    wide = copy.deepcopy(theirs).double()
+    for module in wide.modules():
+        if hasattr(module, "reorder_and_upcast_attn"):
+            module.reorder_and_upcast_attn = False  # it insists on float32; in float64 there is nothing to upcast
+    exact = reference(wide, ids).logits[0]
     ours = run_model.logits(load_model(checkpoint(architecture, variant), torch.bfloat16), ids)
 
     def error(logits: torch.Tensor) -> float:
@@ -63,7 +67,7 @@ def test_bfloat16_is_as_close_to_float64_as_transformers_is(checkpoint, architec
 @pytest.mark.parametrize("prompt", [10, 23, 24, 25, 33])
 @pytest.mark.parametrize("variant", LENGTH_DEPENDENT)
 def test_length_dependent_rope_is_that_of_a_request_alone(checkpoint, variant, prompt):
-    """Transformers reads the prompt at once, then token by token; the threshold (24, 64) falls before or after."""
+    """Transformers reads the prompt at once, then token by token; the threshold (24) may fall anywhere."""
     theirs = tiny.make("LlamaForCausalLM", variant)
     ids = tiny.token_ids()
     out = reference(theirs, ids[:prompt], use_cache=True)

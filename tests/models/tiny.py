@@ -1,6 +1,7 @@
 """Tiny random Hugging Face models: one table of configuration variants for each architecture.
 
-`build(architecture, variant, directory)` saves one, `cases()` lists them all; the engine's parity tests use them too.
+`build(architecture, variant, directory)` saves one, `cases()` lists them all; the engine's parity tests use
+them too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ _ROPE: dict[str, dict[str, Any]] = {
     "rope_dynamic": _rope("dynamic", factor=4.0) | {"max_position_embeddings": 24},
     "rope_yarn": _rope("yarn", factor=4.0, original_max_position_embeddings=16),
     "rope_yarn_mscale": _rope(
-        "yarn", factor=4.0, original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=1.2, truncate=False
+        "yarn",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        mscale=0.7,
+        mscale_all_dim=1.2,
+        truncate=False,
     ),
     "rope_yarn_attention_factor": _rope("yarn", factor=4.0, original_max_position_embeddings=16, attention_factor=1.3),
     "rope_longrope": _rope("longrope", factor=4.0, original_max_position_embeddings=24, **_LONGROPE),
@@ -131,7 +137,8 @@ TABLE: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
 }
 
 
-# Standard deviation of a projection's result for an input of one. Learned positions need more to be outweighed.
+# Standard deviation of a projection's result for an input of one. Learned positions need more to be
+# outweighed.
 GAIN = {"LlamaForCausalLM": 2.5, "OPTForCausalLM": 4.0, "GPT2LMHeadModel": 4.0}
 
 
@@ -154,9 +161,10 @@ def make(architecture: str, variant: str, seed: int = 0, **settings: Any) -> Any
 
 
 def randomise(model: Any, gain: float = 2.5) -> None:
-    """Draw every parameter, so that a model that forgets one looks wrong and greedy tokens do not settle on one.
+    """Draw every parameter: a model that forgets one looks wrong, and greedy tokens do not settle on one.
 
-    Biases at zero and norms at one would not show; weights as small as for training leave attention without effect.
+    Biases at zero and norms at one would not show; weights as small as for training leave attention without
+    effect.
     """
     with torch.no_grad():
         for name, parameter in model.named_parameters():

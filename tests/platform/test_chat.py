@@ -52,9 +52,7 @@ def tokenizer() -> Any:
     inner.decoder = decoders.ByteLevel()
     names = ["<s>", "</s>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=alphabet, special_tokens=names, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, special_tokens=names, show_progress=False)
     inner.train_from_iterator(["Hello well met the the"], trainer)
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     made = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
@@ -69,9 +67,7 @@ def render(template: str, **kwargs: Any) -> str:
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("generation", [True, False])
 @pytest.mark.parametrize("template_kwargs", [{}, {"mood": "calm"}])
-def test_renders_what_transformers_renders(
-    tools: Any, generation: bool, template_kwargs: dict[str, str]
-) -> None:
+def test_renders_what_transformers_renders(tools: Any, generation: bool, template_kwargs: dict[str, str]) -> None:
     theirs = tokenizer().apply_chat_template(
         CHAT, tools=tools, add_generation_prompt=generation, tokenize=False, **template_kwargs
     )

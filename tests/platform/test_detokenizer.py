@@ -52,9 +52,7 @@ def byte_fallback(strip: bool = True) -> Any:
     for pair in (("\u2581", "t"), ("h", "e"), ("\u2581t", "he"), ("\u2581", "\u2581"), ("o", "x")):
         vocabulary["".join(pair)] = len(vocabulary)
         merges.append(pair)
-    tokenizer = Tokenizer(
-        models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
-    )
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     steps = [normalizers.Prepend("\u2581")] if strip else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
     tail = [decoders.Strip(" ", 1, 0)] if strip else []
@@ -78,9 +76,7 @@ def word_piece() -> Any:
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=300, special_tokens=[*SPECIAL, "<unk>"], show_progress=False
-    )
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=[*SPECIAL, "<unk>"], show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     return wrap(tokenizer)
 
@@ -120,9 +116,7 @@ UNICODE = st.lists(
 ).map("".join)
 
 
-def stream(
-    tokenizer: Any, ids: Iterable[int], prompt: Iterable[int] = (), **kwargs: Any
-) -> tuple[str, list[str]]:
+def stream(tokenizer: Any, ids: Iterable[int], prompt: Iterable[int] = (), **kwargs: Any) -> tuple[str, list[str]]:
     """The whole text, and the pieces in which it became safe to hand out."""
     detokenizer = Detokenizer(tokenizer, list(prompt), SamplingParams(**kwargs))
     pieces, sent = [], 0
@@ -377,9 +371,7 @@ def test_decode_token_shows_the_token_itself() -> None:
     assert decode_token(tokenizer, fallback_bytes(b"\xe2")[0]) == "\ufffd"
     assert decode_token(tokenizer, tokenizer.eos_token_id) == "</s>"
     assert decode_token(tokenizer, len(tokenizer) + 5) == ""
-    assert decode_token(byte_level(), byte_level().encode(" dog", add_special_tokens=False)[0]).startswith(
-        " "
-    )
+    assert decode_token(byte_level(), byte_level().encode(" dog", add_special_tokens=False)[0]).startswith(" ")
     assert decode_token(MAKERS["word_piece"](), MAKERS["word_piece"]().convert_tokens_to_ids("dog")) == "dog"
 
 

@@ -38,7 +38,14 @@ def drain(engine: LLMEngine) -> dict[str, list]:
 def test_all_forms_of_a_prompt_mean_the_same(tiny_llm):
     text = "The red circle"
     ids = tiny_llm.get_tokenizer()(text).input_ids
-    forms = [text, ids, tuple(ids), {"prompt": text}, {"prompt_token_ids": ids}, {"prompt": text, "prompt_token_ids": ids}]
+    forms = [
+        text,
+        ids,
+        tuple(ids),
+        {"prompt": text},
+        {"prompt_token_ids": ids},
+        {"prompt": text, "prompt_token_ids": ids},
+    ]
     outputs = generate(tiny_llm, forms)
     assert len({tuple(o.outputs[0].token_ids) for o in outputs}) == 1
     assert [o.prompt for o in outputs] == [text, None, None, text, None, text]
@@ -50,7 +57,9 @@ def test_all_forms_of_a_prompt_mean_the_same(tiny_llm):
 
 def test_text_is_that_of_the_tokenizer(tiny_llm):
     output = generate(tiny_llm, "Once upon")[0]
-    assert output.outputs[0].text == tiny_llm.get_tokenizer().decode(output.outputs[0].token_ids, skip_special_tokens=True)
+    assert output.outputs[0].text == tiny_llm.get_tokenizer().decode(
+        output.outputs[0].token_ids, skip_special_tokens=True
+    )
 
 
 def test_parameters_for_each_prompt(tiny_llm):

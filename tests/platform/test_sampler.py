@@ -78,8 +78,7 @@ MIXED = [
 def test_a_row_is_the_same_bitwise_alone_and_in_a_crowd(vocab: int) -> None:
     logits = peaked(33, vocab)
     specs = [
-        spec(row, MIXED[row % len(MIXED)], [1, 2, 3], [7, 9, 9], row * 31, [4], ((9, 5), (6,)))
-        for row in range(33)
+        spec(row, MIXED[row % len(MIXED)], [1, 2, 3], [7, 9, 9], row * 31, [4], ((9, 5), (6,))) for row in range(33)
     ]
     together = sample(logits, specs)
     assert len({drawn.token_id for drawn in together}) > 5
@@ -106,9 +105,7 @@ def test_the_logits_are_left_as_they_are() -> None:
 def test_draws_depend_on_seed_and_position_only() -> None:
     logits = torch.zeros(1, 1000)
     params = SamplingParams()
-    by_position = [
-        sample(logits, [spec(params=params, output=[1] * n, seed=5)])[0].token_id for n in range(40)
-    ]
+    by_position = [sample(logits, [spec(params=params, output=[1] * n, seed=5)])[0].token_id for n in range(40)]
     again = [sample(logits, [spec(params=params, output=[2] * n, seed=5)])[0].token_id for n in range(40)]
     other = [sample(logits, [spec(params=params, output=[1] * n, seed=6)])[0].token_id for n in range(40)]
     assert by_position == again and len(set(by_position)) > 30
@@ -205,9 +202,7 @@ def test_equal_logits_rank_by_token_id() -> None:
     assert sample(logits, [spec()])[0].token_id == 1
     two = {sample(logits, [spec(params=SamplingParams(top_k=2), seed=n)])[0].token_id for n in range(60)}
     assert two == {1, 2}
-    nucleus = {
-        sample(logits, [spec(params=SamplingParams(top_p=0.5), seed=n)])[0].token_id for n in range(60)
-    }
+    nucleus = {sample(logits, [spec(params=SamplingParams(top_p=0.5), seed=n)])[0].token_id for n in range(60)}
     assert nucleus == {1, 2}
     (top,) = top_logprobs(logits, [3], 7)
     assert top.ids == (1, 2, 3, 6, 0, 4, 5) and top.rank == 3
@@ -234,9 +229,7 @@ def test_a_block_without_weight_is_never_drawn() -> None:
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.9), SamplingParams(top_k=3)])
-def test_the_ends_of_the_unit_interval(
-    number: float, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ends_of_the_unit_interval(number: float, params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "uniform", lambda seed, position: number)
     for vocab in (3, 255, 256, 257, 1001):
         logits = peaked(1, vocab, seed=vocab)
@@ -255,9 +248,7 @@ def constrained(logits: torch.Tensor, one: SampleSpec) -> np.ndarray:
 def test_repetition_penalty_is_transformers() -> None:
     logits = peaked(1, 500)
     prompt, output = [1, 2, 3, 3, 499], [7, 2, 8]
-    ours = constrained(
-        logits[0], spec(params=SamplingParams(repetition_penalty=1.3), prompt=prompt, output=output)
-    )
+    ours = constrained(logits[0], spec(params=SamplingParams(repetition_penalty=1.3), prompt=prompt, output=output))
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([prompt + output]), logits.clone())
     np.testing.assert_array_equal(ours, theirs[0].numpy())
 
@@ -280,10 +271,7 @@ def test_ids_may_be_arrays_and_lie_outside_the_vocabulary() -> None:
 def test_logit_bias_and_allowed_tokens() -> None:
     logits = torch.tensor([[5.0, 0.0, 0.0, 1.0]])
     assert sample(logits, [spec(params=SamplingParams(temperature=0, logit_bias={2: 6}))])[0].token_id == 2
-    assert (
-        sample(logits, [spec(params=SamplingParams(temperature=0, allowed_token_ids=[1, 3]))])[0].token_id
-        == 3
-    )
+    assert sample(logits, [spec(params=SamplingParams(temperature=0, allowed_token_ids=[1, 3]))])[0].token_id == 3
     counts = draw_many(logits[0].tolist(), SamplingParams(allowed_token_ids=[1, 2]), 400)
     assert counts[1] + counts[2] == 400 and min(counts[1], counts[2]) > 100
     # A bias lifts no token that is not allowed.
@@ -294,9 +282,7 @@ def test_logit_bias_and_allowed_tokens() -> None:
 def test_min_tokens_forbids_the_end_until_then() -> None:
     logits = torch.tensor([[0.0, 9.0, 8.0, 1.0]])
     params = SamplingParams(temperature=0, min_tokens=2)
-    chosen = [
-        sample(logits, [spec(params=params, output=[0] * n, stop=[1, 2])])[0].token_id for n in range(4)
-    ]
+    chosen = [sample(logits, [spec(params=params, output=[0] * n, stop=[1, 2])])[0].token_id for n in range(4)]
     assert chosen == [3, 3, 1, 1]
 
 

@@ -1,4 +1,4 @@
-"""What models are built of. Parameters are named as in the Hugging Face state dict; the rest are plain objects."""
+"""What models are built of: modules where there are parameters, plain objects and functions elsewhere."""
 
 from quire.models.layers.activation import activation, gated_activation
 from quire.models.layers.attention import PagedAttention

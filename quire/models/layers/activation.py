@@ -63,8 +63,8 @@ def _elementwise(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         raise UnsupportedModelError(f"Activation {name!r} has weights of its own, which quire does not load.")
 
     def by_row(x: torch.Tensor) -> torch.Tensor:
-        # torch treats the last few elements of a call otherwise than the rest, and not to the same bit. Token by
-        # token, each in memory of its own, a result cannot depend on what shares the batch.
+        # torch treats the last few elements of a call otherwise than the rest, and not to the same bit. Token
+        # by token, each in memory of its own, a result cannot depend on what shares the batch.
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         for row, result in zip(x, out, strict=True):
             result.copy_(function(row.clone()))

@@ -12,13 +12,11 @@ from quire.models.layers.rotary import RotaryTable
 class PagedAttention:
     """Rotate, store and attend.
 
-    num_kv_heads divides num_heads; every key head serves num_heads / num_kv_heads query heads. scale multiplies
-    the products of query and key (1 / sqrt(head_dim) by default).
+    num_kv_heads divides num_heads; every key head serves num_heads / num_kv_heads query heads. scale
+    multiplies the products of query and key (1 / sqrt(head_dim) by default).
     """
 
-    def __init__(
-        self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float | None = None
-    ) -> None:
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, scale: float | None = None) -> None:
         self.head_dim = head_dim
         self.sections = [num_heads, num_kv_heads, num_kv_heads]
         self.size = num_heads * head_dim

@@ -18,9 +18,7 @@ class Linear(nn.Module):
         self.in_features = in_features
         self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
-        self.register_parameter(
-            "bias", nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
-        )
+        self.register_parameter("bias", nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None)
 
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x: [T, in_features] -> [T, out_features], in `out_dtype` (x's by default)."""

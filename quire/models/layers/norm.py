@@ -1,4 +1,4 @@
-"""The norms. Each can take what is to be added to the residual stream along, which saves a pass over memory."""
+"""The norms. Each can first add to the residual stream, which saves a pass over memory."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ class LayerNorm(nn.Module):
         super().__init__()
         self.eps = eps
         for name in ("weight", "bias"):
-            self.register_parameter(
-                name, nn.Parameter(torch.empty(size), requires_grad=False) if affine else None
-            )
+            self.register_parameter(name, nn.Parameter(torch.empty(size), requires_grad=False) if affine else None)
 
     def forward(self, residual: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """Normalise residual [T, size]; with `added` [T, size], do `residual += added` first, in place."""

@@ -1,9 +1,9 @@
 """Rotary position embeddings (arXiv:2104.09864) of every type that transformers knows.
 
-The frequencies come from transformers' own functions, so a type that it adds tomorrow needs no line here. Two kinds
-of type are told apart: static ones, whose frequencies are the model's, and those that depend on the length of the
-sequence ("dynamic", "longrope"). Transformers recomputes the latter from the longest position of a forward call.
-Here a token's frequencies must not depend on how its request was cut into steps, so:
+The frequencies come from transformers' own functions, so a type that it adds tomorrow needs no line here. Two
+kinds of type are told apart: static ones, whose frequencies are the model's, and those that depend on the
+length of the sequence ("dynamic", "longrope"). Transformers recomputes the latter from the longest position
+of a forward call. Here a token's frequencies must not depend on how its request was cut into steps, so:
 
 * a token of the prompt takes the frequencies for the prompt's length,
 * an output token at position p takes those for length p + 1.
@@ -26,9 +26,9 @@ from quire.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# The static table is made by so many rows at a time, when a position first needs them: that of a model with 131072
-# positions would take 64 MB and a second at start-up. A page is always made whole, by a call of one shape, so that a
-# row's bits do not depend on when it was made.
+# The static table is made by so many rows at a time, when a position first needs them: that of a model with
+# 131072 positions would take 64 MB and a second at start-up. A page is always made whole, by a call of one
+# shape, so that a row's bits do not depend on when it was made.
 _PAGE = 2048
 
 # (inverse frequencies [R / 2] float32, factor on cosine and sine)
@@ -49,7 +49,8 @@ class RotaryEmbedding:
     Reads `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (4), `partial_rotary_factor`,
     `head_dim` and `max_position_embeddings`.
 
-    max_positions: how far the embedding reaches; types that stretch the context by a factor reach that much further.
+    max_positions: how far the embedding reaches; types that stretch the context by a factor reach that much
+    further.
     threshold: None for a static type, or the length above which the frequencies depend on it.
     """
 
@@ -90,6 +91,7 @@ class RotaryEmbedding:
 
     def _by_length(self, ctx: ForwardContext) -> RotaryTable:
         """A table with one row for each of the step's tokens, [T, R]."""
+        assert self.threshold is not None
         positions = ctx.positions.cpu()
         owner = torch.repeat_interleave(ctx.query_start.cpu().diff())
         prompt = ctx.prompt_len.cpu()[owner].long()
@@ -164,7 +166,7 @@ def _original_length(config: PretrainedConfig, parameters: dict[str, Any]) -> in
 
 
 def _max_positions(config: PretrainedConfig, kind: str, parameters: dict[str, Any], original: int) -> int:
-    """`max_position_embeddings` is the stretched length for llama3 and longrope, the original one for the rest."""
+    """`max_position_embeddings` is the stretched length for llama3 and longrope, else the original."""
     factor = parameters.get("factor") or 1.0
     if kind == "yarn":
         return max(config.max_position_embeddings, int(original * factor))
@@ -176,8 +178,8 @@ def _max_positions(config: PretrainedConfig, kind: str, parameters: dict[str, An
 def _cos_sin(positions: torch.Tensor, frequencies: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
     """positions [P], frequencies [R / 2] or [P, R / 2] -> [P, R] float32.
 
-    Angles are float32 products, as transformers has them. Their cosines are taken in float64 and rounded: in float32,
-    torch's last bit depends on where in the call an element stands.
+    Angles are float32 products, as transformers has them. Their cosines are taken in float64 and rounded: in
+    float32, torch's last bit depends on where in the call an element stands.
     """
     angles = (positions.float().unsqueeze(1) * frequencies).double()
     return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=1).float()

@@ -1,0 +1,49 @@
+# make run    set everything up, then let the bundled model answer a prompt
+# make test   the same set-up, then all tests
+#
+# PYTHON=python3.12 chooses the interpreter; VENV=dir another place for the environment.
+# On Linux, PyPI's torch brings gigabytes of CUDA packages: TORCH_INDEX offers a build for the CPU first.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?=
+PROMPT ?= Who are you, and what do you know?
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
+
+.PHONY: run test lint bench clean setup
+.DEFAULT_GOAL := run
+
+run: $(READY)
+	@$(BIN)/quire run "$(PROMPT)"
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python benchmarks/throughput.py $(MODEL)
+	$(BIN)/python benchmarks/startup.py $(MODEL)
+
+setup: $(READY)
+
+# The last line is only reached when all went well, so an interrupted set-up is done again.
+$(READY): $(SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "quire needs Python 3.10 or newer, and $(PYTHON) is not: make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -c 'import torch' 2>/dev/null || \
+	  $(BIN)/pip install --quiet --retries 1 --timeout 30 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" torch
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis quire/kernels/_C*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,109 @@
+"""How fast the native kernels are, next to torch's: `python benchmarks/kernels.py [--rounds N]`.
+
+Both sides of a comparison take turns call by call on a machine that may be busy with other things; what is
+printed is a low percentile of each side's calls, and their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from quire.kernels import native
+
+PERCENTILE = 0.1
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+
+
+def alternate(calls: dict[str, Callable[[int], object]], repeats: int) -> dict[str, float]:
+    """Seconds of one call of each kind; a call gets its number, to choose its operands by."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for i in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call(i)
+            times[name].append(time.perf_counter() - start)
+    return {name: sorted(spent)[int(len(spent) * PERCENTILE)] for name, spent in times.items()}
+
+
+def linear_table(name: str, rows: int, features: int, tokens: list[int], rounds: int) -> None:
+    """One shape, with so many weights that no cache holds them."""
+    dtype = DTYPES[name]
+    size = rows * features * dtype.itemsize
+    weights = [(torch.randn(rows, features) * 0.02).to(dtype) for _ in range(max(2, 256_000_000 // size))]
+    for count in tokens:
+        x = torch.randn(count, features).to(dtype)
+        calls: dict[str, Callable[[int], object]] = {
+            "quire": lambda i, x=x: native.linear(x, (weights[i % len(weights)],), (None,)),
+            "torch": lambda i, x=x: F.linear(x, weights[-1 - i % len(weights)]),
+        }
+        spent = alternate(calls, max(20, int(rounds * 64 / (1 + count / 8))))
+        work, line = 2e-9 * count * rows * features, f"{name}  {rows:6}x{features:<5} {count:4}"
+        for side in spent.values():
+            line += f"  {work / side:6.0f} GFLOP/s {size / side * 1e-9:5.1f} GB/s"
+        print(f"{line}  {spent['torch'] / spent['quire']:5.2f}", flush=True)
+
+
+def pool_table(rounds: int) -> None:
+    """torch's product and ours in turns against each alone: near 1 where both run on the same threads."""
+    x, big = torch.randn(8, 1024).bfloat16(), torch.randn(256, 512)
+    weights = [torch.randn(2816, 1024).bfloat16() for _ in range(32)]
+
+    def ours(i: int) -> object:
+        return native.linear(x, (weights[i % 32],), (None,))
+
+    def theirs(i: int) -> object:
+        return big @ big.T
+
+    repeats = 64 * rounds
+    both: dict[str, Callable[[int], object]] = {"ours": ours, "theirs": theirs}
+    alone = sum(alternate({name: call}, repeats)[name] for name, call in both.items())
+    turns = sum(alternate(both, repeats).values())
+    ratio = turns / alone
+    print(
+        f"{native.thread_pool()}: in turns {turns * 1e6:.0f} us, apart {alone * 1e6:.0f} us, ratio {ratio:.2f}"
+    )
+
+
+def overhead_table() -> None:
+    """Microseconds of a call so small that it is all overhead."""
+    x, weight, key = (torch.randn(*shape).bfloat16() for shape in ((1, 64), (64,), (1, 1, 64)))
+    matrix, positions = torch.randn(8, 64).bfloat16(), torch.zeros(1, dtype=torch.long)
+    cos_sin, keys = torch.randn(4, 64), torch.zeros(2, 1, 16, 64).bfloat16()
+    calls: dict[str, Callable[[int], object]] = {
+        "linear, 1 weight": lambda i: native.linear(x, (matrix,), (None,)),
+        "linear, 3 weights": lambda i: native.linear(x, (matrix,) * 3, (None,) * 3),
+        "rms_norm": lambda i: native.rms_norm(x, weight, 1e-5),
+        "rotary": lambda i: native.rotary(key, key, positions, cos_sin),
+        "activation_and_mul": lambda i: native.activation_and_mul(x, "silu"),
+        "write_kv": lambda i: native.write_kv(key, key, keys, keys, positions),
+        "torch.empty": lambda i: torch.empty((1, 64), dtype=torch.bfloat16),
+    }
+    for name, seconds in alternate(calls, 2000).items():
+        print(f"{name:20} {seconds * 1e6:5.1f} us")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=4, help="more gives steadier figures")
+    rounds = parser.parse_args().rounds
+    print(f"{native.isa()}, {native.num_threads()} threads, {native.thread_pool()}")
+    overhead_table()
+    pool_table(rounds)
+    print(
+        "       weight       T   quire                       torch                       torch time / quire time"
+    )
+    linear_table("bf16", 2816, 1024, [1, 2, 4, 8, 16, 32, 64, 128, 512], rounds)
+    linear_table("bf16", 32000, 1024, [1, 8, 32], rounds)
+    linear_table("bf16", 1024, 2816, [1, 8, 32, 128], rounds)
+    linear_table("bf16", 4096, 4096, [1, 8, 32, 128], rounds)
+    linear_table("fp32", 2816, 1024, [1, 8, 32, 128], rounds)
+    linear_table("fp16", 2816, 1024, [1, 8, 32, 128], rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The command `quire`. A command's imports stand inside it: `quire --help` must not wait for torch."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Optional
+
+import typer
+
+from quire import __version__
+from quire.server.terminal import errors_in_one_line
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Serve Hugging Face language models and LoRA adapters on one block-managed KV cache.",
+)
+
+# typer reads these annotations at run time, and on Python 3.10 it cannot read `int | None` in a string.
+_Text = Optional[str]  # noqa: UP045
+_Int = Optional[int]  # noqa: UP045
+_Flag = Optional[bool]  # noqa: UP045
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Dtype = Annotated[
+    _Text, typer.Option(help="auto (the checkpoint's), bfloat16, float16 or float32.", show_default="auto")
+]
+
+
+class Case(str, Enum):
+    """What `quire bench` measures."""
+
+    single = "single"
+    batch = "batch"
+    all = "all"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"quire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    words: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="[MODEL] [PROMPT]", help="A directory or hub id; the prompt. See above."),
+    ] = None,
+    chat: Annotated[_Flag, typer.Option("--chat/--no-chat", help="Hold a conversation.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt; apply no chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token each time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from this many likeliest tokens; 0: from all.")] = 0,
+    seed: Annotated[_Int, typer.Option(help="Same seed, same draws.", show_default="random")] = None,
+    dtype: _Dtype = None,
+    max_model_len: Annotated[
+        _Int, typer.Option(help="Most tokens of prompt and answer.", show_default="the model's")
+    ] = None,
+    revision: Annotated[_Text, typer.Option(help="The hub's branch, tag or commit.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Report speed, even to a pipe.")] = False,
+) -> None:
+    """Answer a prompt, or hold a conversation, on the terminal.
+
+    One argument is the prompt, for the bundled model; of two, the first names
+    the model. Without a prompt, or with "-" for it, standard input is read;
+    on a terminal, a conversation begins.
+
+    With --chat, one argument names the model. Ctrl-C stops an answer, /clear
+    forgets the conversation, /exit or Ctrl-D leaves.
+
+    A model that has a chat template is asked the prompt. One that has none
+    continues it, and so does every model with --raw.
+    """
+    from quire.server import run as command
+
+    if chat and raw:
+        raise typer.BadParameter("--chat and --raw exclude each other: a conversation needs a template.")
+    with errors_in_one_line():
+        command.run(
+            command.Task.from_words(words or [], chat, raw),
+            dict(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens),
+            dict(dtype=dtype, max_model_len=max_model_len, revision=revision),
+            verbose,
+        )
+
+
+@app.command()
+def models(as_json: _Json = False) -> None:
+    """List the architectures that quire serves, those of plug-ins included."""
+    from quire.server import models as command
+
+    with errors_in_one_line():
+        command.show(as_json)
+
+
+@app.command()
+def doctor(as_json: _Json = False) -> None:
+    """Say what quire will run on, what is missing and how to get it. Exit code 1: quire cannot run."""
+    from quire.server import doctor as command
+
+    if not command.show(as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    model: Annotated[
+        _Text, typer.Argument(help="A directory or hub id.", show_default="the bundled model")
+    ] = None,
+    case: Annotated[Case, typer.Option(help="One request, a batch, or both.")] = Case.all,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in the batch.")] = 32,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns that each engine gets; medians are shown.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of prompts and lengths.")] = 0,
+    dtype: _Dtype = None,
+    block_size: Annotated[_Int, typer.Option(help="Tokens in a KV block.", show_default="quire's")] = None,
+    transformers: Annotated[
+        bool, typer.Option("--transformers/--no-transformers", help="Measure transformers' generate too.")
+    ] = True,
+    as_json: _Json = False,
+) -> None:
+    """Measure output tokens per second, next to transformers on the same machine in the same minutes."""
+    from quire.server import bench as command
+
+    with errors_in_one_line():
+        cases = command.cases(case.value, requests, seed)
+        report = command.measure(model, cases, rounds, dtype, block_size, transformers)
+        command.show(report, as_json)

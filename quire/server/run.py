@@ -1,0 +1,212 @@
+"""`quire run`: one answer or a conversation, streamed to the terminal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import typer
+
+from quire.errors import QuireError, RequestError
+from quire.platform.chat import render_chat
+from quire.platform.engine import LLMEngine
+from quire.platform.intake import PromptType
+from quire.platform.llm import LLM
+from quire.platform.sampling_params import RequestOutputKind, SamplingParams
+from quire.server.terminal import console, error_console, print_error
+
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended, as shells have it
+
+# A model's text must not move the cursor or change the terminal's settings.
+_CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\t"), ord("\n")})
+
+_serial = count()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the arguments ask for. model None: the bundled one. prompt None: none yet, ask for it."""
+
+    model: str | None
+    prompt: str | None
+    chat: bool
+    raw: bool
+
+    @classmethod
+    def from_words(cls, words: list[str], chat: bool | None, raw: bool) -> Task:
+        """Tell the model from the prompt by the number of words; read stdin where that is the prompt."""
+        if len(words) > 2:
+            raise QuireError(f"{len(words)} arguments: quote the prompt, as in quire run MODEL 'a prompt'.")
+        if chat:
+            model, prompt = [*words, None, None][:2]
+            return cls(model, _stdin_text(raw) if prompt == "-" else prompt, True, raw)
+        model, prompt = [None, None, *words][-2:]
+        if len(words) == 1 and (Path(words[0]) / "config.json").is_file():
+            raise QuireError(f"{words[0]} is a model: add a prompt, or '-' to read it from stdin, or --chat.")
+        if prompt is None and chat is None and not raw and sys.stdin.isatty():
+            return cls(model, None, True, raw)
+        return cls(model, _stdin_text(raw) if prompt in (None, "-") else prompt, False, raw)
+
+
+def _stdin_text(raw: bool) -> str:
+    text = sys.stdin.read()
+    # The newline that a shell's echo adds would change what the model continues.
+    text = text.removesuffix("\n") if raw else text.strip()
+    if not text:
+        raise QuireError("no prompt: give it as an argument or on standard input.")
+    return text
+
+
+def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], verbose: bool) -> None:
+    """Load the model and answer. Raises QuireError; exits with 130 when Ctrl-C ends the only answer."""
+    if task.model is None and settings.get("revision"):
+        raise QuireError("--revision is for models of the hub; the bundled model has none. Name a model.")
+    params = SamplingParams(**sampling, output_kind=RequestOutputKind.DELTA)
+    llm = LLM(task.model, max_num_seqs=1, **settings)
+    if task.chat:
+        _converse(llm, params, task.prompt, verbose)
+        return
+    assert task.prompt is not None
+    prompt: PromptType = task.prompt
+    if not task.raw and getattr(llm.get_tokenizer(), "chat_template", None):
+        prompt = _render(llm, [{"role": "user", "content": task.prompt}])
+    answer = stream(llm.llm_engine, prompt, params, _write)
+    _report(answer, verbose)
+    if answer.finish_reason == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _render(llm: LLM, messages: list[dict[str, str]]) -> PromptType:
+    return {"prompt_token_ids": render_chat(llm.get_tokenizer(), messages)}
+
+
+def _converse(llm: LLM, params: SamplingParams, first: str | None, verbose: bool) -> None:
+    """Ask and answer until the user leaves. What has been said before is found in the prefix cache."""
+    messages: list[dict[str, str]] = []
+    if sys.stdin.isatty():
+        error_console().print("/clear forgets the conversation, /exit or Ctrl-D leaves.", style="dim")
+    while True:
+        text = first if first is not None else _ask()
+        first = None
+        if text is None or text == "/exit":
+            return
+        if text == "/clear":
+            messages.clear()
+        if text in ("", "/clear"):
+            continue
+        messages.append({"role": "user", "content": text})
+        try:
+            answer = stream(llm.llm_engine, _render(llm, messages), params, _write)
+        except RequestError as error:
+            messages.pop()
+            print_error(f"{error} (/clear forgets the conversation so far)" if messages else error)
+            if not sys.stdin.isatty():  # nobody is there to mend it
+                raise typer.Exit(1) from None
+            continue
+        messages.append({"role": "assistant", "content": answer.text})
+        _report(answer, verbose)
+
+
+def _ask() -> str | None:
+    """The user's next message; None at the end of the input."""
+    interactive = sys.stdin.isatty()
+    if interactive:
+        import readline  # noqa: F401  (importing it gives `input` line editing and a history)
+    try:
+        return console().input("[bold green]>>> [/]" if interactive else "").strip()
+    except EOFError:
+        if interactive:
+            print()
+        return None
+    except KeyboardInterrupt:  # the line is dropped, as in a shell
+        print()
+        return ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was streamed, and how fast. Times in seconds; rate in tokens per second after the first token."""
+
+    text: str
+    num_tokens: int
+    finish_reason: str
+    time_to_first_token: float
+    rate: float | None
+
+
+def stream(
+    engine: LLMEngine, prompt: PromptType, params: SamplingParams, show: Callable[[str], None]
+) -> Answer:
+    """Run one request to its end, or until Ctrl-C, showing its text as it comes.
+
+    Raises RequestError for a prompt that cannot be served and for a request that fails on the way.
+    """
+    request_id = f"run-{next(_serial)}"
+    pieces: list[str] = []
+    tokens, reason = 0, "interrupted"
+    begin = first = last = time.perf_counter()
+    engine.add_request(request_id, prompt, params)
+    try:
+        with _HeldInterrupt() as interrupt:
+            while engine.has_unfinished_requests() and not interrupt.pressed:
+                for output in engine.step():
+                    completion = output.outputs[0]  # type: ignore[union-attr]
+                    last = time.perf_counter()
+                    first = last if tokens == 0 else first
+                    tokens += len(completion.token_ids)
+                    pieces.append(completion.text)
+                    show(completion.text)
+                    if completion.finish_reason == "error":
+                        raise RequestError(f"the request failed: {completion.stop_reason}")
+                    reason = completion.finish_reason or reason
+    finally:
+        engine.abort_request(request_id)  # frees the blocks of an answer that was stopped
+        show("\n")
+    rate = (tokens - 1) / (last - first) if tokens > 1 and last > first else None
+    return Answer("".join(pieces), tokens, reason, first - begin, rate)
+
+
+class _HeldInterrupt:
+    """Keeps Ctrl-C until a step is done, so that none is cut in half. A second one is not kept."""
+
+    pressed = False
+
+    def __enter__(self) -> _HeldInterrupt:
+        self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text.translate(_CONTROL) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def _report(answer: Answer, verbose: bool) -> None:
+    out = error_console()
+    if not (verbose or out.is_terminal):
+        return
+    facts = [f"{answer.num_tokens} token{'s' * (answer.num_tokens != 1)}"]
+    if answer.rate is not None:
+        facts.append(f"{answer.rate:.1f} tok/s")
+    if answer.num_tokens:
+        facts.append(f"first token after {answer.time_to_first_token:.2f} s")
+    if answer.finish_reason != "stop":
+        facts.append("cut off by the length limit" if answer.finish_reason == "length" else "interrupted")
+    out.print(", ".join(facts), style="dim")

@@ -1,0 +1,476 @@
+"""What the loader takes, what it refuses, and that it copies nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import run_model
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from quire.errors import CheckpointError, UnsupportedModelError
+from quire.models.checkpoint import INDEX, SINGLE
+from quire.models.loader import load_config, load_model, resolve_checkpoint
+
+LLAMA, OPT, GPT2 = tiny.TABLE
+
+
+@pytest.fixture
+def copy_of(checkpoint, tmp_path):
+    """copy_of(architecture, variant) -> a directory of the test's own."""
+
+    def copy(architecture: str = LLAMA, variant: str = "gqa") -> Path:
+        return Path(shutil.copytree(checkpoint(architecture, variant), tmp_path / f"{architecture}-{variant}"))
+
+    return copy
+
+
+def edit_config(path: Path, **fields) -> Path:
+    config = json.loads((path / "config.json").read_text()) | fields
+    (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+    return path
+
+
+def edit_weights(path: Path, change) -> Path:
+    tensors = load_file(path / SINGLE)
+    save_file(change(tensors) or tensors, path / SINGLE, metadata={"format": "pt"})
+    return path
+
+
+def logits_of(path: Path, dtype="auto") -> torch.Tensor:
+    return run_model.logits(load_model(path, dtype), tiny.token_ids(12))
+
+
+def fails(path: Path, error: type[Exception], *parts: str, dtype="auto") -> str:
+    with pytest.raises(error) as caught:
+        load_model(path, dtype)
+    for part in parts:
+        assert part in str(caught.value)
+    return str(caught.value)
+
+
+# What is taken
+
+
+def test_the_model_comes_ready(checkpoint):
+    model = load_model(checkpoint(LLAMA, "gqa"))
+    assert not model.training
+    assert not any(parameter.requires_grad or parameter.is_meta for parameter in model.parameters())
+    assert [name for name, _ in model.named_parameters()] == [n for n, _ in tiny.make(LLAMA, "gqa").named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "variant"), [(LLAMA, "gqa"), (LLAMA, "tied"), (OPT, "projected"), (GPT2, "relu")]
+)
+def test_shards(checkpoint, tmp_path, architecture, variant):
+    path = tiny.save(tiny.make(architecture, variant), tmp_path, max_shard_size="20KB")
+    assert (path / INDEX).exists() and not (path / SINGLE).exists()
+    assert len(list(path.glob("*.safetensors"))) > 2
+    assert torch.equal(logits_of(path), logits_of(checkpoint(architecture, variant)))
+
+
+@pytest.mark.parametrize(
+    ("stored", "named", "asked", "got"),
+    [
+        ("float32", "float32", "auto", torch.float32),
+        ("float16", "float16", "auto", torch.float16),
+        ("bfloat16", "bfloat16", "auto", torch.bfloat16),
+        ("float32", "bfloat16", "auto", torch.bfloat16),
+        ("float16", None, "auto", torch.float16),
+        ("float64", "float32", "auto", torch.float32),
+        ("float16", "float16", "float32", torch.float32),
+        ("float16", "float16", "float", torch.float32),
+        ("float32", "float32", "half", torch.float16),
+        ("float32", "float32", "float16", torch.float16),
+        ("float32", "float32", "bfloat16", torch.bfloat16),
+        ("float32", "float32", torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_dtypes(copy_of, stored, named, asked, got):
+    path = edit_config(copy_of(), dtype=named if named else ..., torch_dtype=named if named else ...)
+    edit_weights(path, lambda tensors: {k: v.to(getattr(torch, stored)) for k, v in tensors.items()})
+    assert {parameter.dtype for parameter in load_model(path, asked).parameters()} == {got}
+
+
+@pytest.mark.parametrize("asked", ["int8", "float64", "fp8", torch.int32])
+def test_other_dtypes_are_refused(checkpoint, asked):
+    fails(checkpoint(LLAMA, "gqa"), CheckpointError, str(asked).removeprefix("torch."), "bfloat16", dtype=asked)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "variant", "prefix", "replacement"),
+    [
+        (GPT2, "relu", "transformer.", ""),
+        (OPT, "projected", "model.decoder.", "decoder."),
+    ],
+)
+def test_both_namings(copy_of, checkpoint, architecture, variant, prefix, replacement):
+    path = copy_of(architecture, variant)
+    edit_weights(path, lambda tensors: {k.replace(prefix, replacement, 1): v for k, v in tensors.items()})
+    assert torch.equal(logits_of(path), logits_of(checkpoint(architecture, variant)))
+
+
+def test_tensors_that_old_versions_stored_are_ignored(copy_of):
+    llama, gpt2 = copy_of(LLAMA, "gqa"), copy_of(GPT2, "relu")
+    edit_weights(llama, lambda t: t | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)})
+    masks = {
+        "transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8),
+        "transformer.h.1.attn.masked_bias": torch.ones(1),
+    }
+    edit_weights(gpt2, lambda t: t | masks)
+    load_model(llama), load_model(gpt2)
+
+
+def test_tied_weights(copy_of, checkpoint):
+    """As transformers: an absent one takes the other's; equal ones are one; different ones stay two."""
+    embed, head = "model.embed_tokens.weight", "lm_head.weight"
+    model = load_model(checkpoint(LLAMA, "tied"))
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    want = logits_of(checkpoint(LLAMA, "tied"))
+    path = copy_of(LLAMA, "tied")
+
+    edit_weights(path, lambda t: {head if k == embed else k: v for k, v in t.items()})
+    assert torch.equal(logits_of(path), want)
+    edit_weights(path, lambda t: t | {embed: t[head].clone()})
+    model = load_model(path)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    edit_weights(path, lambda t: t | {head: 2 * t[head]})
+    assert torch.equal(logits_of(path), 2 * want)
+
+
+def test_a_present_head_is_used_where_none_is_tied(checkpoint):
+    model = load_model(checkpoint(LLAMA, "gqa"))
+    assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
+
+
+def test_nothing_is_copied(checkpoint):
+    """Every parameter lies in the memory map of the file."""
+    path = checkpoint(LLAMA, "gqa")
+    model = load_model(path)
+    spans = [
+        tuple(int(part, 16) for part in line.split()[0].split("-"))
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if line.endswith(str((path / SINGLE).resolve()))
+    ]
+    for name, parameter in model.named_parameters():
+        first, last = parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes
+        assert any(begin <= first and last <= end for begin, end in spans), name
+
+
+def test_memory_does_not_double(tmp_path):
+    """What a loaded model adds to the process are pages of its file: next to nothing of its own."""
+    tiny.save(
+        tiny.make(LLAMA, "gqa", vocab_size=4000, hidden_size=512, intermediate_size=2048, head_dim=64),
+        tmp_path,
+    )
+    code = """
+import sys, psutil, torch
+from quire.models.loader import load_config, load_model
+import quire.models.llama
+load_config(sys.argv[1]), torch.ones(9, 9).abs().max()
+own = lambda: sum(m.anonymous for m in psutil.Process().memory_maps())
+before = own()
+model = load_model(sys.argv[1])
+total = sum(float(p.max()) for p in model.parameters())
+print(own() - before, sum(p.nbytes for p in model.parameters()))
+"""
+    out = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    private, weights = map(int, out.stdout.split())
+    assert weights > 40e6
+    assert private < 0.1 * weights
+
+
+# What is refused: tensors
+
+
+def test_missing_and_unused_tensors_are_listed(copy_of):
+    def change(tensors):
+        del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
+        tensors["model.layers.0.mlp.up_proj.bias"] = torch.ones(48)
+        tensors |= {f"extra.{n}": torch.ones(1) for n in range(20)}
+
+    message = fails(
+        edit_weights(copy_of(), change),
+        CheckpointError,
+        "missing: 2 (model.layers.1.mlp.up_proj.weight, model.norm.weight)",
+        "of no use: 21 (",
+        "extra.0",
+        ", ...",
+    )
+    assert message.count("extra.") <= 10
+
+
+def test_an_untied_head_may_not_be_missing(copy_of):
+    path = edit_weights(copy_of(), lambda t: {k: v for k, v in t.items() if k != "lm_head.weight"})
+    fails(path, CheckpointError, "missing: 1 (lm_head.weight)")
+
+
+def test_ignored_names_are_ignored_exactly(copy_of):
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq2": torch.ones(4)}
+    fails(edit_weights(copy_of(), lambda t: t | extra), CheckpointError, "rotary_emb.inv_freq2")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "parts"),
+    [
+        (torch.ones(33), ("shape (33,)", "(32,)")),
+        (torch.ones(32, 1), ("shape (32, 1)",)),
+        (torch.ones(32, dtype=torch.int8), ("int8",)),
+        (torch.ones(32, dtype=torch.int64), ("int64",)),
+        (torch.ones(32).to(torch.float8_e4m3fn), ("float8_e4m3fn",)),
+        (torch.ones(32, dtype=torch.bool), ("bool",)),
+    ],
+)
+def test_tensors_that_do_not_fit(copy_of, tensor, parts):
+    path = edit_weights(copy_of(), lambda t: t | {"model.norm.weight": tensor})
+    fails(path, CheckpointError, "model.norm.weight", SINGLE, *parts)
+
+
+def test_two_names_for_one_parameter(copy_of):
+    path = edit_weights(copy_of(GPT2, "relu"), lambda t: t | {"wpe.weight": t["transformer.wpe.weight"].clone()})
+    fails(path, CheckpointError, "'transformer.wpe.weight'", "'wpe.weight'")
+
+
+# What is refused: files
+
+
+def test_pickles_are_never_opened(copy_of):
+    path = copy_of()
+    (path / SINGLE).unlink()
+    (path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+    fails(path, CheckpointError, "pytorch_model.bin", "never opened", "save_pretrained")
+    assert not Path("pwned").exists()
+
+
+def test_no_weights(copy_of):
+    path = copy_of()
+    (path / SINGLE).unlink()
+    fails(path, CheckpointError, SINGLE)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    {
+        "empty": lambda data: b"",
+        "cut in the header": lambda data: data[:100],
+        "cut in the data": lambda data: data[:-1000],
+        "longer than it says": lambda data: data + b"\0" * 64,
+        "header length": lambda data: struct.pack("<Q", 1 << 60) + data[8:],
+        "header bytes": lambda data: data[:8] + b"\xff" * 64 + data[72:],
+        "lfs pointer": lambda data: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_damaged_files_are_named(copy_of, damage):
+    name, change = damage
+    path = copy_of()
+    (path / SINGLE).write_bytes(change((path / SINGLE).read_bytes()))
+    fails(path, CheckpointError, str(path / SINGLE), *(["git lfs pull"] if name == "lfs pointer" else []))
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../model.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        "",
+        7,
+        "w.bin",
+        "..\\x.safetensors",
+        "no.safetensors",
+    ],
+)
+def test_an_index_points_at_its_own_directory_only(copy_of, file):
+    path = copy_of()
+    shutil.copy(path / SINGLE, path.parent / SINGLE)
+    (path / SINGLE).rename(path / "model-1.safetensors")
+    (path / INDEX).write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
+    fails(path, CheckpointError, INDEX, repr(file))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "[" * 100000])
+def test_a_broken_index(copy_of, text):
+    path = copy_of()
+    (path / SINGLE).unlink()
+    (path / INDEX).write_text(text)
+    fails(path, CheckpointError, INDEX)
+
+
+def test_an_index_that_names_what_is_not_there(copy_of):
+    path = copy_of()
+    (path / SINGLE).rename(path / "model-1.safetensors")
+    names = dict.fromkeys(load_file(path / "model-1.safetensors"), "model-1.safetensors")
+    (path / INDEX).write_text(json.dumps({"weight_map": names | {"ghost": "model-1.safetensors"}}))
+    fails(path, CheckpointError, "ghost in model-1.safetensors")
+
+
+# What is refused: configurations
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\xff\xfe", "null"])
+def test_a_broken_configuration(copy_of, text):
+    path = copy_of()
+    (path / "config.json").write_text(text, encoding="latin-1")
+    fails(path, CheckpointError, str(path / "config.json"))
+
+
+def test_no_configuration(copy_of):
+    path = copy_of()
+    (path / "config.json").unlink()
+    fails(path, CheckpointError, str(path / "config.json"), "No such file")
+
+
+def test_a_configuration_that_transformers_refuses(copy_of):
+    fails(edit_config(copy_of(), hidden_size="many"), CheckpointError, "config.json", "hidden_size")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "named"),
+    [
+        (LLAMA, {"sliding_window": 8}, "sliding_window=8"),
+        (LLAMA, {"is_causal": False}, "is_causal=False"),
+        (LLAMA, {"attention_chunk_size": 4}, "attention_chunk_size=4"),
+        (LLAMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        (LLAMA, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        (LLAMA, {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
+        (LLAMA, {"partial_rotary_factor": 0.5, "rope_parameters": ...}, "partial_rotary_factor=0.5"),
+        (LLAMA, {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "'spiral'"),
+        (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads=3"),
+        (LLAMA, {"hidden_act": "prelu"}, "'prelu'"),
+        (LLAMA, {"hidden_act": "thunk"}, "'thunk'"),
+        (LLAMA, {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'gptq'"),
+        (LLAMA, {"vision_config": {"hidden_size": 8}}, "vision_config"),
+        (
+            LLAMA,
+            {"architectures": ["LlavaForConditionalGeneration", "LlamaForCausalLM"]},
+            "LlavaForConditionalGeneration",
+        ),
+        (LLAMA, {"architectures": []}, "no architecture"),
+        (LLAMA, {"architectures": ...}, "no architecture"),
+        (LLAMA, {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "never runs code"),
+        (OPT, {"num_attention_heads": 5}, "num_attention_heads=5"),
+        (GPT2, {"add_cross_attention": True}, "add_cross_attention=True"),
+        (GPT2, {"n_head": 5}, "n_head=5"),
+    ],
+)
+def test_configurations_that_are_not_served(copy_of, architecture, fields, named):
+    variant = next(iter(tiny.TABLE[architecture][2]))
+    fails(edit_config(copy_of(architecture, variant), **fields), UnsupportedModelError, named)
+
+
+def test_code_that_comes_with_a_checkpoint_does_not_run(copy_of):
+    path = edit_config(copy_of(), auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
+    (path / "own.py").write_text("raise SystemExit('ran')")
+    assert load_config(path).model_type == "llama"  # transformers' own class; the map is not followed
+    load_model(path)
+
+
+# Where a model is found
+
+
+def test_a_directory_is_itself(tmp_path, monkeypatch):
+    assert resolve_checkpoint(str(tmp_path)) == tmp_path
+    assert resolve_checkpoint(tmp_path, "ignored") == tmp_path
+    monkeypatch.chdir(tmp_path.parent)
+    assert resolve_checkpoint(tmp_path.name).resolve() == tmp_path
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert resolve_checkpoint(f"~/{tmp_path.name}") == tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["./absent", "../absent", "/absent/model", "~/absent", "a/b/c", "absent/", "a\\b", "", " "]
+)
+def test_paths_never_reach_the_hub(monkeypatch, name):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("sent to the hub"))
+    with pytest.raises(CheckpointError, match="no such directory"):
+        resolve_checkpoint(name)
+
+
+def test_a_file_is_no_checkpoint(tmp_path):
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"model\.gguf.* is a file"):
+        resolve_checkpoint(str(tmp_path / "model.gguf"))
+
+
+def test_a_revision_pins_the_one_snapshot_that_everything_comes_from(monkeypatch, tmp_path):
+    asked = {}
+
+    def download(repo_id, **options):
+        asked.update(options, repo_id=repo_id)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_checkpoint("some/model", "abc123") == tmp_path
+    assert (asked["repo_id"], asked["revision"]) == ("some/model", "abc123")
+    assert not any(pattern.endswith((".bin", ".py", ".pt", "*")) for pattern in asked["allow_patterns"])
+
+
+def test_what_the_hub_says_is_repeated(monkeypatch):
+    def download(*args, **options):
+        raise OSError("the cable is out")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(CheckpointError, match=r"some/model.*revision 'v1'.*OSError: the cable is out"):
+        resolve_checkpoint("some/model", "v1")
+
+
+@pytest.mark.parametrize("name", ["bad name", "a--b/c", "-x", "x" * 200])
+def test_names_that_are_no_hub_ids(name):
+    with pytest.raises(CheckpointError, match="HFValidationError"):
+        resolve_checkpoint(name)
+
+
+def test_offline_the_cache_serves(tmp_path):
+    """With HF_HUB_OFFLINE, a cached model is found at its revision, and an absent one is refused."""
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    (tmp_path / "hub" / "models--some--model" / "refs").mkdir()
+    (tmp_path / "hub" / "models--some--model" / "refs" / "main").write_text(revision)
+    code = """
+from quire.errors import CheckpointError
+from quire.models.checkpoint import resolve_checkpoint
+print(resolve_checkpoint("some/model"))
+print(resolve_checkpoint("some/model", "0123456789abcdef0123456789abcdef01234567"))
+for name, revision in (("some/model", "other"), ("some/absent", None)):
+    try:
+        resolve_checkpoint(name, revision)
+    except CheckpointError as error:
+        print("refused", name, revision)
+"""
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert out.stdout.splitlines() == [
+        str(snapshot),
+        str(snapshot),
+        "refused some/model other",
+        "refused some/absent None",
+    ]
+
+
+def test_transformers_models_are_not_imported(checkpoint):
+    """Loading takes transformers' configurations only: its modelling code costs a second and 100 MB."""
+    code = """
+import sys
+from quire.models.loader import load_model
+for path in sys.argv[1:]:
+    load_model(path)
+unwanted = [f"modeling_{name}" for name in ("utils", "llama", "opt", "gpt2")]
+print([m for m in sys.modules if m.split(".")[-1] in unwanted])
+"""
+    variants = ((LLAMA, "rope_llama3"), (OPT, "gelu"), (GPT2, "gelu_new"))
+    paths = [str(checkpoint(*variant)) for variant in variants]
+    out = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

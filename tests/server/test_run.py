@@ -1,0 +1,207 @@
+"""`quire run`: what it prints is what the engine answers, and what goes wrong is one line."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from quire import LLM, SamplingParams
+from quire.server.cli import app
+
+PROMPT = ">>> "
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+def quire_run(*args: object, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["run", *map(str, args)], input=stdin)
+
+
+def answered(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def continuation(model: Path, prompt: str) -> str:
+    return LLM(str(model)).generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].text
+
+
+def reply(model: Path, *turns: str) -> str:
+    """What the model says to turns that alternate between user and assistant."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(turns)]
+    return LLM(str(model)).chat(messages, GREEDY, use_tqdm=False)[0].outputs[0].text
+
+
+def test_the_bundled_model_answers() -> None:
+    assert "quire" in answered(quire_run("Who are you?"))
+
+
+def test_the_bundled_model_reads_its_prompt_from_stdin() -> None:
+    assert answered(quire_run(stdin="Who are you?\n")) == answered(quire_run("Who are you?"))
+
+
+def test_a_model_without_template_continues_the_prompt(plain_model: Path) -> None:
+    assert (
+        answered(quire_run(plain_model, "Once", "--max-tokens", 12))
+        == continuation(plain_model, "Once") + "\n"
+    )
+
+
+def test_a_model_with_template_is_asked(chat_model: Path) -> None:
+    assert answered(quire_run(chat_model, "Once", "--max-tokens", 12)) == reply(chat_model, "Once") + "\n"
+
+
+def test_raw_applies_no_template(chat_model: Path) -> None:
+    out = answered(quire_run(chat_model, "Once", "--max-tokens", 12, "--raw"))
+    assert out == continuation(chat_model, "Once") + "\n"
+    assert out != answered(quire_run(chat_model, "Once", "--max-tokens", 12))
+
+
+def test_a_dash_reads_the_prompt_from_stdin(plain_model: Path) -> None:
+    piped = quire_run(plain_model, "-", "--max-tokens", 12, stdin="Once\n")
+    assert answered(piped) == answered(quire_run(plain_model, "Once", "--max-tokens", 12))
+
+
+def test_a_seed_repeats_the_draws(plain_model: Path) -> None:
+    def draw(seed: int) -> str:
+        options = ("--temperature", 1, "--top-p", 0.95, "--top-k", 20, "--max-tokens", 30, "--seed", seed)
+        return answered(quire_run(plain_model, "Once", *options))
+
+    assert draw(1) == draw(1)
+    assert draw(1) != draw(2)
+
+
+def test_speed_is_reported_on_stderr_when_asked(plain_model: Path) -> None:
+    quiet = quire_run(plain_model, "Once", "--max-tokens", 12)
+    verbose = quire_run(plain_model, "Once", "--max-tokens", 12, "--verbose")
+    assert quiet.stdout == verbose.stdout
+    assert not quiet.stderr
+    assert verbose.stderr.startswith("12 tokens, ")
+    assert "first token after" in verbose.stderr
+
+
+def test_a_conversation_remembers(chat_model: Path) -> None:
+    result = quire_run(
+        "--chat", chat_model, "--max-tokens", 12, stdin="One\nTwo\n/clear\nTwo\n/exit\nNever\n"
+    )
+    first = reply(chat_model, "One")
+    second = reply(chat_model, "One", first, "Two")
+    assert answered(result) == f"{first}\n{second}\n{reply(chat_model, 'Two')}\n"
+
+
+def test_a_conversation_ends_with_its_input(chat_model: Path) -> None:
+    first = reply(chat_model, "One")
+    assert answered(quire_run("--chat", chat_model, "One", "--max-tokens", 12, stdin="")) == first + "\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin", "message"),
+    [
+        (("absent/model", "hello"), None, "absent/model"),
+        (("PLAIN", "two", "three"), None, "quote the prompt"),
+        (("PLAIN",), None, "is a model"),
+        (("PLAIN", "-"), "\n", "no prompt"),
+        (("PLAIN", ""), None, "empty"),
+        (("PLAIN", "a" * 5000), None, "max_model_len=4096"),
+        (("PLAIN", "hello", "--temperature", "-1"), None, "temperature"),
+        (("PLAIN", "hello", "--max-tokens", "0"), None, "max_tokens"),
+        (("PLAIN", "hello", "--dtype", "int3"), None, "int3"),
+        (("PLAIN", "hello", "--max-model-len", "99999"), None, "4096"),
+        (("hello", "--revision", "main"), None, "--revision"),
+        (("--chat", "PLAIN", "hello"), "", "template"),
+    ],
+)
+def test_an_error_is_one_line(
+    plain_model: Path, args: tuple[str, ...], stdin: str | None, message: str
+) -> None:
+    result = quire_run(*(plain_model if word == "PLAIN" else word for word in args), stdin=stdin)
+    assert result.exit_code == 1
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    assert not result.stdout.strip()
+
+
+def test_contradicting_options_are_a_usage_error(plain_model: Path) -> None:
+    assert quire_run(plain_model, "hello", "--chat", "--raw").exit_code == 2
+
+
+# -- on a terminal ----------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A program on a pseudo terminal."""
+
+    def __init__(self, *args: str) -> None:
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "quire", *args]
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        self.fd, self.seen = ours, ""
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def read_until(self, pattern: str, seconds: float = 60) -> str:
+        """Read until the pattern has come; return what was read up to its end."""
+        deadline = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < deadline, f"{pattern!r} did not come, but {self.seen!r}"
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.seen += os.read(self.fd, 4096).decode(errors="replace")
+        before, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return before
+
+    def interrupt(self) -> None:
+        os.killpg(self.process.pid, 2)
+
+    def end(self) -> int:
+        try:
+            return self.process.wait(30)
+        finally:
+            self.process.kill()
+            os.close(self.fd)
+
+
+def test_interrupting_an_answer_ends_the_answer_only(chat_model: Path) -> None:
+    terminal = Terminal("run", "--chat", str(chat_model), "--max-tokens", "4000")
+    terminal.read_until(PROMPT)
+    terminal.type("One\n")
+    terminal.read_until("One\r?\n(.|\n)*[a-z]{5}")
+    terminal.interrupt()
+    assert "interrupted" in terminal.read_until(PROMPT)
+    terminal.type("dropped")
+    terminal.read_until("dropped")
+    terminal.interrupt()
+    terminal.read_until(PROMPT)
+    terminal.type("/exit\n")
+    assert terminal.end() == 0
+
+
+def test_interrupting_the_only_answer_ends_the_program(plain_model: Path) -> None:
+    terminal = Terminal("run", str(plain_model), "Once", "--max-tokens", "4000")
+    terminal.read_until("[a-z]{5}")
+    terminal.interrupt()
+    terminal.read_until("interrupted")
+    assert terminal.end() == 130
+
+
+def test_a_reader_that_goes_away_ends_the_program(plain_model: Path) -> None:
+    command = [sys.executable, "-m", "quire", "run", str(plain_model), "Once", "--max-tokens", "4000"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
