@@ -37,11 +37,14 @@ def linear_table(name: str, rows: int, features: int, tokens: list[int], rounds:
     weights = [(torch.randn(rows, features) * 0.02).to(dtype) for _ in range(max(2, 256_000_000 // size))]
     for count in tokens:
         x = torch.randn(count, features).to(dtype)
-        calls: dict[str, Callable[[int], object]] = {
-            "quire": lambda i, x=x: native.linear(x, (weights[i % len(weights)],), (None,)),
-            "torch": lambda i, x=x: F.linear(x, weights[-1 - i % len(weights)]),
-        }
-        spent = alternate(calls, max(20, int(rounds * 64 / (1 + count / 8))))
+
+        def ours(i: int, x: torch.Tensor = x) -> object:
+            return native.linear(x, (weights[i % len(weights)],), (None,))
+
+        def theirs(i: int, x: torch.Tensor = x) -> object:
+            return F.linear(x, weights[-1 - i % len(weights)])
+
+        spent = alternate({"quire": ours, "torch": theirs}, max(20, int(rounds * 64 / (1 + count / 8))))
         work, line = 2e-9 * count * rows * features, f"{name}  {rows:6}x{features:<5} {count:4}"
         for side in spent.values():
             line += f"  {work / side:6.0f} GFLOP/s {size / side * 1e-9:5.1f} GB/s"
@@ -63,10 +66,8 @@ def pool_table(rounds: int) -> None:
     both: dict[str, Callable[[int], object]] = {"ours": ours, "theirs": theirs}
     alone = sum(alternate({name: call}, repeats)[name] for name, call in both.items())
     turns = sum(alternate(both, repeats).values())
-    ratio = turns / alone
-    print(
-        f"{native.thread_pool()}: in turns {turns * 1e6:.0f} us, apart {alone * 1e6:.0f} us, ratio {ratio:.2f}"
-    )
+    spent = f"in turns {turns * 1e6:.0f} us, apart {alone * 1e6:.0f} us"
+    print(f"{native.thread_pool()}: {spent}, ratio {turns / alone:.2f}")
 
 
 def overhead_table() -> None:
@@ -94,9 +95,7 @@ def main() -> None:
     print(f"{native.isa()}, {native.num_threads()} threads, {native.thread_pool()}")
     overhead_table()
     pool_table(rounds)
-    print(
-        "       weight       T   quire                       torch                       torch time / quire time"
-    )
+    print("weight, tokens, quire, torch, torch's time by quire's")
     linear_table("bf16", 2816, 1024, [1, 2, 4, 8, 16, 32, 64, 128, 512], rounds)
     linear_table("bf16", 32000, 1024, [1, 8, 32], rounds)
     linear_table("bf16", 1024, 2816, [1, 8, 32, 128], rounds)

@@ -2,9 +2,9 @@
 
 The native kernels (`csrc`, through `native.py`) run on the CPU with the best instruction set that the machine
 has. Where the extension was not built, the torch twins in `reference.py` take over, and say so once.
-Set QUIRE_KERNELS=reference to force the twins, or QUIRE_ISA=avx512|avx2|portable to force a lesser instruction set.
+Set QUIRE_KERNELS=reference to force the twins, or QUIRE_ISA=avx512|avx2|portable to force an instruction set.
 
-Shapes: T tokens, K in-features, H query heads, G key/value heads, D head size, S sequences, B blocks a sequence.
+Shapes: T tokens, K in-features, H query heads, G key/value heads, D head size, S sequences, B blocks of each.
 Dtypes: float32, bfloat16 or float16, the same for activations, weights and cache; sums are kept in float32.
 No result depends on how many tokens or sequences share the call.
 """
@@ -35,8 +35,8 @@ def backend() -> ModuleType:
         from quire.kernels import native
     except ImportError as error:
         warnings.warn(
-            f"quire's native kernels are not available ({error}); running on the slow torch reference kernels. "
-            "Install a C++17 compiler and reinstall quire.",
+            f"quire's native kernels are not available ({error}); running on the slow torch reference "
+            "kernels. Install a C++17 compiler and reinstall quire.",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -69,9 +69,9 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal softmax attention of every token over its sequence's cached keys and values.
 
-    query: [T, H, D], tokens may be strided; keys, values: [num_blocks, G, block_size, D] with H a multiple of G;
-    block_table: [S, B] int32; query_start: [S + 1] int32; context_len: [S] int32 (includes this step's tokens,
-    which `write_kv` has already stored). Sequence s's tokens are its last `query_start[s+1] - query_start[s]`.
+    query: [T, H, D], tokens may be strided; keys, values: [num_blocks, G, block_size, D], H a multiple of G;
+    block_table: [S, B] int32; query_start: [S + 1] int32; context_len: [S] int32 (includes this step's
+    tokens, already stored). Sequence s's tokens are its last `query_start[s+1] - query_start[s]`.
     Slots past a sequence's context are never read. Returns [T, H, D], contiguous.
     """
     return backend().paged_attention(query, keys, values, block_table, query_start, context_len, scale)
@@ -84,7 +84,7 @@ def write_kv(
     values: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Store key and value, [T, G, D] (tokens may be strided), into the pool slots `slot_mapping` [T] int64."""
+    """Store key and value, [T, G, D] (tokens may be strided), into pool slots `slot_mapping` [T] int64."""
     backend().write_kv(key, value, keys, values, slot_mapping)
 
 
@@ -112,12 +112,11 @@ def layer_norm(
     return backend().layer_norm(x, weight, bias, eps, residual)
 
 
-def rotary(
-    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
-) -> None:
-    """Rotate query [T, H, D] and key [T, G, D] in place (tokens may be strided; arXiv:2104.09864, half-split form).
+def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    """Rotate query [T, H, D] and key [T, G, D] in place: half-split rotary embedding (arXiv:2104.09864).
 
-    positions: [T] int64, rows of cos_sin [P, R] float32: R/2 cosines, then R/2 sines. R <= D; dimensions past R stay.
+    Tokens may be strided. positions: [T] int64, rows of cos_sin [P, R] float32: R/2 cosines, then R/2 sines.
+    R <= D; dimensions past R stay.
     """
     backend().rotary(query, key, positions, cos_sin)
 

@@ -1,14 +1,15 @@
 """The compiled kernels (`csrc`, module `_C`), behind the checks that make an address safe to hand over.
 
-A call costs a few microseconds and there are some two hundred in a decode step, so the checks are plain tests on
-the arguments, and only a failed one goes into the helpers that compose its message.
+A call costs a few microseconds and there are some two hundred in a decode step, so the checks are plain tests
+on the arguments, and only a failed one composes a message.
 
-At import, the extension is given the OpenMP runtime that torch itself has loaded: a kernel's parallel region then
-runs on torch's own threads, as many as torch.get_num_threads() says at that moment.
+At import, the extension is given the OpenMP runtime that torch itself has loaded: a kernel's parallel region
+then runs on torch's own threads, as many as torch.get_num_threads() says at that moment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from quire.kernels import _C
+import quire.kernels._C as _C
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
@@ -29,7 +30,7 @@ def _share_threads() -> None:
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
     def address(name: str) -> int:
-        # dlsym on torch's library also searches the libraries that it was linked with, its OpenMP runtime among them.
+        # Looked up in torch's library and in those that it was linked with, its OpenMP runtime among them.
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
     _C.use_openmp(address("GOMP_parallel"))
@@ -37,10 +38,8 @@ def _share_threads() -> None:
 
 
 _C.set_thread_count(torch.get_num_threads())
-try:
+with contextlib.suppress(OSError, AttributeError):  # in another build of torch, the extension's own threads serve
     _share_threads()
-except (OSError, AttributeError):
-    pass  # another build of torch: the extension's own threads serve
 if os.environ.get("QUIRE_ISA"):
     _C.set_isa(os.environ["QUIRE_ISA"])
 
@@ -67,8 +66,6 @@ def thread_pool() -> str:
 
 def _reject(name: str, tensor: torch.Tensor, expected: str, dtype: torch.dtype | None = None) -> None:
     """Raise the error that says what is wrong with an argument."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
     if not tensor.is_cpu:
         raise ValueError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
     if tensor.layout is not torch.strided:
@@ -77,7 +74,8 @@ def _reject(name: str, tensor: torch.Tensor, expected: str, dtype: torch.dtype |
         raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {tensor.dtype}")
     if dtype is not None and tensor.dtype is not dtype:
         raise TypeError(f"{name}: expected {dtype}, got {tensor.dtype}")
-    raise ValueError(f"{name}: expected {expected}, got shape {tuple(tensor.shape)} with strides {tensor.stride()}")
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    raise ValueError(f"{name}: expected {expected}, got shape {shape} with strides {strides}")
 
 
 def _matrix(x: torch.Tensor) -> tuple[int, int, int]:
@@ -120,8 +118,9 @@ def linear(
     elif out_dtype is not dtype and out_dtype is not _FLOAT32:
         raise TypeError(f"out_dtype: expected {dtype} or torch.float32, got {out_dtype}")
     if len(weights) != len(biases):
-        raise ValueError(f"biases: expected one (or None) for each of {len(weights)} weights, got {len(biases)}")
-    total, flat = 0, []
+        raise ValueError(f"biases: expected one or None for each of {len(weights)} weights, got {len(biases)}")
+    total = 0
+    flat: list[int] = []
     for weight, bias in zip(weights, biases):  # noqa: B905 (the lengths were compared above)
         shape = weight.shape
         if (
@@ -205,22 +204,25 @@ def write_kv(
     if value_heads != kv_heads:
         _reject("value", value, f"{kv_heads} heads", dtype)
     _C.write_kv(
-        key_address, key_stride, value_address, value_stride, keys.data_ptr(), values.data_ptr(), slots, tokens,
-        kv_heads, head_dim, block_size, num_blocks, _BYTES[dtype],
+        key_address, key_stride, value_address, value_stride, keys.data_ptr(), values.data_ptr(), slots,
+        tokens, kv_heads, head_dim, block_size, num_blocks, _BYTES[dtype],
     )  # fmt: skip
 
 
 def _residual(residual: torch.Tensor | None, x: torch.Tensor) -> int:
     if residual is None:
         return 0
-    if residual.dtype is not x.dtype or residual.shape != x.shape or not residual.is_cpu or not residual.is_contiguous():
+    if (
+        residual.dtype is not x.dtype
+        or residual.shape != x.shape
+        or not residual.is_cpu
+        or not residual.is_contiguous()
+    ):
         _reject("residual", residual, f"{list(x.shape)}, contiguous", x.dtype)
     return residual.data_ptr()
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
     dtype = x.dtype
     code, stride, address = _matrix(x)
     shape = x.shape

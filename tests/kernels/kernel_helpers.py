@@ -38,6 +38,4 @@ def assert_close(got: torch.Tensor, exact: torch.Tensor, error: float | torch.Te
     limit = error + (error + exact.abs()) * ROUNDING[got.dtype] * 2.01 + tiny
     excess = (got.double() - exact).abs() - limit
     assert not got.isnan().any(), f"{int(got.isnan().sum())} elements are NaN"
-    assert (excess <= 0).all(), (
-        f"worst excess {excess.max().item():.3g} over a limit of {limit.max().item():.3g}"
-    )
+    assert (excess <= 0).all(), f"worst excess {excess.max().item():.3g} over a limit of {limit.max().item():.3g}"

@@ -10,7 +10,7 @@ from quire.kernels import reference
 
 native = pytest.importorskip("quire.kernels.native")
 
-HEADS = [(1, 1), (4, 2), (9, 3)]
+HEADS = [(1, 1), (9, 3)]
 
 
 def fused(tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -25,7 +25,7 @@ def fused(tokens: int, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> 
 def test_rotary(isa: str, dtype: torch.dtype, heads: tuple[int, int], dim: int, rotary_dim: int) -> None:
     cos_sin = randn(50, rotary_dim, dtype=torch.float32, seed=1)
     half = rotary_dim // 2
-    for tokens in (0, 1, 5, 70):
+    for tokens in (0, 1, 17):
         query, key, value = fused(tokens, heads, dim, dtype)
         before = [query.clone(), key.clone(), value.clone()]
         positions = torch.arange(tokens).mul(7).remainder(50)
@@ -49,7 +49,7 @@ def test_rotary(isa: str, dtype: torch.dtype, heads: tuple[int, int], dim: int, 
 @pytest.mark.parametrize("block_size", [1, 16])
 def test_write_kv(isa: str, dtype: torch.dtype, heads: tuple[int, int], dim: int, block_size: int) -> None:
     blocks = 96 // block_size
-    for tokens in (0, 1, 5, 70):
+    for tokens in (0, 1, 17):
         _, key, value = fused(tokens, heads, dim, dtype)
         slots = torch.randperm(96, generator=torch.Generator().manual_seed(tokens))[:tokens]
         pools = [torch.full((blocks, heads[1], block_size, dim), torch.nan, dtype=dtype) for _ in range(4)]

@@ -85,7 +85,7 @@ def test_calls_from_several_threads_at_once() -> None:
         assert all(pool.map(same_each_time, range(8)))
 
 
-@pytest.mark.parametrize("name", [*native.available_isas(), "sse9"])
+@pytest.mark.parametrize("name", ["portable", "sse9"])
 def test_quire_isa(name: str) -> None:
     code = "from quire.kernels import native; print(native.isa())"
     done = subprocess.run(
