@@ -52,8 +52,8 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, block_size=self.block_size, num_blocks=self.num_blocks, memory_bytes=self.memory_bytes)
-        if not 0 < self.memory_fraction <= 1:
-            raise QuireError(f"memory_fraction={self.memory_fraction}: must be above 0 and at most 1.")
+        if not isinstance(self.memory_fraction, (int, float)) or not 0 < self.memory_fraction <= 1:
+            raise QuireError(f"memory_fraction={self.memory_fraction!r}: must be above 0 and at most 1.")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,9 @@ class EngineConfig:
     seed: int | None = None
     max_logprobs: int = 20
     debug: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least(-1, max_logprobs=self.max_logprobs)
 
 
 def _at_least(limit: int, **values: int | None) -> None:

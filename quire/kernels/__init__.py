@@ -29,8 +29,11 @@ def backend() -> ModuleType:
     """The module whose functions run: `native` or `reference`."""
     from quire.kernels import reference
 
-    if os.environ.get("QUIRE_KERNELS") == "reference":
+    wanted = os.environ.get("QUIRE_KERNELS", "")
+    if wanted == "reference":
         return reference
+    if wanted not in ("", "native"):
+        raise ValueError(f"QUIRE_KERNELS={wanted}: must be native or reference")
     try:
         from quire.kernels import native
     except ImportError as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,17 @@ from quire.errors import CheckpointError
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # All that a text model needs. A pinned revision reaches every one of them: they come in one snapshot.
-HUB_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.safetensors")
+HUB_TEXTS = ("*.json", "*.jinja", "*.txt", "*.model")
+HUB_FILES = (*HUB_TEXTS, "*.safetensors")
 HUB_SKIPPED = ("*/*", "consolidated*", "*.fp16.safetensors", "*.fp32.safetensors")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _LFS_POINTER = b"version https://git-lfs"
 
 
-def resolve_checkpoint(model: str | os.PathLike[str], revision: str | None = None) -> Path:
-    """Return the local directory of a model: itself, or the hub's snapshot of `model` at `revision`.
+def resolve_checkpoint(
+    model: str | os.PathLike[str], revision: str | None = None, files: Sequence[str] = HUB_FILES
+) -> Path:
+    """Return the local directory of a model: itself, or the hub's snapshot of `model`'s `files` at `revision`.
 
     A hub id is fetched once and then served from the cache; with HF_HUB_OFFLINE=1, from the cache only.
     Whatever looks like a path is never sent to the hub. Raises CheckpointError.
@@ -34,6 +37,8 @@ def resolve_checkpoint(model: str | os.PathLike[str], revision: str | None = Non
     name = os.fspath(model)
     path = Path(name).expanduser()
     if name and path.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"{name!r} is a directory, which has no revision {revision!r}; leave revision out.")
         return path
     if name and path.exists():
         raise CheckpointError(f"{name!r} is a file; give the directory that holds config.json and the weights.")
@@ -44,7 +49,7 @@ def resolve_checkpoint(model: str | os.PathLike[str], revision: str | None = Non
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=list(HUB_FILES), ignore_patterns=list(HUB_SKIPPED)
+                name, revision=revision, allow_patterns=list(files), ignore_patterns=list(HUB_SKIPPED)
             )
         )
     except Exception as error:  # the hub's, the network's or the disk's

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quire import registry
-from quire.errors import CheckpointError, UnsupportedModelError
+from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.models.base import CausalLM
 from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_checkpoint
 
@@ -50,8 +50,13 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "auto") -> CausalLM:
     config = load_config(path)
     checkpoint = Checkpoint(path)
     wanted = _dtype(dtype, raw, checkpoint)
-    with torch.device("meta"):
-        model = model_class(config)
+    try:
+        with torch.device("meta"):
+            model = model_class(config)
+    except QuireError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path / 'config.json'}: no model can be built of it: {error!r}") from error
     fill(model, checkpoint, wanted)
     return model.eval().requires_grad_(False)
 
@@ -82,13 +87,16 @@ def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
 
     Found before transformers reads the file: a plug-in may have to register its configuration class first.
     """
-    if raw.get("quantization_config"):
-        method = dict(raw["quantization_config"]).get("quant_method")
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
         raise UnsupportedModelError(
             f"config.json: quantization_config (quant_method={method!r}): quantised checkpoints are not "
             "served; take the float16, bfloat16 or float32 one."
         )
     architectures = raw.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise CheckpointError(f"config.json: architectures={architectures!r} must be a list of names.")
     row = registry.find(architectures)
     media = [field for field in _MEDIA_FIELDS if raw.get(field) is not None]
     if media and "image" not in row.capabilities:

@@ -49,13 +49,13 @@ class Candidate(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """A beam that has ended."""
+    """A beam that has ended. stop_reason: the end token that ended it; None: it reached max_tokens."""
 
     score: float
     cum_logprob: float
     token_ids: list[int]
     logprobs: list[TopLogprobs]
-    finish_reason: str
+    stop_reason: int | None
 
 
 @dataclass
@@ -65,7 +65,7 @@ class BeamGroup:
     params: BeamSearchParams
     max_tokens: int
     eos_ids: frozenset[int]
-    ended: list[Hypothesis] = field(default_factory=list)
+    ended: list[Hypothesis] = field(default_factory=list)  # the best `beam_width`, best first
 
     def choose(self, beams: list[SequenceState]) -> list[tuple[SequenceState, Candidate]]:
         """Rank all continuations; return the parents of those to go on with. Empty: the search is over."""
@@ -75,7 +75,7 @@ class BeamGroup:
             for token, logprob in zip(beam.pending.ids, beam.pending.values, strict=True):
                 candidate = self._candidate(beam, token, logprob, beam.pending)
                 if token in self.eos_ids and not self.params.ignore_eos:
-                    self._end(candidate, "stop")
+                    self._end(candidate, token)
                 else:
                     going_on.append(candidate)
         # Ties go to the older beam and the likelier token, which stand first: nlargest is stable.
@@ -83,7 +83,7 @@ class BeamGroup:
         if len(beams[0].output_ids) + 1 < self.max_tokens:
             return [(c.parent, c) for c in best]
         for candidate in best:
-            self._end(candidate, "length")
+            self._end(candidate, None)
         return []
 
     def extend(self, beam: SequenceState, candidate: Candidate) -> None:
@@ -93,17 +93,16 @@ class BeamGroup:
         beam.logprobs.append(candidate.top)
         beam.cumulative_logprob = candidate.cum_logprob
 
-    def results(self) -> list[Hypothesis]:
-        """The best `beam_width` hypotheses, best first."""
-        return nlargest(self.params.beam_width, self.ended, key=lambda h: h.score)
-
     def _candidate(self, beam: SequenceState, token: int, logprob: float, top: TopLogprobs) -> Candidate:
         total = beam.cumulative_logprob + logprob
         # The length counts the prompt too, and not the end token.
         length = len(beam.token_ids) + (token not in self.eos_ids)
         return Candidate(total / length**self.params.length_penalty, total, beam, token, top)
 
-    def _end(self, candidate: Candidate, reason: str) -> None:
+    def _end(self, candidate: Candidate, stop_reason: int | None) -> None:
         parent = candidate.parent
         tokens, logprobs = [*parent.token_ids, candidate.token_id], [*parent.logprobs, candidate.top]
-        self.ended.append(Hypothesis(candidate.score, candidate.cum_logprob, tokens, logprobs, reason))
+        if stop_reason is not None and not self.params.include_stop_str_in_output:
+            tokens.pop()
+        self.ended.append(Hypothesis(candidate.score, candidate.cum_logprob, tokens, logprobs, stop_reason))
+        self.ended = nlargest(self.params.beam_width, self.ended, key=lambda h: h.score)

@@ -286,8 +286,10 @@ atexit.register(_RENDERER.stop)
 def _read(descriptor: int, length: int, deadline: float) -> bytes | None:
     """Exactly `length` bytes; None when the pipe ends or the deadline passes first."""
     parts, missing = [], length
+    poll = select.poll()  # select() itself knows no descriptor past 1023
+    poll.register(descriptor, select.POLLIN)
     while missing:
-        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         part = os.read(descriptor, min(missing, 1 << 20)) if ready else b""
         if not part:
             return None

@@ -92,6 +92,7 @@ class LLMEngine:
         """Run a plan. If it fails, run its chunks one by one, so that only the culprits' requests end."""
         if not plan.chunks:
             return plan, StepResult((), ())
+        self.runner.prepare(plan)
         try:
             return plan, self.runner.execute(plan)
         except Exception:
@@ -101,23 +102,26 @@ class LLMEngine:
     def _execute_one_by_one(self, plan: StepPlan) -> tuple[StepPlan, StepResult]:
         good: list[Chunk] = []
         results: list[StepResult] = []
-        before = plan  # what comes before the chunks is done once: a later chunk's writes must not be undone
         for chunk in plan.chunks:
+            request = self._request_of(chunk.sequence_id)
+            if request is None:  # another of its sequences has failed
+                continue
             try:
-                results.append(self.runner.execute(StepPlan([chunk], before.copies, before.poison)))
+                results.append(self.runner.execute(StepPlan([chunk], ())))
                 good.append(chunk)
             except Exception as error:
-                self._fail(chunk.sequence_id, error)
-            before = StepPlan((), ())
+                self._fail(request, error)
         return StepPlan(good, ()), StepResult([r.sampled[0] for r in results], [r.scores[0] for r in results])
 
-    def _fail(self, sequence_id: int, error: Exception) -> None:
-        for request in list(self._requests.values()):
-            if any(sequence.id == sequence_id for sequence in request.sequences):
-                logger.error("request %s fails: %r", request.request_id, error)
-                request.error = f"{type(error).__name__}: {error}"
-                self._end(request, "error")
-                self._failed.append(request)
+    def _request_of(self, sequence_id: int) -> Request | None:
+        requests = self._requests.values()
+        return next((r for r in requests if any(s.id == sequence_id for s in r.sequences)), None)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        logger.error("request %s fails: %r", request.request_id, error)
+        request.error = f"{type(error).__name__}: {error}"
+        self._end(request, "error")
+        self._failed.append(request)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         for sequence in request.sequences:
@@ -151,7 +155,7 @@ class LLMEngine:
             return
         if sequence.finish_reason != "stop" or sequence.request.params.include_stop_str_in_output:
             stop = detokenizer.append(sequence.output_ids[-1])
-            if stop is not None and len(sequence.output_ids) >= sequence.request.params.min_tokens:
+            if stop is not None:
                 sequence.finish_reason, sequence.stop_reason = "stop", stop
                 self.scheduler.finish(sequence, "stop")
         if sequence.finish_reason is not None:

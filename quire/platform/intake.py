@@ -115,14 +115,22 @@ class Intake:
     def _encode(self, request_id: str, text: str) -> list[int]:
         if self.tokenizer is None:
             raise RequestError(f"request {request_id}: no tokenizer is loaded, so a prompt must be token ids, not text")
-        return encode_prompt(self.tokenizer, text)
+        ids = encode_prompt(self.tokenizer, text)
+        if ids and max(ids) >= self.limits.vocab_size:
+            raise RequestError(
+                f"request {request_id}: the tokenizer makes token {max(ids)} of this text, and the model's vocabulary "
+                f"ends at {self.limits.vocab_size - 1}: tokenizer and model do not belong together."
+            )
+        return ids
 
     def _check_ids(self, request_id: str, ids: Any) -> list[int]:
-        if not isinstance(ids, Sequence) and not hasattr(ids, "tolist"):
+        if isinstance(ids, (bytes, bytearray)) or not (isinstance(ids, Sequence) or hasattr(ids, "tolist")):
             raise RequestError(
                 f"request {request_id}: a prompt is a text, a list of token ids or a dict, not {type(ids).__name__}"
             )
         ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        if not isinstance(ids, list):
+            raise RequestError(f"request {request_id}: a prompt's token ids are one-dimensional, not a single {ids!r}")
         for place, token in enumerate(ids):
             if type(token) is not int or not 0 <= token < self.limits.vocab_size:
                 raise RequestError(

@@ -152,7 +152,8 @@ class LLM:
         The tokenizer's chat template, or `chat_template`, makes the prompts; it runs in a sandbox. Raises
         RequestError when there is no template or the messages do not fit it.
         """
-        conversations: list[Any] = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: list[Any] = list(messages) if several else [messages]
         prompts = [
             {
                 "prompt_token_ids": render_chat(
@@ -193,18 +194,26 @@ class LLM:
         return list(params)
 
     def _run(self, prompts: Sequence[PromptType], params: Sequence[Any], use_tqdm: bool) -> list[Any]:
-        ids = [str(next(self._ids)) for _ in prompts]
+        engine = self.llm_engine
+        if engine.has_unfinished_requests():
+            raise RequestError(
+                f"{engine.get_num_unfinished_requests()} requests were added to llm_engine and have not finished: "
+                "step() it to their end, or abort them, before calling this."
+            )
+        ids: list[str] = []
         outputs: dict[str, Any] = {}
         try:
-            for request_id, prompt, wanted in zip(ids, prompts, params, strict=True):
-                self.llm_engine.add_request(request_id, prompt, wanted)
+            for prompt, wanted in zip(prompts, params, strict=True):
+                request_id = str(next(self._ids))
+                engine.add_request(request_id, prompt, wanted)
+                ids.append(request_id)
             with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as bar:
                 while len(outputs) < len(ids):
-                    for output in self.llm_engine.step():
+                    for output in engine.step():
                         outputs[output.request_id] = output
                         bar.update()
         finally:  # an impossible prompt, an interrupt: nothing of this call stays behind
-            self.llm_engine.abort_request(ids)
+            engine.abort_request(ids)
         return [outputs[request_id] for request_id in ids]
 
 

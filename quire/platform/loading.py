@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from quire.config import EngineConfig
+from quire.config import EngineConfig, ModelConfig
 from quire.errors import QuireError
 from quire.models.base import CausalLM
-from quire.models.loader import load_model, resolve_checkpoint
+from quire.models.checkpoint import HUB_TEXTS, resolve_checkpoint
+from quire.models.loader import load_model
 from quire.platform.block_pool import BlockPool
 from quire.platform.intake import Limits
 from quire.platform.memory import block_bytes, count_blocks
@@ -41,8 +42,7 @@ def load(config: EngineConfig) -> Parts:
     model = load_model(path, config.model.dtype)
     tokenizer = None
     if not config.model.skip_tokenizer_init:
-        source = config.model.tokenizer
-        tokenizer = load_tokenizer(path if source is None else _checkpoint(source, config.model.tokenizer_revision))
+        tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
     max_model_len = _max_model_len(config.model.max_model_len, model)
     pool, runner = _cache(config, model, max_model_len)
     limits = Limits(
@@ -57,10 +57,21 @@ def load(config: EngineConfig) -> Parts:
 
 def _checkpoint(model: str | None, revision: str | None) -> Path:
     if model is None:
+        if revision is not None:
+            raise QuireError(f"revision={revision!r}: the bundled model has no revisions; leave it out.")
         from quire.demo import model_path
 
         return model_path()
     return resolve_checkpoint(model, revision)
+
+
+def _tokenizer_path(config: ModelConfig, model_path: Path) -> Path:
+    if config.tokenizer is None and config.tokenizer_revision is None:
+        return model_path
+    source = config.tokenizer or config.model
+    if source is None:
+        raise QuireError("tokenizer_revision: the bundled model has no revisions; leave it out.")
+    return resolve_checkpoint(source, config.tokenizer_revision, HUB_TEXTS)
 
 
 def _max_model_len(wanted: int | None, model: CausalLM) -> int:

@@ -65,6 +65,7 @@ class SequenceState:
     token_ids: prompt and output; output_ids: the output alone, the same numbers once more.
     num_computed: tokens whose keys and values are in the cache. The scheduler lets it chase len(token_ids).
     keys: prefix keys of the blocks that are or were full; they outlive a preemption, since the tokens do.
+    sent: how many tokens and characters a streamed request has handed out.
     pending: beam search only: the step's result, kept until the siblings have theirs.
     """
 
@@ -84,6 +85,7 @@ class SequenceState:
         "pending",
         "request",
         "running",
+        "sent",
         "stop_reason",
         "token_ids",
     )
@@ -100,6 +102,7 @@ class SequenceState:
         self.block_ids: list[int] = []
         self.keys: list[bytes] = []
         self.running = False
+        self.sent = (0, 0)
         self.pending: TopLogprobs | None = None
         self.logprobs: list[TopLogprobs] = []
         self.cumulative_logprob = 0.0

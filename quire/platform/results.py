@@ -15,11 +15,10 @@ from quire.platform.sampling_params import RequestOutputKind
 
 
 class Results:
-    """Makes outputs; for DELTA requests it remembers how much of each sequence has been handed out."""
+    """Makes outputs."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self._sent: dict[int, tuple[int, int]] = {}  # sequence id -> (tokens, characters)
 
     def output(self, request: Request) -> RequestOutput | BeamSearchOutput | None:
         """The request's output after a step; None while a FINAL_ONLY request or a beam search goes on."""
@@ -30,28 +29,22 @@ class Results:
         if kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
         scores = None
-        if request.params.prompt_logprobs is not None:
+        started = kind is RequestOutputKind.DELTA and any(s.sent != (0, 0) for s in request.sequences)
+        if request.params.prompt_logprobs is not None and not started:
             scores = self._prompt_logprobs(request)
-        completions = [self._completion(s, kind) for s in request.sequences]
-        if finished:
-            self._forget(request)
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
             prompt_token_ids=list(request.prompt_ids),
             prompt_logprobs=scores,
-            outputs=completions,
+            outputs=[self._completion(s, kind) for s in request.sequences],
             finished=finished,
             metrics=dataclasses.replace(request.metrics),
             num_cached_tokens=request.metrics.num_cached_tokens,
         )
 
     def _beams(self, request: Request, group: BeamGroup) -> BeamSearchOutput:
-        return BeamSearchOutput(request.request_id, [self._beam(h) for h in group.results()], request.error)
-
-    def _forget(self, request: Request) -> None:
-        for sequence in request.sequences:
-            self._sent.pop(sequence.id, None)
+        return BeamSearchOutput(request.request_id, [self._beam(h) for h in group.ended], request.error)
 
     def _completion(self, sequence: SequenceState, kind: RequestOutputKind) -> CompletionOutput:
         tokens, logprobs = sequence.output_ids, sequence.logprobs
@@ -59,8 +52,8 @@ class Results:
         text = sequence.detokenizer.emittable(finished) if sequence.detokenizer else ""
         first = 0
         if kind is RequestOutputKind.DELTA:
-            first, characters = self._sent.get(sequence.id, (0, 0))
-            self._sent[sequence.id] = (len(tokens), len(text))
+            first, characters = sequence.sent
+            sequence.sent = (len(tokens), len(text))
             text = text[characters:]
         wants_logprobs = sequence.request.params.logprobs is not None
         return CompletionOutput(
@@ -89,5 +82,6 @@ class Results:
             logprobs=[self._logprobs(top) for top in hypothesis.logprobs],
             cum_logprob=hypothesis.cum_logprob,
             text=text,
-            finish_reason=hypothesis.finish_reason,
+            finish_reason="length" if hypothesis.stop_reason is None else "stop",
+            stop_reason=hypothesis.stop_reason,
         )

@@ -38,8 +38,7 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. A plan may be run again: it writes the same values to the same slots."""
-        self._copy_blocks(plan)
+        """Run one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
         token_ids, context = batch.build(plan.chunks, self.block_size, self.device)
         hidden = self.model(token_ids, context, self.caches)
         ends = context.query_start.tolist()
@@ -48,7 +47,9 @@ class Runner:
             [self._score(chunk, hidden[ends[i] : ends[i + 1]]) for i, chunk in enumerate(plan.chunks)],
         )
 
-    def _copy_blocks(self, plan: StepPlan) -> None:
+    @torch.inference_mode()
+    def prepare(self, plan: StepPlan) -> None:
+        """Copy and poison the blocks that the plan names. Once a plan: a copy's source may be overwritten by now."""
         for cache in self.caches if plan.copies or plan.poison else ():
             for tensor in (cache.keys, cache.values):
                 for source, target in plan.copies:  # one by one: a target may be a later copy's source

@@ -195,7 +195,7 @@ class BeamSearchParams:
             "beam_width": _integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH),
             "max_tokens": _integer("max_tokens", self.max_tokens, 1, 2**31),
             "ignore_eos": _boolean("ignore_eos", self.ignore_eos),
-            "temperature": _temperature(self.temperature),
+            "temperature": _number("temperature", self.temperature, 0.0, 0.0),  # the search draws nothing
             "length_penalty": _number("length_penalty", self.length_penalty, -100.0, 100.0),
             "include_stop_str_in_output": _boolean("include_stop_str_in_output", self.include_stop_str_in_output),
         }

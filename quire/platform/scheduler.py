@@ -18,6 +18,7 @@ from quire.platform.block_pool import BlockPool
 from quire.platform.plan import Chunk, PromptScore, StepPlan, StepResult
 from quire.platform.prefix_index import block_key
 from quire.platform.request import FinishReason, Request, SequenceState
+from quire.platform.sampler import Sampled
 
 
 @dataclass
@@ -225,9 +226,8 @@ class Scheduler:
             if not sampled:
                 continue
             _stamp(sequence.request, now)
-            if sequence.request.beam is not None and sampled[0].error is None:
-                sequence.pending = sampled[0].logprobs
-                advanced += self._advance_beams(sequence.request)
+            if sequence.request.beam is not None:
+                advanced += self._take_candidates(sequence, sampled[0])
                 continue
             branches = [sequence, *(self._fork(sequence, i) for i in range(1, len(sampled)))]
             for branch, token in zip(branches, sampled, strict=True):
@@ -253,17 +253,29 @@ class Scheduler:
             self._queue(child)
         return child
 
+    def _take_candidates(self, beam: SequenceState, sampled: Sampled) -> list[SequenceState]:
+        """Keep a beam's candidates until its siblings have theirs too. An error ends the whole search."""
+        beams = beam.request.sequences
+        if sampled.error is not None:
+            beam.request.error = sampled.error
+            for sibling in beams:
+                self.finish(sibling, "error")
+            return beams
+        beam.pending = sampled.logprobs
+        return [] if any(b.pending is None for b in beams) else self._advance_beams(beam.request)
+
     def _advance_beams(self, request: Request) -> list[SequenceState]:
-        """Once all beams of a request have their candidates, keep the best and drop the rest."""
+        """All beams have their candidates: keep the best and drop the rest."""
         assert request.beam is not None
-        beams = [s for s in request.sequences if s.finish_reason is None]
-        if any(beam.pending is None for beam in beams):
-            return []
+        beams = list(request.sequences)
         kept = request.beam.choose(beams)
         parents_used: set[int] = set()
         branches = []
         for parent, _ in kept:
-            branches.append(self._fork(parent, len(request.sequences)) if parent.id in parents_used else parent)
+            branch = parent
+            if parent.id in parents_used:
+                branch = self._fork(parent, max(s.index for s in request.sequences) + 1)
+            branches.append(branch)
             parents_used.add(parent.id)
         for branch, (_, candidate) in zip(branches, kept, strict=True):
             branch.pending = None
@@ -271,7 +283,8 @@ class Scheduler:
         for beam in beams:
             if beam.id not in parents_used:
                 self.finish(beam, "stop")
-        return branches or beams
+        request.sequences = branches or beams  # a long search must not remember every beam it ever had
+        return request.sequences
 
     def _publish(self, sequence: SequenceState, start: int) -> None:
         """Make the blocks findable that have become full since position `start`."""

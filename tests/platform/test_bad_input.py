@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire import LLM, BeamSearchParams, SamplingParams
+from tests.platform.conftest import make_llama
 
 GOOD = [5, 6, 7]
 
@@ -30,6 +31,7 @@ PROMPTS = {
     "token id a bool": ([[5, True]], "token 1 is True"),
     "over the model's length": (list(range(3, 259)), "256 tokens, and max_model_len=256"),
     "neither text nor ids": (3, "must be a text"),
+    "bytes": ([b"hello"], "not bytes"),
     "dict without prompt": ({"text": "a"}, "takes 'prompt'"),
     "dict with an unknown key": ({"prompt": "a", "multi_modal_data": {}}, "multi_modal_data"),
     "empty salt": ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
@@ -91,6 +93,18 @@ def test_parameters_of_the_wrong_kind_or_number(tiny_llm):
         tiny_llm.generate(GOOD, {"temperature": 0}, use_tqdm=False)
 
 
+def test_a_tokenizer_of_another_model(tmp_path):
+    make_llama(tmp_path, vocab_size=100)
+    llm = LLM(str(tmp_path))
+    with pytest.raises(ValueError, match="ends at 99: tokenizer and model do not belong together"):
+        llm.generate("Once upon a time", use_tqdm=False)
+
+
+def test_chat_without_messages(tiny_llm):
+    with pytest.raises(ValueError, match="messages"):
+        tiny_llm.chat([], use_tqdm=False)
+
+
 def test_chat_without_template(tiny_llm):
     with pytest.raises(ValueError, match="chat template"):
         tiny_llm.chat([{"role": "user", "content": "Hello"}], use_tqdm=False)
@@ -102,6 +116,9 @@ def test_beam_prompts_are_checked_too(tiny_llm):
 
 
 ENGINE = {
+    "revision of a directory": ({"revision": "v1"}, "has no revision 'v1'"),
+    "tokenizer revision of a directory": ({"tokenizer_revision": "v1"}, "has no revision 'v1'"),
+    "max_logprobs": ({"max_logprobs": -7}, "max_logprobs=-7"),
     "remote code": ({"trust_remote_code": True}, "never runs code"),
     "model length": ({"max_model_len": 10_000}, "positions for 256"),
     "no block": ({"kv_cache_memory_bytes": 10}, "one block"),
@@ -122,3 +139,8 @@ def test_engine_settings(tiny_path, name):
 def test_an_unknown_setting_is_not_ignored(tiny_path):
     with pytest.raises(TypeError, match="tensor_parallel"):
         LLM(str(tiny_path), tensor_parallel_size=2)
+
+
+def test_beam_search_draws_nothing():
+    with pytest.raises(ValueError, match="temperature"):
+        BeamSearchParams(beam_width=2, max_tokens=2, temperature=0.7)

@@ -12,7 +12,10 @@ from quire.platform.engine import LLMEngine
 from quire.platform.sampling_params import RequestOutputKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<s>{% endif %}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -295,3 +298,49 @@ def test_default_sampling_params_come_from_the_checkpoint(tmp_path, tiny_path):
     (tmp_path / "m" / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7, "max_new_tokens": 9}')
     params = LLM(str(tmp_path / "m")).get_default_sampling_params()
     assert (params.temperature, params.top_k, params.max_tokens) == (0.3, 7, 9)
+
+
+def test_a_busy_engine_is_not_taken_over(tiny_llm):
+    engine = tiny_llm.llm_engine
+    engine.add_request("mine", [5, 6], GREEDY)
+    with pytest.raises(ValueError, match="1 requests were added to llm_engine"):
+        generate(tiny_llm, [[5]])
+    assert set(drain(engine)) == {"mine"}
+
+
+def test_prompt_logprobs_are_streamed_once(tiny_llm):
+    params = dataclasses.replace(GREEDY, prompt_logprobs=1, output_kind=RequestOutputKind.DELTA)
+    tiny_llm.llm_engine.add_request("s", [5, 6, 7], params)
+    outputs = drain(tiny_llm.llm_engine)["s"]
+    assert [o.prompt_logprobs is None for o in outputs] == [False] + [True] * 9
+    assert len(outputs[0].prompt_logprobs) == 3
+
+
+def test_a_beam_without_a_result_ends_the_search(tiny_llm, monkeypatch):
+    engine = tiny_llm.llm_engine
+    execute = engine.runner.execute
+
+    def faulty(plan):
+        result = execute(plan)
+        if len(plan.chunks) == 3:  # all three beams run: the last one fails
+            broken = dataclasses.replace(result.sampled[2][0], token_id=-1, logprobs=None, error="broken")
+            return dataclasses.replace(result, sampled=[*result.sampled[:2], [broken]])
+        return result
+
+    monkeypatch.setattr(engine.runner, "execute", faulty)
+    output = tiny_llm.beam_search([[5, 6]], BeamSearchParams(beam_width=3, max_tokens=8))[0]
+    assert output.error == "broken"
+
+
+def test_beams_end_with_the_end_token(tmp_path):
+    from tests.platform.conftest import make_llama
+
+    make_llama(tmp_path, initializer_range=0.02, vocab_size=320)  # nearly uniform: end tokens are soon among the best
+    llm = LLM(str(tmp_path), debug=True)
+    for include in (False, True):
+        params = BeamSearchParams(beam_width=160, max_tokens=3, include_stop_str_in_output=include)
+        beams = llm.beam_search([[5, 6]], params)[0].sequences
+        ended = [b for b in beams if b.finish_reason == "stop"]
+        assert ended and all(b.stop_reason == 2 for b in ended)
+        assert all((b.tokens[-1] == 2) is include for b in ended)
+        assert all(b.stop_reason is None and b.finish_reason == "length" for b in beams if b not in ended)

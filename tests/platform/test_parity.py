@@ -103,7 +103,7 @@ def test_beams_equal_those_of_transformers(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel"])
 def test_bf16_is_as_close_to_float64_as_transformers_is(architecture, tmp_path):
-    """Stated tolerance: the mean error of logprobs is at most 1.1 times that of transformers' own bf16 run."""
+    """The mean error of logprobs is at most that of transformers' own bf16 run."""
     variant = next(v for a, v in cases() if a == architecture)
     llm = LLM(
         str(build(architecture, variant, tmp_path)),
@@ -123,4 +123,4 @@ def test_bf16_is_as_close_to_float64_as_transformers_is(architecture, tmp_path):
             ours.append(abs(output.prompt_logprobs[place][ids[place]].logprob - truth))
             theirs.append(abs(float(half[place - 1, ids[place]]) - truth))
     assert len(ours) > 200
-    assert sum(ours) <= 1.1 * sum(theirs)
+    assert sum(ours) <= sum(theirs)

@@ -7,6 +7,8 @@ import random
 import pytest
 
 from quire import LLM, SamplingParams
+from tests.models.tiny import build
+from tests.platform.conftest import make_llama
 
 REQUESTS = 32
 
@@ -93,3 +95,50 @@ def test_threads_do_not_matter(path, alone):
         assert answers(LLM(path), [0, 1, 2, 3]) == {i: alone[i] for i in range(4)}
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("architecture", "variant"),
+    [("LlamaForCausalLM", "odd_sizes"), ("OPTForCausalLM", "post_norm"), ("GPT2LMHeadModel", "gelu_new")],
+)
+def test_architectures_dtypes_and_forks(tmp_path, architecture, variant, dtype):
+    path = str(build(architecture, variant, tmp_path))
+    rng = random.Random(8)
+    batch = [[rng.randrange(97) for _ in range(rng.randint(1, 50))] for _ in range(12)]
+    wanted = [
+        SamplingParams(n=1 + i % 3, temperature=1.0, seed=i, max_tokens=14, ignore_eos=True, logprobs=2)
+        for i in range(12)
+    ]
+
+    def run(llm: LLM, chosen: list[int]) -> list:
+        outputs = llm.generate([batch[i] for i in chosen], [wanted[i] for i in chosen], use_tqdm=False)
+        assert llm.llm_engine.pool.num_owned == 0
+        return [[(c.token_ids, c.logprobs) for c in output.outputs] for output in outputs]
+
+    calm = LLM(path, dtype=dtype, skip_tokenizer_init=True, enable_prefix_caching=False)
+    tight = LLM(
+        path,
+        dtype=dtype,
+        skip_tokenizer_init=True,
+        block_size=4,
+        num_gpu_blocks_override=24,
+        max_num_batched_tokens=11,
+        debug=True,
+    )
+    assert run(tight, list(range(12))) == [run(calm, [i])[0] for i in range(12)]
+    assert tight.llm_engine.scheduler.num_preemptions > 0
+
+
+def test_long_contexts(tmp_path):
+    """Past the attention kernel's span of 512 keys."""
+    make_llama(tmp_path, max_position_embeddings=2048)
+    rng = random.Random(4)
+    batch = [[rng.randrange(3, 320) for _ in range(n)] for n in (1300, 40, 515, 511, 700)]
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=1)
+    calm = LLM(str(tmp_path), enable_prefix_caching=False, max_num_batched_tokens=4096)
+    expected = [calm.generate([ids], params, use_tqdm=False)[0].outputs[0] for ids in batch]
+    for budget, blocks in ((37, 1024), (300, 220)):
+        llm = LLM(str(tmp_path), max_num_batched_tokens=budget, num_gpu_blocks_override=blocks)
+        got = [o.outputs[0] for o in llm.generate(batch, params, use_tqdm=False)]
+        assert [(c.token_ids, c.logprobs) for c in got] == [(c.token_ids, c.logprobs) for c in expected]
