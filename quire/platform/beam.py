@@ -74,7 +74,7 @@ class BeamGroup:
             assert beam.pending is not None
             for token, logprob in zip(beam.pending.ids, beam.pending.values, strict=True):
                 candidate = self._candidate(beam, token, logprob, beam.pending)
-                if token in self.eos_ids and not self.params.ignore_eos:
+                if self._ends(token):
                     self._end(candidate, token)
                 else:
                     going_on.append(candidate)
@@ -93,10 +93,13 @@ class BeamGroup:
         beam.logprobs.append(candidate.top)
         beam.cumulative_logprob = candidate.cum_logprob
 
+    def _ends(self, token: int) -> bool:
+        return token in self.eos_ids and not self.params.ignore_eos
+
     def _candidate(self, beam: SequenceState, token: int, logprob: float, top: TopLogprobs) -> Candidate:
         total = beam.cumulative_logprob + logprob
         # The length counts the prompt too, and not the end token.
-        length = len(beam.token_ids) + (token not in self.eos_ids)
+        length = len(beam.token_ids) + (not self._ends(token))
         return Candidate(total / length**self.params.length_penalty, total, beam, token, top)
 
     def _end(self, candidate: Candidate, stop_reason: int | None) -> None:

@@ -65,7 +65,10 @@ def by_transformers(model, ids: list[int], answer: list[int], variant: str) -> t
 @pytest.mark.parametrize(("architecture", "variant"), cases(), ids=lambda value: value)
 def test_greedy_tokens_and_prompt_logprobs(architecture, variant, tmp_path):
     # In float64: what transformers computes, without its own rounding. The engine runs in float32.
-    oracle = make(architecture, variant).double()
+    # (reorder_and_upcast_attn itself insists on float32.)
+    oracle = make(architecture, variant)
+    if variant != "reorder_and_upcast":
+        oracle = oracle.double()
     llm = engine(build(architecture, variant, tmp_path))
     batch = prompts(oracle.config.vocab_size)
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
@@ -82,7 +85,9 @@ def test_greedy_tokens_and_prompt_logprobs(architecture, variant, tmp_path):
         assert len(answer) == STEPS and answer == tokens
         for place, known in enumerate(output.prompt_logprobs or [None]):
             if place:
-                assert known[ids[place]].logprob == pytest.approx(float(scores[place - 1, ids[place]]), abs=1e-4)
+                expected = float(scores[place - 1, ids[place]])
+                # Random weights make logprobs of -200, of which float32 has no fourth decimal.
+                assert known[ids[place]].logprob == pytest.approx(expected, abs=1e-4, rel=1e-5)
 
 
 def test_beams_equal_those_of_transformers(tmp_path):
@@ -92,8 +97,8 @@ def test_beams_equal_those_of_transformers(tmp_path):
     params = BeamSearchParams(beam_width=4, max_tokens=12, ignore_eos=True)
     for ids, output in zip(batch, llm.beam_search(batch, params), strict=True):
         expected = oracle.generate(
-            torch.tensor([ids]), num_beams=4, num_return_sequences=4, max_new_tokens=12, min_new_tokens=12, do_sample=False,
-            eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_scores=True, length_penalty=1.0,
+            torch.tensor([ids]), num_beams=4, num_return_sequences=4, max_new_tokens=12, min_new_tokens=12,
+            do_sample=False, eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_scores=True,
         )  # fmt: skip
         assert [beam.tokens for beam in output.sequences] == expected.sequences.tolist()
         totals = [12 * float(score) for score in expected.sequences_scores]
