@@ -32,6 +32,9 @@ class ModelConfig:
                 "needs it can be added as a plug-in package (see docs/adding-a-model.md)."
             )
         _at_least(1, max_model_len=self.max_model_len)
+        _of_type(str, model=self.model, tokenizer=self.tokenizer, dtype=self.dtype)
+        _of_type(str, revision=self.revision, tokenizer_revision=self.tokenizer_revision)
+        _of_type(bool, skip_tokenizer_init=self.skip_tokenizer_init)
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, block_size=self.block_size, num_blocks=self.num_blocks, memory_bytes=self.memory_bytes)
+        _of_type(bool, enable_prefix_caching=self.enable_prefix_caching)
         if not isinstance(self.memory_fraction, (int, float)) or not 0 < self.memory_fraction <= 1:
             raise QuireError(f"memory_fraction={self.memory_fraction!r}: must be above 0 and at most 1.")
 
@@ -85,9 +89,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _at_least(-1, max_logprobs=self.max_logprobs)
+        _of_type(int, seed=self.seed)
+        _of_type(bool, debug=self.debug)
 
 
 def _at_least(limit: int, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < limit):
             raise QuireError(f"{name}={value!r}: must be an integer of at least {limit}.")
+
+
+def _of_type(kind: type, **values: object) -> None:
+    for name, value in values.items():
+        if value is not None and not isinstance(value, kind):
+            raise QuireError(f"{name}={value!r}: must be of type {kind.__name__}.")

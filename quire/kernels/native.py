@@ -41,7 +41,10 @@ _C.set_thread_count(torch.get_num_threads())
 with contextlib.suppress(OSError, AttributeError):  # in another build of torch, the extension's own threads serve
     _share_threads()
 if os.environ.get("QUIRE_ISA"):
-    _C.set_isa(os.environ["QUIRE_ISA"])
+    try:
+        _C.set_isa(os.environ["QUIRE_ISA"])
+    except ValueError as error:
+        raise ValueError(f"QUIRE_ISA={os.environ['QUIRE_ISA']}: {error}") from None
 
 
 def isa() -> str:

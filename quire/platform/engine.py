@@ -49,12 +49,14 @@ class LLMEngine:
 
         Raises RequestError, before anything is queued, when the request could never be served as given.
         """
+        if not isinstance(request_id, str):
+            raise RequestError(f"request_id={request_id!r}: must be a string")
         if request_id in self._requests:
             raise RequestError(f"request {request_id}: there is an unfinished request of this id")
         if isinstance(params, BeamSearchParams):
             request = self.intake.beam_request(request_id, prompt, params)
         else:
-            request = self.intake.request(request_id, prompt, params or SamplingParams())
+            request = self.intake.request(request_id, prompt, SamplingParams() if params is None else params)
         detokenizer = None
         if self.tokenizer is not None and request.params.detokenize:
             detokenizer = Detokenizer(self.tokenizer, request.prompt_ids, request.params)
@@ -125,8 +127,7 @@ class LLMEngine:
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         for sequence in request.sequences:
-            if sequence.finish_reason is None:
-                self.scheduler.finish(sequence, reason)
+            self.scheduler.finish(sequence, reason)
         self._forget(request)
 
     def _forget(self, request: Request) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -16,6 +17,7 @@ from quire.platform.beam import BeamSearchOutput
 from quire.platform.chat import render_chat
 from quire.platform.engine import LLMEngine
 from quire.platform.intake import PromptType
+from quire.platform.interrupts import HeldInterrupt
 from quire.platform.outputs import RequestOutput
 from quire.platform.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -24,6 +26,8 @@ Message = Mapping[str, Any]
 
 class LLM:
     """A model that answers batches of prompts; requests are batched continuously, whatever their lengths.
+
+    Calls from several threads wait for each other.
 
     Args:
         model: a local directory or a hub id; None takes the bundled model.
@@ -99,6 +103,7 @@ class LLM:
         )
         self.llm_engine = LLMEngine(config)
         self._ids = count()
+        self._lock = threading.Lock()
 
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer; None when skip_tokenizer_init was set."""
@@ -152,6 +157,8 @@ class LLM:
         The tokenizer's chat template, or `chat_template`, makes the prompts; it runs in a sandbox. Raises
         RequestError when there is no template or the messages do not fit it.
         """
+        if not isinstance(messages, Sequence):
+            raise RequestError(f"messages must be a list of messages, or a list of such lists, not {messages!r}")
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
         prompts = [
@@ -177,6 +184,8 @@ class LLM:
         use_tqdm: bool = False,
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` likeliest continuations of each prompt, best first."""
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, not {params!r}")
         batch = _prompt_list(prompts)
         return self._run(batch, [params] * len(batch), use_tqdm)
 
@@ -194,27 +203,31 @@ class LLM:
         return list(params)
 
     def _run(self, prompts: Sequence[PromptType], params: Sequence[Any], use_tqdm: bool) -> list[Any]:
-        engine = self.llm_engine
-        if engine.has_unfinished_requests():
-            raise RequestError(
-                f"{engine.get_num_unfinished_requests()} requests were added to llm_engine and have not finished: "
-                "step() it to their end, or abort them, before calling this."
-            )
         ids: list[str] = []
         outputs: dict[str, Any] = {}
-        try:
-            for prompt, wanted in zip(prompts, params, strict=True):
-                request_id = str(next(self._ids))
-                engine.add_request(request_id, prompt, wanted)
-                ids.append(request_id)
-            with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as bar:
-                while len(outputs) < len(ids):
-                    for output in engine.step():
-                        outputs[output.request_id] = output
-                        bar.update()
-        finally:  # an impossible prompt, an interrupt: nothing of this call stays behind
-            engine.abort_request(ids)
+        with self._lock, HeldInterrupt() as interrupt:
+            self._refuse_if_busy()
+            try:
+                for prompt, wanted in zip(prompts, params, strict=True):
+                    request_id = str(next(self._ids))
+                    self.llm_engine.add_request(request_id, prompt, wanted)
+                    ids.append(request_id)
+                with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as bar:
+                    while len(outputs) < len(ids) and not interrupt.pressed:
+                        for output in self.llm_engine.step():
+                            outputs[output.request_id] = output
+                            bar.update()
+            finally:  # an impossible prompt, an interrupt: nothing of this call stays behind
+                self.llm_engine.abort_request(ids)
         return [outputs[request_id] for request_id in ids]
+
+    def _refuse_if_busy(self) -> None:
+        waiting = self.llm_engine.get_num_unfinished_requests()
+        if waiting:
+            raise RequestError(
+                f"{waiting} requests were added to llm_engine and have not finished: "
+                "step() it to their end, or abort them, before calling this."
+            )
 
 
 def _prompt_list(prompts: Any) -> list[Any]:

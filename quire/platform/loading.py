@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from quire import kernels
 from quire.config import EngineConfig, ModelConfig
 from quire.errors import QuireError
 from quire.models.base import CausalLM
@@ -38,6 +39,7 @@ class Parts:
 
 def load(config: EngineConfig) -> Parts:
     """Load what `config` names. Raises UnsupportedModelError, CheckpointError or QuireError."""
+    kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
     path = _checkpoint(config.model.model, config.model.revision)
     model = load_model(path, config.model.dtype)
     tokenizer = None

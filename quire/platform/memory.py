@@ -17,16 +17,24 @@ def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
 
 
 def count_blocks(config: CacheConfig, bytes_a_block: int, max_num_seqs: int, max_model_len: int) -> int:
-    """The pool's size in blocks; QuireError when not even one fits."""
+    """The pool's size in blocks; QuireError when not even one fits, or more are asked for than memory holds."""
+    available = available_bytes()
     if config.num_blocks is not None:
-        return config.num_blocks
-    useful = max_num_seqs * -(-max_model_len // config.block_size)
-    limit = config.memory_bytes or int(available_bytes() * config.memory_fraction)
-    blocks = limit // bytes_a_block if config.memory_bytes else min(useful, limit // bytes_a_block)
+        blocks = config.num_blocks
+    elif config.memory_bytes is not None:
+        blocks = config.memory_bytes // bytes_a_block
+    else:
+        useful = max_num_seqs * -(-max_model_len // config.block_size)
+        blocks = min(useful, int(available * config.memory_fraction) // bytes_a_block)
     if blocks < 1:
         raise QuireError(
-            f"the KV pool may take {limit:,} bytes, but one block of {config.block_size} tokens takes "
-            f"{bytes_a_block:,}: raise kv_cache_memory_bytes, or lower block_size."
+            f"not one block of {config.block_size} tokens, which takes {bytes_a_block:,} bytes, fits what the KV pool "
+            "may take: raise kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size."
+        )
+    if blocks * bytes_a_block > available:
+        raise QuireError(
+            f"the KV pool of {blocks:,} blocks would take {blocks * bytes_a_block:,} bytes, and {available:,} are "
+            "available: lower kv_cache_memory_bytes or num_gpu_blocks_override."
         )
     return blocks
 

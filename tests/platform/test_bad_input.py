@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from quire import LLM, BeamSearchParams, SamplingParams
@@ -116,12 +120,19 @@ def test_beam_prompts_are_checked_too(tiny_llm):
 
 
 ENGINE = {
+    "blocks beyond memory": ({"num_gpu_blocks_override": 10**12}, "are available"),
+    "bytes beyond memory": ({"kv_cache_memory_bytes": 10**16}, "are available"),
+    "huge blocks": ({"block_size": 10**12}, "not one block"),
+    "fraction as text": ({"gpu_memory_utilization": "0.5"}, "memory_fraction='0.5'"),
+    "flag as text": ({"enable_prefix_caching": "no"}, "enable_prefix_caching='no'"),
+    "seed as text": ({"seed": "x"}, "seed='x'"),
+    "revision as a number": ({"revision": 5}, "revision=5"),
     "revision of a directory": ({"revision": "v1"}, "has no revision 'v1'"),
     "tokenizer revision of a directory": ({"tokenizer_revision": "v1"}, "has no revision 'v1'"),
     "max_logprobs": ({"max_logprobs": -7}, "max_logprobs=-7"),
     "remote code": ({"trust_remote_code": True}, "never runs code"),
     "model length": ({"max_model_len": 10_000}, "positions for 256"),
-    "no block": ({"kv_cache_memory_bytes": 10}, "one block"),
+    "no block": ({"kv_cache_memory_bytes": 10}, "not one block"),
     "block size": ({"block_size": 0}, "block_size=0"),
     "budget": ({"max_num_batched_tokens": 0}, "max_num_batched_tokens=0"),
     "dtype": ({"dtype": "int8"}, "int8"),
@@ -144,3 +155,32 @@ def test_an_unknown_setting_is_not_ignored(tiny_path):
 def test_beam_search_draws_nothing():
     with pytest.raises(ValueError, match="temperature"):
         BeamSearchParams(beam_width=2, max_tokens=2, temperature=0.7)
+
+
+@pytest.mark.parametrize("params", [None, SamplingParams(max_tokens=2)])
+def test_beam_search_takes_its_own_parameters(tiny_llm, params):
+    with pytest.raises(ValueError, match="must be BeamSearchParams"):
+        tiny_llm.beam_search([GOOD], params)
+
+
+def test_messages_that_are_no_list(tiny_llm):
+    with pytest.raises(ValueError, match="messages must be a list"):
+        tiny_llm.chat(iter([{"role": "user", "content": "a"}]), chat_template="x", use_tqdm=False)
+
+
+def test_engine_arguments_of_the_wrong_type(tiny_llm):
+    with pytest.raises(ValueError, match="must be a string"):
+        tiny_llm.llm_engine.add_request([1], GOOD)
+    with pytest.raises(ValueError, match="must be SamplingParams"):
+        tiny_llm.llm_engine.add_request("q", GOOD, {})
+
+
+@pytest.mark.parametrize(("name", "value"), [("QUIRE_ISA", "foo"), ("QUIRE_KERNELS", "foo")])
+def test_wrong_environment_values_fail_at_start(tiny_path, name, value):
+    script = (
+        f"from quire import LLM\ntry: LLM({str(tiny_path)!r})\nexcept ValueError as error: print('refused:', error)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, name: value}, capture_output=True, text=True
+    )
+    assert result.stdout.startswith("refused:") and name in result.stdout and value in result.stdout, result.stderr

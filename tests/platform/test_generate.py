@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -344,3 +348,26 @@ def test_beams_end_with_the_end_token(tmp_path):
         assert ended and all(b.stop_reason == 2 for b in ended)
         assert all((b.tokens[-1] == 2) is include for b in ended)
         assert all(b.stop_reason is None and b.finish_reason == "length" for b in beams if b not in ended)
+
+
+def test_ctrl_c_waits_for_the_step_and_leaves_nothing(tiny_llm):
+    """The signal comes at a random moment; the tables are whole after each, which the fixture checks too."""
+    engine = tiny_llm.llm_engine
+    params = SamplingParams(n=3, seed=1, max_tokens=200, ignore_eos=True)
+    for delay in (0.001, 0.004, 0.013, 0.05):
+        timer = threading.Timer(delay, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            generate(tiny_llm, [[5, 6, 7] * k for k in (1, 3, 5)], params)
+            time.sleep(1)  # the signal may come late
+        timer.join()
+        engine.check_integrity()
+        assert engine.pool.num_owned == 0 and not engine.has_unfinished_requests()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_calls_from_several_threads_wait_for_each_other(tiny_llm):
+    expected = [generate(tiny_llm, [[5 + i] * 9])[0].outputs[0].token_ids for i in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        outputs = list(threads.map(lambda i: generate(tiny_llm, [[5 + i] * 9])[0], range(4)))
+    assert [o.outputs[0].token_ids for o in outputs] == expected

@@ -1,0 +1,35 @@
+"""Keeping Ctrl-C until the engine's tables are whole again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class HeldInterrupt:
+    """Within this context SIGINT only sets `pressed`; on leaving, it is delivered. A second one is not kept.
+
+    Elsewhere than in the main thread, which alone gets signals, it does nothing.
+    """
+
+    pressed = False
+
+    def __enter__(self) -> HeldInterrupt:
+        self._holds = threading.current_thread() is threading.main_thread()
+        if self._holds:
+            self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._holds:
+            signal.signal(signal.SIGINT, self._before)
+        if self.pressed and error is None:
+            signal.raise_signal(signal.SIGINT)
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
