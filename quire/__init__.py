@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quire.platform.engine import LLMEngine
     from quire.platform.llm import LLM
     from quire.platform.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-    from quire.platform.sampling_params import BeamSearchParams, SamplingParams
+    from quire.platform.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,7 @@ _HOME = {
     "BeamSearchParams": "quire.platform.sampling_params",
     "BeamSearchOutput": "quire.platform.beam",
     "BeamSearchSequence": "quire.platform.beam",
+    "RequestOutputKind": "quire.platform.sampling_params",
     "RequestOutput": "quire.platform.outputs",
     "CompletionOutput": "quire.platform.outputs",
     "Logprob": "quire.platform.outputs",
@@ -40,6 +41,7 @@ __all__ = [  # noqa: RUF022 (the order that a reader wants)
     "LLMEngine",
     "SamplingParams",
     "BeamSearchParams",
+    "RequestOutputKind",
     "BeamSearchOutput",
     "BeamSearchSequence",
     "RequestOutput",

@@ -71,7 +71,7 @@ def _answer_from(shapes: list[tuple[str, str]], asked: str) -> str:
 def test_story_answers_follow_from_the_events() -> None:
     rng = Random(6)
     for _ in range(300):
-        story = world.make_story(rng, world.make_scene(rng))
+        story = world.make_story(rng, world.make_cast(rng))
         text = world.tell(story, rng)
         for question in world.story_questions(story, rng):
             assert question.answer in _story_answers(story, question), (text, question)

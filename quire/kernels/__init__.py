@@ -18,6 +18,8 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from quire.errors import QuireError
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,7 +35,7 @@ def backend() -> ModuleType:
     if wanted == "reference":
         return reference
     if wanted not in ("", "native"):
-        raise ValueError(f"QUIRE_KERNELS={wanted}: must be native or reference")
+        raise QuireError(f"QUIRE_KERNELS={wanted}: must be native or reference")
     try:
         from quire.kernels import native
     except ImportError as error:
@@ -91,9 +93,7 @@ def write_kv(
     backend().write_kv(key, value, keys, values, slot_mapping)
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
     """RMSNorm (arXiv:1910.07467) over the last dimension of x [T, C]; weight [C].
 
     With `residual` [T, C], `residual += x` is done first, in place, and the sum is what is normalised.

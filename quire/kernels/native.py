@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 import quire.kernels._C as _C
+from quire.errors import QuireError
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
@@ -44,7 +45,7 @@ if os.environ.get("QUIRE_ISA"):
     try:
         _C.set_isa(os.environ["QUIRE_ISA"])
     except ValueError as error:
-        raise ValueError(f"QUIRE_ISA={os.environ['QUIRE_ISA']}: {error}") from None
+        raise QuireError(f"QUIRE_ISA={os.environ['QUIRE_ISA']}: {error}") from None
 
 
 def isa() -> str:

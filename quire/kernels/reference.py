@@ -79,9 +79,7 @@ def write_kv(
     values[block, :, offset] = value
 
 
-def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
-) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
     if residual is not None:
         x = residual.add_(x)
     wide = x.float()
@@ -108,9 +106,7 @@ def layer_norm(
     return wide.to(x.dtype)
 
 
-def rotary(
-    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
-) -> None:
+def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
     half = cos_sin.shape[1] // 2
     cos, sin = cos_sin[positions].unsqueeze(1).split(half, dim=-1)
     for x in (query, key):

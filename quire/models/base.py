@@ -11,6 +11,7 @@ from torch import nn
 from quire.contracts import ForwardContext, KVCache, KVSpec
 from quire.errors import UnsupportedModelError
 from quire.models.layers import Linear
+from quire.models.layers.rotary import rope_parameters
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -36,6 +37,28 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_qk_norm": (False, None),
     "qk_layernorm": (False, None),
 }
+
+# Fields by what their values must be, wherever a configuration has them: what is left out, or null, is another
+# matter. Name -> the largest that is taken (a damaged number must not build layers until the memory is gone).
+_MOST = 2**31 - 1
+_LARGEST = 1e30  # of a number
+COUNTS: Mapping[str, int] = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer"), 10_000),
+    **dict.fromkeys(
+        ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads",
+         "max_position_embeddings", "original_max_position_embeddings", "ffn_dim", "word_embed_proj_dim",
+         "n_embd", "n_head", "n_inner", "n_positions"),
+        _MOST,
+    ),
+}  # fmt: skip
+# Finite numbers: name -> whether 0 is one of them. These may not be null.
+NUMBERS: Mapping[str, bool] = {"rms_norm_eps": True, "layer_norm_eps": True, "layer_norm_epsilon": True}
+# The same, among the rotary parameters.
+ROPE_NUMBERS: Mapping[str, bool] = {
+    "rope_theta": False, "partial_rotary_factor": False, "factor": False, "attention_factor": True,
+    "low_freq_factor": False, "high_freq_factor": False, "beta_fast": False, "beta_slow": False,
+    "mscale": True, "mscale_all_dim": True,
+}  # fmt: skip
 
 
 class CausalLM(nn.Module):
@@ -76,7 +99,9 @@ class CausalLM(nn.Module):
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
-        """Raise UnsupportedModelError for a field that changes the arithmetic and is not implemented."""
+        """Raise UnsupportedModelError for a value that makes no sense, and for a field that changes the arithmetic
+        and is not implemented."""
+        _check_values(config)
         for field, neutral in NEUTRAL_VALUES.items():
             if field not in cls.supported_fields and getattr(config, field, neutral[0]) not in neutral:
                 refuse(config, field, f"served only with {' or '.join(map(repr, neutral))}")
@@ -97,9 +122,40 @@ class CausalLM(nn.Module):
         return self.lm_head(hidden, torch.float32)
 
 
-def refuse(config: PretrainedConfig, field: str, reason: str) -> None:
-    """Raise the error for a configuration field whose value is not served."""
-    value = getattr(config, field, None)
+def _check_values(config: PretrainedConfig) -> None:
+    aliases = getattr(config, "attribute_map", {})  # the names that the file does not have
+    for field, most in COUNTS.items():
+        value = getattr(config, field, None)
+        if field not in aliases and value is not None and not _is_count(value, most):
+            refuse(config, field, f"it must be a whole number from 1 to {most}")
+    for field, zero in NUMBERS.items():
+        if field not in aliases and hasattr(config, field) and not _is_number(getattr(config, field), zero):
+            refuse(config, field, f"it must be a finite number {'not below' if zero else 'above'} 0")
+    rope = rope_parameters(config)
+    for field, zero in ROPE_NUMBERS.items():
+        if rope.get(field) is not None and not _is_number(rope[field], zero):
+            reason = f"it must be a finite number {'not below' if zero else 'above'} 0"
+            refuse(config, f"{field} (rotary)", reason, rope[field])
+    original = rope.get("original_max_position_embeddings")
+    if original is not None and not _is_count(original, _MOST):
+        reason = f"it must be a whole number from 1 to {_MOST}"
+        refuse(config, "original_max_position_embeddings (rotary)", reason, original)
+
+
+def _is_count(value: Any, most: int) -> bool:
+    return type(value) is int and 1 <= value <= most
+
+
+def _is_number(value: Any, zero: bool) -> bool:
+    if type(value) not in (int, float) or not -_LARGEST < value < _LARGEST:  # false for NaN
+        return False
+    return bool(value > 0 or (zero and value == 0))
+
+
+def refuse(config: PretrainedConfig, field: str, reason: str, value: Any = None) -> None:
+    """Raise the error for a configuration field whose value (`value`, if the field is none of config's) is not
+    served."""
+    value = getattr(config, field, value)
     raise UnsupportedModelError(
         f"config.json: {field}={value!r} of a {config.model_type!r} model is not served: {reason}."
     )

@@ -35,12 +35,13 @@ def resolve_checkpoint(
     Whatever looks like a path is never sent to the hub. Raises CheckpointError.
     """
     name = os.fspath(model)
-    path = Path(name).expanduser()
-    if name and path.is_dir():
+    # os.path's answer is no, where Path's may be an OSError: a name that is too long is no directory.
+    path = Path(os.path.expanduser(name))
+    if name and os.path.isdir(path):
         if revision is not None:
             raise CheckpointError(f"{name!r} is a directory, which has no revision {revision!r}; leave revision out.")
         return path
-    if name and path.exists():
+    if name and os.path.exists(path):
         raise CheckpointError(f"{name!r} is a file; give the directory that holds config.json and the weights.")
     if _looks_like_path(name):
         raise CheckpointError(f"{name!r}: there is no such directory.")
@@ -137,12 +138,13 @@ class Checkpoint:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: has no 'weight_map'.")
-        for file in set(weight_map.values()):
+        for file in weight_map.values():
             # A plain name only: the index is the checkpoint author's, and must not point elsewhere on this
             # machine.
             if not isinstance(file, str) or not file.endswith(".safetensors") or "/" in file or "\\" in file:
                 raise CheckpointError(f"{index}: {file!r} is not the name of a safetensors file beside it.")
-            if not (self.directory / file).is_file():
+        for file in set(weight_map.values()):
+            if not os.path.isfile(self.directory / file):
                 raise CheckpointError(f"{index}: {file!r} is not there.")
         shards = [self.directory / file for file in sorted(set(weight_map.values()))]
         held = {(name, path.name) for path in shards for name in self._open(path)}
@@ -153,10 +155,12 @@ class Checkpoint:
 
 
 def _hint(path: Path) -> str:
-    with path.open("rb") as file:
-        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-            return " (it is a git-lfs pointer: run `git lfs pull`)"
-    return ""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_LFS_POINTER))
+    except OSError:  # a directory: the error at hand says enough
+        return ""
+    return " (it is a git-lfs pointer: run `git lfs pull`)" if start == _LFS_POINTER else ""
 
 
 def listed(names: list[str], most: int = 10) -> str:

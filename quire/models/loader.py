@@ -57,8 +57,23 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "auto") -> CausalLM:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: no model can be built of it: {error!r}") from error
+    _check_size(path / "config.json", model)
     fill(model, checkpoint, wanted)
     return model.eval().requires_grad_(False)
+
+
+def _check_size(file: Path, model: CausalLM) -> None:
+    """What follows from several fields together must hold at least one token, head and layer."""
+    spec = model.kv_spec
+    sizes = {
+        "layers": spec.num_layers,
+        "key/value heads": spec.num_kv_heads,
+        "dimensions of a head": spec.head_dim,
+        "positions": model.max_model_len,
+    }
+    for what, size in sizes.items():
+        if size < 1:
+            raise UnsupportedModelError(f"{file}: the model that it describes has {size} {what}; it needs at least 1.")
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
@@ -68,7 +83,7 @@ def load_config(path: str | Path) -> PretrainedConfig:
 
     path = Path(path)
     raw = read_json(path / "config.json")
-    if "auto_map" in raw and raw.get("model_type") not in CONFIG_MAPPING:
+    if "auto_map" in raw and str(raw.get("model_type")) not in CONFIG_MAPPING:
         raise UnsupportedModelError(
             f"{path / 'config.json'}: model_type {raw.get('model_type')!r} is unknown to "
             "transformers and brings its own code (auto_map). quire never runs code that comes with a "
@@ -116,7 +131,11 @@ def _dtype(dtype: str | torch.dtype, raw: dict[str, Any], checkpoint: Checkpoint
     """The dtype that the model gets. "auto": config.json's, or else the files', as in transformers."""
     chosen: Any = dtype
     if dtype == "auto":
-        chosen = raw.get("dtype") or raw.get("torch_dtype") or checkpoint.tensor(next(checkpoint.names())).dtype
+        chosen = raw.get("dtype") or raw.get("torch_dtype")
+        name = next(checkpoint.names(), None)
+        if name is None:
+            raise CheckpointError(f"{checkpoint.directory}: its safetensors files hold no tensors.")
+        chosen = chosen or checkpoint.tensor(name).dtype
     chosen = str(chosen).removeprefix("torch.")
     if chosen not in DTYPES:
         origin = "the checkpoint's dtype" if dtype == "auto" else "dtype"

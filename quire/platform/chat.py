@@ -43,6 +43,7 @@ RENDER_MEMORY = 512 << 20
 _START_SECONDS = 60.0
 _ROLE_LENGTH = 64
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ", "LANG")
+_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 _LENGTH = struct.Struct("<Q")  # precedes every JSON text on the pipes
 
 
@@ -93,14 +94,15 @@ def render_text(
     if tokenizer is None:
         raise RequestError("chat needs a tokenizer, and none is loaded: give token ids, or load one.")
     checked = check_messages(messages)
+    more = _check_template_kwargs(template_kwargs)
     if continue_final_message and add_generation_prompt:
         raise RequestError("continue_final_message needs add_generation_prompt=False: they exclude each other.")
     variables = {
         **tokenizer.special_tokens_map,
-        **(template_kwargs or {}),
+        **more,
         "messages": checked,
         "tools": _tool_schemas(tools),
-        "documents": (template_kwargs or {}).get("documents"),
+        "documents": more.get("documents"),
         "add_generation_prompt": add_generation_prompt,
     }
     text = _RENDERER.render(_template_of(tokenizer, chat_template, tools), variables)
@@ -113,7 +115,10 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     Raises RequestError naming the message's index, and the part's index and type.
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise RequestError("messages must be a list of {'role': ..., 'content': ...}.")
+        raise RequestError(
+            "messages must be a list of messages, [{'role': ..., 'content': ...}]: "
+            f"a conversation of one message is a list too; {type(messages).__name__} was given."
+        )
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise RequestError(f"messages has {len(messages)} entries; it must have 1 to {MAX_MESSAGES}.")
     return [_check_message(index, message) for index, message in enumerate(messages)]
@@ -145,6 +150,17 @@ def _text_of_part(index: int, place: int, part: Any) -> str:
     if not isinstance(part.get("text"), str):
         raise RequestError(f"{where}.text must be a string.")
     return str(part["text"])
+
+
+def _check_template_kwargs(given: Any) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise RequestError(f"chat_template_kwargs must be a dict of names and JSON values, not {type(given).__name__}.")
+    taken = sorted(_OWN_VARIABLES & set(given))
+    if taken:
+        raise RequestError(f"chat_template_kwargs cannot set {', '.join(taken)}: give it as an argument of its own.")
+    return dict(given)
 
 
 def _tool_schemas(tools: Sequence[Any] | None) -> list[Any] | None:
@@ -207,6 +223,7 @@ class _Renderer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._parent = os.getpid()
+        self._number = 0  # of the last job
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         try:
@@ -216,24 +233,40 @@ class _Renderer:
         if len(job) > MAX_INPUT:
             raise RequestError(f"the messages are {len(job)} bytes of JSON, the limit is {MAX_INPUT}.")
         with self._lock:
-            answer = self._ask(job)
-        if answer is None:
+            done = self._ask(job)
+        if done is None:
             raise RequestError(
                 f"the chat template did not finish within its limits ({RENDER_SECONDS:g} s, "
                 f"{RENDER_MEMORY >> 20} MiB) and was stopped."
             )
-        done = json.loads(answer)
         if "error" in done:
             raise RequestError(f"the chat template failed: {done['error']}")
         return str(done["text"])
 
-    def _ask(self, job: bytes) -> bytes | None:
-        """The worker's answer; None if it died or had to be killed."""
+    def _ask(self, job: bytes) -> dict[str, Any] | None:
+        """The worker's answer; None if it died or had to be killed.
+
+        Whatever interrupts this (Ctrl-C too) ends the process: an answer left in its pipe would be the next caller's.
+        """
+        try:
+            answer = self._exchange(job)
+            done = None if answer is None else json.loads(answer)
+            if done is not None and done.pop("job") != self._number:
+                raise RuntimeError("the process that renders chat templates answered another job; it was stopped")
+        except BaseException:
+            self.stop()
+            raise
+        if done is None:
+            self.stop()
+        return done
+
+    def _exchange(self, job: bytes) -> bytes | None:
         process = self._process
         if process is None or process.poll() is not None or self._parent != os.getpid():
             process = self._start()
         assert process.stdin is not None and process.stdout is not None
-        limits = json.dumps([RENDER_SECONDS, RENDER_MEMORY, MAX_RENDERED]).encode()
+        self._number += 1
+        limits = json.dumps([self._number, RENDER_SECONDS, RENDER_MEMORY, MAX_RENDERED]).encode()
         answer = None
         try:
             for part in (limits, job):
@@ -245,8 +278,6 @@ class _Renderer:
                 answer = _read(process.stdout.fileno(), _LENGTH.unpack(head)[0], deadline)
         except BrokenPipeError:
             pass
-        if answer is None:
-            self.stop()
         return answer
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -260,6 +291,7 @@ class _Renderer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the program, not for this process
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
         )
         assert self._process.stdout is not None
@@ -305,10 +337,10 @@ def _serve() -> None:
     target.write(b"!")  # ready
     target.flush()
     while head := source.read(_LENGTH.size):
-        seconds, memory, longest = json.loads(source.read(_LENGTH.unpack(head)[0]))
+        number, seconds, memory, longest = json.loads(source.read(_LENGTH.unpack(head)[0]))
         job = source.read(_LENGTH.unpack(source.read(_LENGTH.size))[0])
         _limit(seconds, memory)
-        answer = json.dumps(_render(environment, job, longest)).encode()
+        answer = json.dumps({**_render(environment, job, longest), "job": number}).encode()
         target.write(_LENGTH.pack(len(answer)) + answer)
         target.flush()
 

@@ -270,24 +270,35 @@ class _Decoder(Protocol):
 
 
 class _ByteDecoder:
-    """Tokens are bytes; those of an incomplete character are pending."""
+    """Tokens are bytes; those of an incomplete character are pending.
+
+    The first `_borrowed` of them are the prompt's: a character that the output does not complete is shown without them.
+    """
 
     def __init__(self, tokenizer: Any, vocabulary: _Vocabulary, spaces: bool) -> None:
         self._piece = vocabulary.piece
         self._pending = b""
+        self._borrowed = 0
 
     def prime(self, prompt_ids: list[int]) -> None:
         for token_id in prompt_ids:
             self.feed(token_id)
+        self._borrowed = len(self._pending)
 
     def feed(self, token_id: int) -> str:
         data = self._pending + self._piece(token_id)
         text, used = codecs.utf_8_decode(data, "replace", False)
+        if self._borrowed and text:
+            if text[0] == _BROKEN and not data.startswith(_BROKEN.encode()):
+                data = data[self._borrowed :]
+                text, used = codecs.utf_8_decode(data, "replace", False)
+            self._borrowed = 0
         self._pending = data[used:]
         return text
 
     def flush(self) -> str:
-        text, self._pending = self._pending.decode(errors="replace"), b""
+        text = self._pending[self._borrowed :].decode(errors="replace")
+        self._pending, self._borrowed = b"", 0
         return text
 
     def copy(self) -> _ByteDecoder:
@@ -305,6 +316,7 @@ class _PieceDecoder:
         self._piece = vocabulary.piece
         self._start = vocabulary.start
         self._pending = b""
+        self._borrowed = 0  # as above
         self._is_broken = False  # the run of bytes has been found not to be UTF-8
 
     def prime(self, prompt_ids: list[int]) -> None:
@@ -312,6 +324,7 @@ class _PieceDecoder:
         begun = next((n for n, p in enumerate(pieces) if isinstance(p, str) or p & 0xC0 != 0x80), len(pieces))
         for token_id in prompt_ids[begun:]:  # from where a character begins
             self.feed(token_id)
+        self._borrowed = len(self._pending)
         if any(piece != "" for piece in pieces):
             self._start = ""
 
@@ -335,14 +348,17 @@ class _PieceDecoder:
         except UnicodeDecodeError as error:
             if error.reason == "unexpected end of data":
                 return ""
+            if self._borrowed:  # the prompt's character is not completed: without its bytes
+                self._pending, self._borrowed = self._pending[self._borrowed : -1], 0
+                return self._feed_byte(byte)
             self._is_broken = True
             text = _BROKEN * len(self._pending)
-        self._pending = b""
+        self._pending, self._borrowed = b"", 0
         return text
 
     def flush(self) -> str:
-        text = _BROKEN * len(self._pending)
-        self._pending, self._is_broken = b"", False
+        text = _BROKEN * (len(self._pending) - self._borrowed)
+        self._pending, self._borrowed, self._is_broken = b"", 0, False
         return text
 
     def copy(self) -> _PieceDecoder:

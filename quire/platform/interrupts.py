@@ -8,7 +8,7 @@ from types import FrameType, TracebackType
 
 
 class HeldInterrupt:
-    """Within this context SIGINT only sets `pressed`; on leaving, it is delivered. A second one is not kept.
+    """Within this context SIGINT only sets `pressed`. One that nobody took is delivered on leaving; a second, at once.
 
     Elsewhere than in the main thread, which alone gets signals, it does nothing.
     """
@@ -28,6 +28,11 @@ class HeldInterrupt:
             signal.signal(signal.SIGINT, self._before)
         if self.pressed and error is None:
             signal.raise_signal(signal.SIGINT)
+
+    def take(self) -> bool:
+        """Whether there was an interrupt; the caller answers it, so it is not delivered."""
+        pressed, self.pressed = self.pressed, False
+        return pressed
 
     def _press(self, number: int, frame: FrameType | None) -> None:
         if self.pressed:

@@ -6,7 +6,6 @@ and the way out; nothing is silently ignored. An unknown keyword is a TypeError,
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -293,7 +292,8 @@ def _logit_bias(bias: Any) -> Mapping[int, float] | None:
     for key, value in bias.items():
         digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
         token_id = _integer("logit_bias's token id", int(key) if digits else key, 0, 2**31)
-        number = isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(value)
+        # math.isnan() and float() of a huge int would overflow
+        number = isinstance(value, Real) and not isinstance(value, bool) and value == value
         if not number:
             raise _refused(f"logit_bias[{token_id}]", value, f"it is a number (limited to +-{MAX_BIAS:g})")
         checked[token_id] = float(min(MAX_BIAS, max(-MAX_BIAS, value)))

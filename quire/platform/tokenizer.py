@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,8 @@ def load_tokenizer(path: str | Path, revision: str | None = None, trust_remote_c
     way_out = (
         "name another one with tokenizer=..., or give prompts as token ids and load none with skip_tokenizer_init=True"
     )
-    directory = Path(path)
-    if directory.is_dir() and not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+    # os.path's answer is no, where Path's may be an OSError: a name that is too long is no directory
+    if os.path.isdir(path) and not any(os.path.isfile(Path(path) / name) for name in _TOKENIZER_FILES):
         raise CheckpointError(f"{path}: no tokenizer here (none of {', '.join(_TOKENIZER_FILES)}); {way_out}.")
     from transformers import AutoTokenizer
 
@@ -65,7 +66,9 @@ def eos_token_ids(path: str | Path, tokenizer: Any = None) -> frozenset[int]:
 def _read_object(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except OSError as error:
+        raise CheckpointError(f"{file}: cannot be read ({error.strerror or error}).") from error
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: not valid JSON ({error}).") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: holds a {type(content).__name__}, not an object.")
@@ -85,12 +88,12 @@ def encode_rendered(tokenizer: Any, text: str) -> list[int]:
     return _encode(tokenizer, text, add_special_tokens=False)
 
 
-def _encode(tokenizer: Any, text: str, add_special_tokens: bool) -> list[int]:
+def _encode(tokenizer: Any, text: str, add_special_tokens: bool, what: str = "the prompt") -> list[int]:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise RequestError(
-            f"the prompt is not valid Unicode: character {error.start} is a lone surrogate; take it out."
+            f"{what} is not valid Unicode: character {error.start} is a lone surrogate; take it out."
         ) from error
     # verbose=False: whether the prompt is too long is the engine's to say
     return list(tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
@@ -104,11 +107,12 @@ def encode_bad_words(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, .
     if words and tokenizer is None:
         raise RequestError("bad_words are texts, and no tokenizer is loaded: use logit_bias, or load one.")
     encoded: dict[tuple[int, ...], None] = {}
-    for word in words:
-        alone = tuple(encode_rendered(tokenizer, word.lstrip()))
+    for place, word in enumerate(words):
+        what = f"bad_words[{place}]"
+        alone = tuple(_encode(tokenizer, word.lstrip(), False, what))
         if not alone:
             raise RequestError(f"bad_words: {word!r} has no tokens; take it out.")
-        spaced = tuple(encode_rendered(tokenizer, " " + word.lstrip()))
+        spaced = tuple(_encode(tokenizer, " " + word.lstrip(), False, what))
         encoded[alone] = None
         # More tokens mean that the space stands for itself: forbidding the word as such suffices.
         if len(spaced) == len(alone) and spaced[0] != alone[0]:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
+from typer.core import TyperGroup
 
 from quire import __version__
-from quire.server.terminal import errors_in_one_line
+from quire.server.terminal import errors_in_one_line, usable_streams
+
+
+class _Commands(TyperGroup):
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with usable_streams():
+            return super().main(*args, **kwargs)
+
 
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -117,9 +126,7 @@ def doctor(as_json: _Json = False) -> None:
 
 @app.command()
 def bench(
-    model: Annotated[
-        _Text, typer.Argument(help="A directory or hub id.", show_default="the bundled model")
-    ] = None,
+    model: Annotated[_Text, typer.Argument(help="A directory or hub id.", show_default="the bundled model")] = None,
     case: Annotated[Case, typer.Option(help="One request, a batch, or both.")] = Case.all,
     requests: Annotated[int, typer.Option(min=1, help="Requests in the batch.")] = 32,
     rounds: Annotated[int, typer.Option(min=1, help="Turns that each engine gets; medians are shown.")] = 3,

@@ -108,9 +108,7 @@ def _software(found: Findings) -> dict[str, Any]:
         except Exception as error:  # a broken installation raises anything, from ImportError to OSError
             versions[name] = None
             found.problems.append(
-                Problem(
-                    f"{name} cannot be imported ({_line(error)}).", f"Reinstall it: pip install {name}", True
-                )
+                Problem(f"{name} cannot be imported ({_line(error)}).", f"Reinstall it: pip install {name}", True)
             )
     found.problems += _unmet_requirements()
     return versions
@@ -139,9 +137,24 @@ def _unmet_requirements() -> list[Problem]:
 
 
 def _kernels(found: Findings) -> dict[str, Any]:
-    forced = os.environ.get("QUIRE_KERNELS") == "reference"
+    wish, isa_wish = os.environ.get("QUIRE_KERNELS", ""), os.environ.get("QUIRE_ISA")
+    forced = wish == "reference"
+    if wish not in ("", "native", "reference"):
+        what = f"QUIRE_KERNELS={wish} names no kernels."
+        found.problems.append(Problem(what, "Unset it, or set it to native or reference.", True))
+        return {"in_use": None, "why": f"QUIRE_KERNELS={wish}", "isa": None, "available_isas": []}
     try:
         from quire.kernels import native
+    except ValueError as error:  # set_isa's: the extension itself is there
+        if not forced:
+            what = f"QUIRE_ISA={isa_wish} cannot be used ({_line(error)})."
+            found.problems.append(Problem(what, "Unset it, or set it to one that this machine has.", True))
+        return {
+            "in_use": "reference" if forced else None,
+            "why": "QUIRE_KERNELS=reference" if forced else f"QUIRE_ISA={isa_wish}",
+            "isa": None,
+            "available_isas": _available_isas(),
+        }
     except Exception as error:
         if not forced:
             compiler = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), None)
@@ -155,9 +168,17 @@ def _kernels(found: Findings) -> dict[str, Any]:
             Problem("QUIRE_KERNELS=reference forces the slow torch kernels.", "Unset it for the native ones.")
         )
         return {"in_use": "reference", "why": "QUIRE_KERNELS=reference", "isa": None, **isas}
-    isa_wish = os.environ.get("QUIRE_ISA")
     why = f"built and loaded, QUIRE_ISA={isa_wish}" if isa_wish else "built and loaded"
     return {"in_use": "native", "why": why, "isa": native.isa(), **isas}
+
+
+def _available_isas() -> list[str]:
+    try:
+        from quire.kernels import _C
+
+        return list(_C.available_isas())
+    except Exception:  # without the wrapper around it, nothing is certain
+        return []
 
 
 def _processor(found: Findings) -> dict[str, Any]:
@@ -270,9 +291,7 @@ def _models(found: Findings) -> dict[str, Any]:
             if row["problem"]
         ]
     except Exception as error:
-        found.problems.append(
-            Problem(f"The registry cannot be read ({_line(error)}).", "Reinstall quire.", True)
-        )
+        found.problems.append(Problem(f"The registry cannot be read ({_line(error)}).", "Reinstall quire.", True))
     return facts
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 import typer
@@ -18,14 +16,18 @@ from quire.errors import QuireError, RequestError
 from quire.platform.chat import render_chat
 from quire.platform.engine import LLMEngine
 from quire.platform.intake import PromptType
+from quire.platform.interrupts import HeldInterrupt
 from quire.platform.llm import LLM
 from quire.platform.sampling_params import RequestOutputKind, SamplingParams
-from quire.server.terminal import console, error_console, print_error
+from quire.server.terminal import error_console, print_error
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended, as shells have it
 
 # A model's text must not move the cursor or change the terminal's settings.
 _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\t"), ord("\n")})
+
+# Green; the \x01 and \x02 tell readline what takes no room. `input` itself prints it, once it listens to Ctrl-C.
+_ASK = "\x01\x1b[1;32m\x02>>> \x01\x1b[0m\x02"
 
 _serial = count()
 
@@ -48,7 +50,8 @@ class Task:
             model, prompt = [*words, None, None][:2]
             return cls(model, _stdin_text(raw) if prompt == "-" else prompt, True, raw)
         model, prompt = [None, None, *words][-2:]
-        if len(words) == 1 and (Path(words[0]) / "config.json").is_file():
+        # os.path's answer is no, where Path's may be an OSError: a long prompt is no name of a file
+        if len(words) == 1 and words[0] and os.path.isfile(os.path.join(words[0], "config.json")):
             raise QuireError(f"{words[0]} is a model: add a prompt, or '-' to read it from stdin, or --chat.")
         if prompt is None and chat is None and not raw and sys.stdin.isatty():
             return cls(model, None, True, raw)
@@ -56,12 +59,22 @@ class Task:
 
 
 def _stdin_text(raw: bool) -> str:
-    text = sys.stdin.read()
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise _undecodable(error) from None
     # The newline that a shell's echo adds would change what the model continues.
     text = text.removesuffix("\n") if raw else text.strip()
     if not text:
         raise QuireError("no prompt: give it as an argument or on standard input.")
     return text
+
+
+def _undecodable(error: UnicodeDecodeError) -> QuireError:
+    return QuireError(
+        f"standard input is not {error.encoding} (byte 0x{error.object[error.start]:02x} at place {error.start}): "
+        "convert it, with iconv for example."
+    )
 
 
 def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], verbose: bool) -> None:
@@ -120,11 +133,13 @@ def _ask() -> str | None:
     if interactive:
         import readline  # noqa: F401  (importing it gives `input` line editing and a history)
     try:
-        return console().input("[bold green]>>> [/]" if interactive else "").strip()
+        return input(_ASK if interactive else "").strip()
     except EOFError:
         if interactive:
             print()
         return None
+    except UnicodeDecodeError as error:
+        raise _undecodable(error) from None
     except KeyboardInterrupt:  # the line is dropped, as in a shell
         print()
         return ""
@@ -141,9 +156,7 @@ class Answer:
     rate: float | None
 
 
-def stream(
-    engine: LLMEngine, prompt: PromptType, params: SamplingParams, show: Callable[[str], None]
-) -> Answer:
+def stream(engine: LLMEngine, prompt: PromptType, params: SamplingParams, show: Callable[[str], None]) -> Answer:
     """Run one request to its end, or until Ctrl-C, showing its text as it comes.
 
     Raises RequestError for a prompt that cannot be served and for a request that fails on the way.
@@ -154,8 +167,8 @@ def stream(
     begin = first = last = time.perf_counter()
     engine.add_request(request_id, prompt, params)
     try:
-        with _HeldInterrupt() as interrupt:
-            while engine.has_unfinished_requests() and not interrupt.pressed:
+        with HeldInterrupt() as interrupt:
+            while engine.has_unfinished_requests() and not interrupt.take():
                 for output in engine.step():
                     completion = output.outputs[0]  # type: ignore[union-attr]
                     last = time.perf_counter()
@@ -171,26 +184,6 @@ def stream(
         show("\n")
     rate = (tokens - 1) / (last - first) if tokens > 1 and last > first else None
     return Answer("".join(pieces), tokens, reason, first - begin, rate)
-
-
-class _HeldInterrupt:
-    """Keeps Ctrl-C until a step is done, so that none is cut in half. A second one is not kept."""
-
-    pressed = False
-
-    def __enter__(self) -> _HeldInterrupt:
-        self._before = signal.signal(signal.SIGINT, self._press)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _press(self, number: int, frame: FrameType | None) -> None:
-        if self.pressed:
-            raise KeyboardInterrupt
-        self.pressed = True
 
 
 def _write(text: str) -> None:

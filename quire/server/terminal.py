@@ -1,9 +1,13 @@
-"""What the commands share: two consoles, and errors without tracebacks."""
+"""What the commands share: two consoles, standard streams that can be used, and errors without tracebacks."""
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -29,8 +33,42 @@ def error_console() -> Console:
 
 
 def print_error(message: object) -> None:
-    """One red line on standard error."""
-    error_console().print(f"error: {' '.join(str(message).split())}", style="red", markup=False)
+    """One red line on standard error, if that can be written to."""
+    with suppress(OSError):
+        error_console().print(f"error: {' '.join(str(message).split())}", style="red", markup=False)
+
+
+@contextmanager
+def usable_streams() -> Iterator[None]:
+    """Standard streams for a command: a closed one is /dev/null, and no character is too rare for the output.
+
+    What goes wrong with them (a full disk, say) is one line and exit code 1, as is every other OSError; a reader
+    that went away is not worth the line.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as the program runs)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # not at the interpreter's end, where nothing can be made of an error
+    except (OSError, UnicodeError) as error:
+        _drop_output()
+        if getattr(error, "errno", None) != errno.EPIPE:
+            print_error(error)
+        sys.exit(1)
+
+
+def _drop_output() -> None:
+    """Send what standard output still holds nowhere: the interpreter would fail on it again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 @contextmanager

@@ -259,6 +259,7 @@ def test_no_weights(copy_of):
 @pytest.mark.parametrize(
     "damage",
     {
+        "directory": None,
         "empty": lambda data: b"",
         "cut in the header": lambda data: data[:100],
         "cut in the data": lambda data: data[:-1000],
@@ -272,7 +273,11 @@ def test_no_weights(copy_of):
 def test_damaged_files_are_named(copy_of, damage):
     name, change = damage
     path = copy_of()
-    (path / SINGLE).write_bytes(change((path / SINGLE).read_bytes()))
+    if change is None:
+        (path / SINGLE).unlink()
+        (path / SINGLE).mkdir()
+    else:
+        (path / SINGLE).write_bytes(change((path / SINGLE).read_bytes()))
     fails(path, CheckpointError, str(path / SINGLE), *(["git lfs pull"] if name == "lfs pointer" else []))
 
 
@@ -288,6 +293,10 @@ def test_damaged_files_are_named(copy_of, damage):
         "w.bin",
         "..\\x.safetensors",
         "no.safetensors",
+        "x" * 300 + ".safetensors",
+        ["a"],
+        {},
+        None,
     ],
 )
 def test_an_index_points_at_its_own_directory_only(copy_of, file):
@@ -368,6 +377,48 @@ def test_configurations_that_are_not_served(copy_of, architecture, fields, named
     fails(edit_config(copy_of(architecture, variant), **fields), UnsupportedModelError, named)
 
 
+ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field", "values"),
+    [
+        *((LLAMA, name, (0, -8, "8", True)) for name in (
+            "hidden_size", "vocab_size", "head_dim", "num_attention_heads", "num_key_value_heads",
+            "num_hidden_layers", "intermediate_size", "max_position_embeddings",
+        )),
+        (LLAMA, "num_hidden_layers", (10**9,)),
+        (LLAMA, "head_dim", (7,)),
+        (LLAMA, "rms_norm_eps", (float("nan"), -1e-5, None, "x")),
+        (LLAMA, "rope_theta", ("x", 0, -1.0, float("nan"))),
+        (LLAMA, "factor", (0, -2.0, float("nan"), "x", 1e-5)),
+        (LLAMA, "architectures", ([5], [["LlamaForCausalLM"]], {"a": 1}, "LlamaForCausalLM")),
+        (LLAMA, "quantization_config", ("gptq", ["gptq"])),
+        (LLAMA, "layer_types", (5, [["full_attention"]])),
+        (LLAMA, "hidden_act", (["silu"], 5)),
+        (LLAMA, "model_type", (["llama"],)),
+        *((OPT, name, (0, -8, "8")) for name in ("ffn_dim", "word_embed_proj_dim", "num_hidden_layers")),
+        *((GPT2, name, (0, -8, "8")) for name in ("n_embd", "n_head", "n_layer", "n_positions", "n_inner")),
+        (GPT2, "layer_norm_epsilon", (float("nan"), -1e-5, None)),
+    ],
+)  # fmt: skip
+def test_damaged_fields_are_refused_at_load(copy_of, architecture, field, values):
+    """Not with a traceback, nor taken in and then of no use to any request."""
+    path = copy_of(architecture, next(iter(tiny.TABLE[architecture][2])))
+    original = (path / "config.json").read_text()
+    for value in values:
+        (path / "config.json").write_text(original)
+        fields = {"rope_parameters": ROPE | {field: value}} if field in ROPE else {field: value}
+        with pytest.raises((CheckpointError, UnsupportedModelError)):
+            load_model(edit_config(path, **fields))
+
+
+def test_files_without_tensors(copy_of):
+    path = edit_config(copy_of(), dtype=..., torch_dtype=...)
+    save_file({}, path / SINGLE)
+    fails(path, CheckpointError, "no tensors")
+
+
 def test_code_that_comes_with_a_checkpoint_does_not_run(copy_of):
     path = edit_config(copy_of(), auto_map={"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"})
     (path / "own.py").write_text("raise SystemExit('ran')")
@@ -380,7 +431,8 @@ def test_code_that_comes_with_a_checkpoint_does_not_run(copy_of):
 
 def test_a_directory_is_itself(tmp_path, monkeypatch):
     assert resolve_checkpoint(str(tmp_path)) == tmp_path
-    assert resolve_checkpoint(tmp_path, "ignored") == tmp_path
+    with pytest.raises(CheckpointError, match="no revision 'main'"):
+        resolve_checkpoint(tmp_path, "main")
     monkeypatch.chdir(tmp_path.parent)
     assert resolve_checkpoint(tmp_path.name).resolve() == tmp_path
     monkeypatch.setenv("HOME", str(tmp_path.parent))
@@ -388,7 +440,8 @@ def test_a_directory_is_itself(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["./absent", "../absent", "/absent/model", "~/absent", "a/b/c", "absent/", "a\\b", "", " "]
+    "name", ["./absent", "../absent", "/absent/model", "~/absent", "a/b/c", "absent/", "a\\b", "", " ", "~nouserzz/x",
+     "./" + "x" * 300]
 )
 def test_paths_never_reach_the_hub(monkeypatch, name):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("sent to the hub"))
@@ -424,7 +477,7 @@ def test_what_the_hub_says_is_repeated(monkeypatch):
         resolve_checkpoint("some/model", "v1")
 
 
-@pytest.mark.parametrize("name", ["bad name", "a--b/c", "-x", "x" * 200])
+@pytest.mark.parametrize("name", ["bad name", "a--b/c", "-x", "x" * 200, "x" * 300, "a\0b"])
 def test_names_that_are_no_hub_ids(name):
     with pytest.raises(CheckpointError, match="HFValidationError"):
         resolve_checkpoint(name)

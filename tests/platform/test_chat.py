@@ -131,7 +131,7 @@ def test_text_parts_are_joined() -> None:
     [
         ([], "messages"),
         ("hello", "messages"),
-        ({"role": "user", "content": "x"}, "messages"),
+        ({"role": "user", "content": "x"}, "list of messages"),
         (None, "messages"),
         ([CHAT[0], "x"], r"messages\[1\]"),
         ([{"content": "x"}], r"messages\[0\].role"),
@@ -150,6 +150,12 @@ def test_text_parts_are_joined() -> None:
 def test_malformed_messages_are_refused(messages: Any, named: str) -> None:
     with pytest.raises(RequestError, match=named):
         render_chat(tokenizer(), messages)
+
+
+@pytest.mark.parametrize("given", [[1], "ab", 5, {1: 2}, {"messages": 5}, {"tools": []}, {"add_generation_prompt": 0}])
+def test_template_kwargs_that_are_none_are_refused(given: Any) -> None:
+    with pytest.raises(RequestError, match="chat_template_kwargs"):
+        render("{{ x }}", template_kwargs=given)
 
 
 def test_values_that_are_no_json_are_refused() -> None:
@@ -274,6 +280,42 @@ def test_the_process_knows_no_secrets_and_is_replaced_when_it_dies() -> None:
     assert render("b") == "b"
 
 
+def test_an_interrupted_render_leaves_nothing_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert render("warm") == "warm"
+    interrupted = chat._RENDERER._process
+    assert interrupted is not None
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(chat, "_read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            render("the first user's secret")
+    assert interrupted.poll() is not None
+    assert render("the second's") == "the second's"
+
+
+def test_an_answer_to_another_job_is_not_taken() -> None:
+    assert render("warm") == "warm"
+    process = chat._RENDERER._process
+    assert process is not None and process.stdin is not None
+    for value in ([0, 5.0, chat.RENDER_MEMORY, 100], ["a secret", {}]):
+        part = json.dumps(value).encode()
+        process.stdin.write(chat._LENGTH.pack(len(part)) + part)
+    process.stdin.flush()
+    with pytest.raises(RuntimeError, match="another job"):
+        render("mine")
+    assert render("mine") == "mine"
+
+
+def test_ctrl_c_does_not_reach_the_process() -> None:
+    assert render("warm") == "warm"
+    process = chat._RENDERER._process
+    assert process is not None
+    assert os.getpgid(process.pid) != os.getpgid(0) and os.getsid(process.pid) != os.getsid(0)
+
+
 # ---------------------------------------------------------------------- tokenizer
 
 
@@ -323,7 +365,7 @@ def test_end_tokens(tmp_path: Path, generation: Any, config: Any, expected: set[
     assert eos_token_ids(tmp_path, None) == expected - {1}
 
 
-@pytest.mark.parametrize("content", ['{"eos_token_id": "2"}', '{"eos_token_id": [1, null]}', "{", "[]"])
+@pytest.mark.parametrize("content", ['{"eos_token_id": "2"}', '{"eos_token_id": [1, null]}', "{", "[]", "[" * 100000])
 def test_end_tokens_that_make_no_sense(tmp_path: Path, content: str) -> None:
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
@@ -338,6 +380,8 @@ def test_bad_words_are_encoded_with_and_without_a_space() -> None:
     assert encode_bad_words(None, []) == ()
     with pytest.raises(RequestError, match="no tokenizer"):
         encode_bad_words(None, ["the"])
+    with pytest.raises(RequestError, match=r"bad_words\[1\].*surrogate"):
+        encode_bad_words(tokenizer(), ["the", "\ud800"])
 
 
 def test_a_prompt_that_is_no_unicode_is_refused() -> None:

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from quire import SamplingParams
-from quire.platform.detokenizer import Detokenizer, decode_token
+from quire.platform.detokenizer import Detokenizer, _byte_characters, decode_token
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. The dog sleeps, and the fox runs away from the dog.",
@@ -220,6 +220,30 @@ def test_a_character_begun_in_the_prompt_is_completed() -> None:
     for cut in range(len(ids)):
         head, tail = byte_level().decode(ids[:cut]), stream(byte_level(), ids[cut:], prompt=ids[:cut])[0]
         assert head.rstrip("\ufffd") + tail == "🇩🇪"
+
+
+def test_the_prompts_half_character_is_not_the_outputs() -> None:
+    """What the output does not complete is shown without the prompt's bytes: as the output alone decodes."""
+    euro, thumb, word = "€".encode(), "👍".encode(), b"a"
+    cases = (
+        (euro[:1], word, "a"),
+        (euro[:2], euro, "€"),
+        (thumb[:1], thumb[1:3] + word, "\ufffd" * 2 + "a"),
+        (euro[:2], b"", ""),
+        (euro[:1], euro[1:2], "\ufffd"),
+        (euro[:2], euro[2:] + word, "€a"),
+        ("\ufffd".encode()[:2], "\ufffd".encode()[2:] + word, "\ufffda"),
+    )
+    character = {byte: letter for letter, byte in _byte_characters().items()}
+    level, letter = byte_level().convert_tokens_to_ids, MAKERS["byte_fallback"]().convert_tokens_to_ids("a")
+    for prompt, output, expected in cases:
+        for name in ("byte_level", "byte_fallback"):
+            ids = [level(character[byte]) for byte in prompt + output]
+            if name == "byte_fallback":
+                raw = fallback_bytes(prompt + output)
+                ids = [letter if byte == ord("a") else raw[n] for n, byte in enumerate(prompt + output)]
+            text = stream(MAKERS[name](), ids[len(prompt) :], prompt=ids[: len(prompt)])[0]
+            assert text == expected, (name, prompt, output)
 
 
 def test_the_leading_space_after_a_prompt() -> None:

@@ -89,6 +89,11 @@ def test_none_and_lists_become_tuples_and_do_not_alias() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
 
 
+def test_a_bias_past_every_float_is_limited() -> None:
+    bias = {4: 10**400, 5: -(10**400), 6: math.inf}
+    assert SamplingParams(logit_bias=bias).logit_bias == {4: 100.0, 5: -100.0, 6: 100.0}
+
+
 def test_is_immutable_and_copies() -> None:
     params = SamplingParams(stop="x", logit_bias={1: 1.0}, seed=3)
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -128,6 +128,15 @@ def test_doctor_says_which_instruction_set_is_forced() -> None:
     assert "portable" in kernels["available_isas"]
 
 
+@pytest.mark.parametrize("name", ["QUIRE_ISA", "QUIRE_KERNELS"])
+def test_doctor_names_a_variable_that_is_wrong(name: str) -> None:
+    result = fresh("doctor", "--json", **{name: "foo"})
+    found = json.loads(result.stdout)
+    assert result.returncode == 1 and not found["can_run"]
+    assert [f"{name}=foo" in problem["what"] for problem in found["problems"] if problem["fatal"]] == [True]
+    assert not any("Reinstall" in problem["way_out"] for problem in found["problems"])
+
+
 def test_doctor_exits_with_1_when_quire_cannot_run(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch is not there')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])

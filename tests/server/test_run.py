@@ -111,6 +111,8 @@ def test_a_conversation_ends_with_its_input(chat_model: Path) -> None:
         (("PLAIN",), None, "is a model"),
         (("PLAIN", "-"), "\n", "no prompt"),
         (("PLAIN", ""), None, "empty"),
+        (("x" * 300, "hello"), None, "x" * 300),
+        (("~nouserzz/x", "hello"), None, "~nouserzz/x"),
         (("PLAIN", "a" * 5000), None, "max_model_len=4096"),
         (("PLAIN", "hello", "--temperature", "-1"), None, "temperature"),
         (("PLAIN", "hello", "--max-tokens", "0"), None, "max_tokens"),
@@ -128,6 +130,46 @@ def test_an_error_is_one_line(
     assert message in result.stderr
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
     assert not result.stdout.strip()
+
+
+def test_a_long_prompt_is_no_file_name() -> None:
+    assert answered(quire_run("a" * 300, "--max-tokens", 1))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("run {} -  <&-", "no prompt"),
+        ("run {} Once --max-tokens 12 >&-", None),
+        ("run {} Once --max-tokens 12 2>&-", None),
+        ("run {} Once --max-tokens 12 >/dev/full", "No space left"),
+        ("run {} Once --max-tokens 12 | head -c 1 >/dev/null", None),
+        ("models >/dev/full", "No space left"),
+        ("models --json >/dev/full", "No space left"),
+        ("doctor --json >/dev/full", "No space left"),
+        ("--version >/dev/full", "No space left"),
+        ("models >&-", None),
+        ("run {} - < <(printf '\\xff')", "0xff"),
+        ("run {} --chat <<< $'\\xff'", "0xff"),
+    ],
+)
+def test_streams_that_are_closed_full_or_broken(chat_model: Path, command: str, message: str | None) -> None:
+    words = f"{sys.executable} -m quire {command.format(chat_model)}"
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict", "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, env=environment)
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    if message is None:
+        assert done.returncode == 0 and not done.stderr
+    else:
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and message in done.stderr
+
+
+def test_text_that_the_output_cannot_spell_is_replaced() -> None:
+    code = "from quire.server.terminal import usable_streams\nwith usable_streams(): print('a\u20ac')"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a?\n", "")
 
 
 def test_contradicting_options_are_a_usage_error(plain_model: Path) -> None:

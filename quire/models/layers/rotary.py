@@ -63,6 +63,11 @@ class RotaryEmbedding:
         with torch.device("cpu"):
             self._base = self._init(None)
             self._table = torch.empty(0, 2 * len(self._base[0]))
+        if self._table.shape[1] > _head_dim(config) or not self._base[0].isfinite().all():
+            raise UnsupportedModelError(
+                f"config.json: {len(self._base[0])} rotary frequencies of rope_type {kind!r} do not fit heads of "
+                f"{_head_dim(config)} dimensions: head_dim must be even, and the frequencies finite."
+            )
         self.max_positions = _max_positions(config, kind, parameters, original)
         self.threshold: int | None = None
         if "dynamic" in kind:
@@ -150,9 +155,12 @@ def _init_function(
     return init
 
 
+def _head_dim(config: PretrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def _default_frequencies(config: PretrainedConfig, parameters: dict[str, Any]) -> torch.Tensor:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    size = int(head_dim * parameters["partial_rotary_factor"])
+    size = int(_head_dim(config) * parameters["partial_rotary_factor"])
     return 1.0 / (parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size))
 
 
