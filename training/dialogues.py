@@ -81,6 +81,7 @@ def training_document(rng: Random, early: float = 0.0) -> Conversation | str:
     makers = (
         recall,
         drill,
+        story_drill,
         scene_chat,
         story_chat,
         telling_chat,
@@ -88,7 +89,7 @@ def training_document(rng: Random, early: float = 0.0) -> Conversation | str:
         chatter,
         plain_text,
     )
-    easy, usual = (30, 25, 35, 0, 0, 7, 3, 0), (3, 3, 32, 37, 9, 4, 4, 8)
+    easy, usual = (25, 20, 20, 25, 0, 0, 7, 3, 0), (3, 3, 10, 22, 42, 6, 4, 4, 6)
     return rng.choices(makers, weights=easy if rng.random() < early else usual)[0](rng)
 
 
@@ -117,6 +118,13 @@ def drill(rng: Random) -> Drill:
     pairs = [f"{q.key.split()[1]}{'s' * (q.kind == 'count kind')}: {q.answer}" for q in _allowed(scene, asked)]
     lines = rng.sample(pairs, len(pairs)) + rng.sample(pairs, len(pairs))
     return Drill("\n".join([describe(scene, rng), *lines]))
+
+
+def story_drill(rng: Random) -> Drill:
+    """A story and the answers to all that can be asked of it, in as few words as can be."""
+    story = _training_story(rng)
+    pairs = [f"{q.key}: {q.answer}" for q in _allowed(story, story_questions(story, rng))]
+    return Drill("\n".join([tell(story, rng), *rng.sample(pairs, len(pairs))]))
 
 
 def scene_chat(rng: Random) -> Conversation:

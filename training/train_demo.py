@@ -57,7 +57,7 @@ class Recipe:
     """Everything that decides the result."""
 
     seed: int = 2026
-    steps: int = 2400
+    steps: int = 2000
     documents: int = 32  # per step
     parts: int = 4  # batches of similar length that a step's documents are split into
     learning_rate: float = 4e-3  # of the matrices
@@ -73,7 +73,6 @@ class Recipe:
     heads: int = 4
     kv_heads: int = 2
     intermediate: int = 384
-    muon: bool = True
 
 
 # --------------------------------------------------------------------------------------------
@@ -319,13 +318,6 @@ def _optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Opt
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         (others if parameter.dim() < 2 or "embed" in name else matrices).append(parameter)
-    if not recipe.muon:
-        return [
-            torch.optim.AdamW(
-                matrices, weight_decay=recipe.weight_decay, betas=(0.9, 0.98), fused=True
-            ),
-            torch.optim.AdamW(others, weight_decay=0.0, betas=(0.9, 0.98), fused=True),
-        ]
     return [
         torch.optim.Muon(
             matrices, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"

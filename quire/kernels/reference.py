@@ -117,9 +117,14 @@ def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_
 
 
 def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
-    return ACTIVATIONS[kind](x.float()).to(x.dtype)
+    return _activated(x.float(), kind).to(x.dtype)
 
 
 def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
     gate, up = x.float().chunk(2, dim=-1)
-    return (ACTIVATIONS[kind](gate) * up).to(x.dtype)
+    return (_activated(gate, kind) * up).to(x.dtype)
+
+
+def _activated(x: torch.Tensor, kind: str) -> torch.Tensor:
+    """Row by row: the last bits of torch's vectorised functions depend on where in the call an element stands."""
+    return torch.stack([ACTIVATIONS[kind](row) for row in x]) if len(x) else x

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, kernels
 from tests.models.tiny import build
 from tests.platform.conftest import make_llama
 
@@ -128,6 +128,26 @@ def test_architectures_dtypes_and_forks(tmp_path, architecture, variant, dtype):
     )
     assert run(tight, list(range(12))) == [run(calm, [i])[0] for i in range(12)]
     assert tight.llm_engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel"])
+def test_the_reference_kernels_keep_it_too(tmp_path, architecture, monkeypatch):
+    variant = {"LlamaForCausalLM": "gelu", "OPTForCausalLM": "gelu", "GPT2LMHeadModel": "gelu_new"}[architecture]
+    path = str(build(architecture, variant, tmp_path))
+    monkeypatch.setenv("QUIRE_KERNELS", "reference")
+    kernels.backend.cache_clear()
+    try:
+        rng = random.Random(8)
+        batch = [[rng.randrange(97) for _ in range(rng.randint(1, 30))] for _ in range(5)]
+        wanted = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+        llm = LLM(path, skip_tokenizer_init=True, max_num_batched_tokens=7)
+        assert kernels.backend().__name__.endswith("reference")
+        crowd = [o.outputs[0] for o in llm.generate(batch, wanted, use_tqdm=False)]
+        calm = LLM(path, skip_tokenizer_init=True, enable_prefix_caching=False)
+        alone = [calm.generate([ids], wanted, use_tqdm=False)[0].outputs[0] for ids in batch]
+        assert [(c.token_ids, c.logprobs) for c in crowd] == [(c.token_ids, c.logprobs) for c in alone]
+    finally:
+        kernels.backend.cache_clear()
 
 
 def test_long_contexts(tmp_path):
