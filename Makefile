@@ -7,7 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?=
-PROMPT ?= Who are you, and what do you know?
+PROMPT ?= Tell me a story about a red star.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BIN := $(VENV)/bin

@@ -57,14 +57,15 @@ class Recipe:
     """Everything that decides the result."""
 
     seed: int = 2026
-    steps: int = 2000
+    first_steps: int = 2000  # at the full learning rate, falling to nothing
+    steps: int = 2750  # in all; the rest starts again at half of it
     documents: int = 32  # per step
     parts: int = 4  # batches of similar length that a step's documents are split into
     learning_rate: float = 4e-3  # of the matrices
     small_rate: float = 0.5  # the same of norms and embeddings, as a share of it
     warmup: int = 50
     weight_decay: float = 0.05
-    easy_share: float = 0.3  # of the steps, over which easy documents give way to the usual ones
+    easy_steps: int = 600  # over which easy documents give way to the usual ones
     prompt_weight: float = 0.05  # of the loss on what the user says
     text_weight: float = 0.4  # of the loss on plain text and on long answers, such as stories
     vocabulary: int = 1024
@@ -220,7 +221,7 @@ class Batch:
 def step_batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast, step: int) -> Iterator[Batch]:
     """The documents of one step, split into batches of similar length to waste no padding."""
     rng = Random(f"{recipe.seed} {step}")
-    early = max(0.0, 1.0 - step / (recipe.easy_share * recipe.steps))
+    early = max(0.0, 1.0 - step / (recipe.easy_steps))
     documents = [training_document(rng, early) for _ in range(recipe.documents)]
     encoded = [encode(document, tokenizer, recipe) for document in documents]
     encoded.sort(key=lambda pair: len(pair[0]), reverse=True)
@@ -305,11 +306,14 @@ def train(recipe: Recipe, folder: Path, checkpoint: Path, save_every: int, threa
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """A linear warm-up, then a cosine down to nothing."""
+    """A linear warm-up, then a cosine down to nothing; and once more, to half the height."""
+    peak, steps = recipe.learning_rate, recipe.first_steps
+    if step >= recipe.first_steps:
+        peak, step, steps = peak / 2, step - recipe.first_steps, recipe.steps - recipe.first_steps
     if step < recipe.warmup:
-        return recipe.learning_rate * (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / (recipe.steps - recipe.warmup)
-    return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        return peak * (step + 1) / recipe.warmup
+    done = (step - recipe.warmup) / (steps - recipe.warmup)
+    return peak * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
