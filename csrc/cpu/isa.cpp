@@ -1,7 +1,17 @@
 #include "isa.h"
 
+#if defined(QUIRE_HAS_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace quire {
 
+#ifdef QUIRE_HAS_AMX
+namespace amx {
+extern const Kernels kernels;
+}
+#endif
 #ifdef QUIRE_HAS_AVX512
 namespace avx512 {
 extern const Kernels kernels;
@@ -16,13 +26,32 @@ namespace portable {
 extern const Kernels kernels;
 }
 
+namespace {
+
+// __builtin_cpu_supports also asks whether the operating system saves the wide registers.
+[[maybe_unused]] bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma");
+}
+
+#ifdef QUIRE_HAS_AMX
+// Linux saves a process's matrix registers once it has asked for that (arch_prctl(2); kernel 5.16 and newer).
+bool has_amx() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA
+  return has_avx512() && __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
+}  // namespace
+
 const Isa* isas(int* count) {
-  // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
   static const Isa table[] = {
+#ifdef QUIRE_HAS_AMX
+      {"amx", &amx::kernels, has_amx()},
+#endif
 #ifdef QUIRE_HAS_AVX512
-      {"avx512", &avx512::kernels,
-       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma")},
+      {"avx512", &avx512::kernels, has_avx512()},
 #endif
 #ifdef QUIRE_HAS_AVX2
       {"avx2", &avx2::kernels,

@@ -1,0 +1,20 @@
+// What one thread takes at a time of a linear kernel's work: some rows of a weight, for all tokens.
+#pragma once
+
+#include "kernels.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+namespace {
+
+template <class T, class Out>
+struct LinearBlock {
+  const T* w;     // the first row's features, rows one after the other
+  const T* bias;  // of the first row, or null
+  Out* y;         // first token, first row
+  int64_t y_stride, rows;
+};
+
+}  // namespace
+}  // namespace QUIRE_ISA
+}  // namespace quire
