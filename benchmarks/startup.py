@@ -47,7 +47,7 @@ def measure(model: str | None) -> dict[str, float]:
     answered = time.perf_counter()
 
     runner = llm.llm_engine.runner
-    weights = {p.untyped_storage().data_ptr(): p for p in runner.model.parameters()}.values()
+    weights = {p.data_ptr(): p for p in runner.model.parameters()}.values()
     with torch.inference_mode():
         for weight in weights:
             weight.sum()

@@ -1,4 +1,4 @@
-"""A checkpoint's files: where they are, and their tensors as the memory map has them.
+"""A checkpoint's files: where they are, and their tensors.
 
 Only safetensors (https://huggingface.co/docs/safetensors) is read. Pickles are never opened.
 """
@@ -81,16 +81,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a directory's safetensors files, by name.
-
-    A tensor is a view of the file's private memory map: its pages are read when first touched, shared with
-    every process that maps the file, and dropped by the system at will. Raises CheckpointError throughout.
-    """
+    """The tensors of a directory's safetensors files, by name. Raises CheckpointError throughout."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._files: dict[Path, Any] = {}
         self._home: dict[str, Path] = {}
+        self._offsets: dict[Path, dict[str, int]] = {}
         for path in self._weight_files():
             for name in self._open(path):
                 if name in self._home:
@@ -101,12 +98,37 @@ class Checkpoint:
         return iter(self._home)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor as stored: no copy is made."""
+        """The tensor as stored: a view of the file's memory map, whose pages are read when first touched."""
         path = self._home[name]
         try:
             return self._files[path].get_tensor(name)
         except Exception as error:  # SafetensorError, or torch's for a dtype that it does not have
             raise CheckpointError(f"{path}: {name!r} cannot be read: {error}") from error
+
+    def read(self, name: str, out: torch.Tensor, first: int = 0) -> None:
+        """Read into `out`, contiguous and of the stored dtype, the tensor's elements from number `first` on."""
+        path = self._home[name]
+        target: memoryview = out.view(-1).view(torch.uint8).numpy().data
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(self._offset(path, name) + first * out.element_size())
+                while target:
+                    count = file.readinto(target)
+                    if not count:
+                        raise CheckpointError(f"{path}: ended before {name!r} did: it was cut while it was read.")
+                    target = target[count:]
+        except OSError as error:
+            raise CheckpointError(f"{path}: {name!r} cannot be read: {error}") from error
+
+    def _offset(self, path: Path, name: str) -> int:
+        """Where in the file the tensor begins; safe_open, which has checked the header, does not say."""
+        if path not in self._offsets:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(size))
+            header.pop("__metadata__", None)
+            self._offsets[path] = {n: 8 + size + entry["data_offsets"][0] for n, entry in header.items()}
+        return self._offsets[path][name]
 
     def file_of(self, name: str) -> str:
         return self._home[name].name

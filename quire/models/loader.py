@@ -1,4 +1,4 @@
-"""From a directory to a model whose parameters are the checkpoint's own memory, checked both ways.
+"""From a directory to a model with the checkpoint's parameters, checked both ways.
 
 Nothing is missing, nothing is left over, every shape and dtype fits, or the load is refused with the list.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from quire import registry
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.models.base import CausalLM
 from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_checkpoint
+from quire.models.weights import Wanted, read_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -154,24 +155,19 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     }  # the absent one takes the other's
     missing = [name for name in parameters if name not in source and partner.get(name) not in source]
     _report(model, checkpoint, missing, unused)
-    problems: list[str] = []
-    loaded: dict[str, nn.Parameter] = {}
-    for name, stored in source.items():
-        tensor = checkpoint.tensor(stored)
-        transpose = any(re.fullmatch(pattern, name) for pattern in model.checkpoint_transposed)
-        tensor = tensor.t() if transpose and tensor.dim() == 2 else tensor
-        problem = _problem(tensor, parameters[name])
-        if problem:
-            problems.append(f"{stored} in {checkpoint.file_of(stored)} {problem}")
-            continue
-        # Neither call copies a tensor that is already as wanted: it stays the file's memory.
-        loaded[name] = nn.Parameter(tensor.to(dtype).contiguous(), requires_grad=False)
-    if problems:
-        raise CheckpointError(f"{checkpoint.directory}: tensors that do not fit: {listed(problems)}.")
-    _share(loaded, pairs)
+    _check_tensors(model, checkpoint, parameters, source)
+    for name, shared in pairs.items():
+        if name in source and shared in source and _is_tied(checkpoint, source, name, shared):
+            del source[name]
+    loaded = read_weights(checkpoint, [_wanted(model, name, source[name], parameters[name]) for name in source], dtype)
     for name in parameters:
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, loaded[name if name in loaded else partner[name]])
+
+
+def _wanted(model: CausalLM, name: str, stored: str, parameter: nn.Parameter) -> Wanted:
+    transposed = any(re.fullmatch(pattern, name) for pattern in model.checkpoint_transposed)
+    return Wanted(name, stored, parameter.shape, transposed and parameter.dim() == 2)
 
 
 def _match(
@@ -206,26 +202,35 @@ def _report(model: CausalLM, checkpoint: Checkpoint, missing: list[str], unused:
         raise CheckpointError(f"{checkpoint.directory}: not the tensors of {type(model).__name__}; {'; '.join(parts)}.")
 
 
-def _problem(tensor: torch.Tensor, parameter: nn.Parameter) -> str | None:
-    if tensor.shape != parameter.shape:
-        return f"has shape {tuple(tensor.shape)}, config.json asks for {tuple(parameter.shape)}"
-    if tensor.dtype not in _CASTABLE:
-        return f"is of dtype {str(tensor.dtype).removeprefix('torch.')}, no floating-point weight"
-    return None
+def _check_tensors(
+    model: CausalLM, checkpoint: Checkpoint, parameters: dict[str, nn.Parameter], source: dict[str, str]
+) -> None:
+    """Every tensor has the shape and a dtype that its parameter can take; nothing of it is read yet."""
+    problems = []
+    for name, stored in source.items():
+        tensor, shape = checkpoint.tensor(stored), parameters[name].shape
+        if _wanted(model, name, stored, parameters[name]).transposed:
+            tensor = tensor.t()
+        if tensor.shape != shape:
+            problem = f"has shape {tuple(tensor.shape)}, config.json asks for {tuple(shape)}"
+        elif tensor.dtype not in _CASTABLE:
+            problem = f"is of dtype {str(tensor.dtype).removeprefix('torch.')}, no floating-point weight"
+        else:
+            continue
+        problems.append(f"{stored} in {checkpoint.file_of(stored)} {problem}")
+    if problems:
+        raise CheckpointError(f"{checkpoint.directory}: tensors that do not fit: {listed(problems)}.")
 
 
-def _share(loaded: dict[str, nn.Parameter], pairs: Mapping[str, str]) -> None:
+def _is_tied(checkpoint: Checkpoint, source: dict[str, str], name: str, shared: str) -> bool:
     """Where the files hold both of a tied pair: one, if they are equal; both, as they are, if not.
 
     So does transformers: the tensors in the files outweigh the configuration's word.
     """
-    for name, shared in pairs.items():
-        if name not in loaded or shared not in loaded:
-            continue
-        if torch.equal(loaded[name], loaded[shared]):
-            loaded[name] = loaded[shared]
-        else:
-            logger.warning("tie_word_embeddings is set, but the files' %s and %s differ: not tied", name, shared)
+    if torch.equal(checkpoint.tensor(source[name]), checkpoint.tensor(source[shared])):
+        return True
+    logger.warning("tie_word_embeddings is set, but the files' %s and %s differ: not tied", name, shared)
+    return False
 
 
 __all__ = ["DTYPES", "fill", "load_config", "load_model", "resolve_checkpoint"]

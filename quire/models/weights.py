@@ -1,0 +1,78 @@
+"""The weights' memory: one block of the process's own, in huge pages where the system has them.
+
+A memory map of the files would cost nothing at start, but its pages of 4 KB cost every token: reading the same
+weights takes half as long again from there on a virtual machine (docs/architecture.md has the figures). Reading
+them in costs a tenth of a second a gigabyte, and a file that is cut or replaced later harms nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from quire.models.checkpoint import Checkpoint
+
+_ALIGNMENT = 64  # bytes
+_PIECE = 16 << 20  # bytes that a thread reads at a time
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A parameter, and the name and the layout in which the checkpoint has it."""
+
+    name: str
+    stored: str
+    shape: torch.Size
+    transposed: bool  # stored [in, out]
+
+
+def read_weights(checkpoint: Checkpoint, wanted: Sequence[Wanted], dtype: torch.dtype) -> dict[str, nn.Parameter]:
+    """Return the parameters, by name, all of `dtype`, read in several threads. Raises CheckpointError."""
+    sizes = [math.prod(w.shape) * dtype.itemsize for w in wanted]
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    memory = _allocate(starts[-1])
+    tensors = [
+        memory[start : start + size].view(dtype).view(w.shape)
+        for w, start, size in zip(wanted, starts, sizes)  # noqa: B905 (starts has one more: the end)
+    ]
+    jobs = [job for w, tensor in zip(wanted, tensors, strict=True) for job in _jobs(checkpoint, w, tensor)]
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        for done in [threads.submit(job) for job in jobs]:
+            done.result()
+    return {w.name: nn.Parameter(t, requires_grad=False) for w, t in zip(wanted, tensors, strict=True)}
+
+
+def _jobs(checkpoint: Checkpoint, wanted: Wanted, out: torch.Tensor) -> list[Callable[[], object]]:
+    stored = checkpoint.tensor(wanted.stored)
+    if wanted.transposed or stored.dtype is not out.dtype:
+        return [partial(out.copy_, stored.t() if wanted.transposed else stored)]
+    flat, step = out.view(-1), _PIECE // out.element_size()
+    return [
+        partial(checkpoint.read, wanted.stored, flat[first : first + step], first)
+        for first in range(0, flat.numel(), step)
+    ]
+
+
+def _allocate(size: int) -> torch.Tensor:
+    """`size` bytes of zeroed memory."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    if not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
