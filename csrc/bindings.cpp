@@ -2,8 +2,10 @@
 // kernels/native.py, its only caller, has checked.
 #include <pybind11/pybind11.h>
 
+#include <functional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/isa.h"
@@ -46,12 +48,36 @@ T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
 }
 
+// Kernel calls, each with its checks, to be made again at the same addresses: what Python did between them is not
+// repeated. kernels/recording.py sees to it that nothing but kernels computed anything, and that the memory stays.
+class Recording {
+ public:
+  void begin() { current_ = this; }
+  static void end() { current_ = nullptr; }
+  void replay() const {
+    py::gil_scoped_release release;
+    for (const auto& call : calls_) call();
+  }
+  size_t size() const { return calls_.size(); }
+
+  template <class Call>
+  static void add(const Call& call) {
+    if (current_) current_->calls_.emplace_back(call);
+  }
+
+ private:
+  static thread_local Recording* current_;
+  std::vector<std::function<void()>> calls_;
+};
+thread_local Recording* Recording::current_ = nullptr;
+
 // Releasing the interpreter lock costs about what a microsecond of work does; short calls keep it.
-template <class Args>
-void call(void (*kernel)(const Args&), const Args& args, int64_t work) {
-  if (work < (1 << 16)) return kernel(args);
+template <class Call>
+void make(const Call& call, int64_t work) {
+  Recording::add(call);
+  if (work < (1 << 16)) return call();
   py::gil_scoped_release release;
-  kernel(args);
+  call();
 }
 
 // weights: (data, bias, rows) for each weight, flat. bias 0: none.
@@ -65,9 +91,11 @@ void linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, con
     list[i] = {at<void>(number(3 * i)), at<void>(number(3 * i + 1)), number(3 * i + 2)};
     rows += list[i].rows;
   }
-  const LinearArgs args{at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(count), tokens, features,
-                        x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype)};
-  call(current->kernels->linear, args, rows * features * tokens);
+  const auto call = [=, list = std::move(list)] {
+    current->kernels->linear({at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), tokens,
+                              features, x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype)});
+  };
+  make(call, rows * features * tokens);
 }
 
 void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks, int64_t table_width) {
@@ -94,17 +122,11 @@ void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int6
                            at<int32_t>(block_table), at<int32_t>(query_start), at<int32_t>(context_len), query_stride,
                            table_stride, sequences, heads, kv_heads, head_dim, block_size, scale,
                            static_cast<DType>(dtype)};
-  check_blocks(args, tokens, num_blocks, table_width);
-  py::gil_scoped_release release;
-  current->kernels->paged_attention(args);
-}
-
-template <bool kCentred>
-void norm(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t weight, uintptr_t bias,
-          uintptr_t residual, float eps, uintptr_t y, int dtype) {
-  const NormArgs args{at<void>(x), at<void>(residual), at<void>(weight), at<void>(bias), at<void>(y), tokens,
-                      channels, x_stride, eps, static_cast<DType>(dtype)};
-  call(kCentred ? current->kernels->layer_norm : current->kernels->rms_norm, args, tokens * channels);
+  const auto call = [=] {
+    check_blocks(args, tokens, num_blocks, table_width);
+    current->kernels->paged_attention(args);
+  };
+  make(call, 1 << 16);
 }
 
 void check_below(const int64_t* values, int64_t count, int64_t limit, const char* message) {
@@ -112,20 +134,43 @@ void check_below(const int64_t* values, int64_t count, int64_t limit, const char
     if (values[i] < 0 || values[i] >= limit) throw py::index_error(message);
 }
 
+void embedding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t added, uintptr_t y, int64_t tokens,
+               int64_t channels, int dtype) {
+  const EmbeddingArgs args{at<int64_t>(ids), at<void>(table), at<void>(added), at<void>(y), tokens, channels,
+                           static_cast<DType>(dtype)};
+  const auto call = [=] {
+    check_below(args.ids, tokens, table_rows, "ids: an id is outside the rows of the table");
+    current->kernels->embedding(args);
+  };
+  make(call, tokens * channels);
+}
+
+template <bool kCentred>
+void norm(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t weight, uintptr_t bias,
+          uintptr_t residual, float eps, uintptr_t y, int dtype) {
+  const NormArgs args{at<void>(x), at<void>(residual), at<void>(weight), at<void>(bias), at<void>(y), tokens,
+                      channels, x_stride, eps, static_cast<DType>(dtype)};
+  const auto call = [=] { (kCentred ? current->kernels->layer_norm : current->kernels->rms_norm)(args); };
+  make(call, tokens * channels);
+}
+
 void rotary(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_stride, uintptr_t positions,
             uintptr_t cos_sin, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rotary_dim,
             int64_t limit, int dtype) {
   const RotaryArgs args{at<void>(query), at<void>(key), at<int64_t>(positions), at<float>(cos_sin), query_stride,
                         key_stride, tokens, heads, kv_heads, head_dim, rotary_dim, static_cast<DType>(dtype)};
-  check_below(args.positions, tokens, limit, "positions: a position is outside the rows of cos_sin");
-  call(current->kernels->rotary, args, tokens * (heads + kv_heads) * head_dim);
+  const auto call = [=] {
+    check_below(args.positions, tokens, limit, "positions: a position is outside the rows of cos_sin");
+    current->kernels->rotary(args);
+  };
+  make(call, tokens * (heads + kv_heads) * head_dim);
 }
 
 void activation(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, int kind, bool gated, uintptr_t y,
                 int dtype) {
   const ActivationArgs args{at<void>(x), at<void>(y), tokens, channels, x_stride, static_cast<Activation>(kind), gated,
                             static_cast<DType>(dtype)};
-  call(current->kernels->activation, args, 4 * tokens * channels);
+  make([=] { current->kernels->activation(args); }, 4 * tokens * channels);
 }
 
 void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
@@ -133,8 +178,11 @@ void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_
               int64_t block_size, int64_t num_blocks, int64_t element_bytes) {
   const WriteKvArgs args{at<void>(key), at<void>(value), at<void>(keys), at<void>(values), at<int64_t>(slots),
                          key_stride, value_stride, tokens, kv_heads, head_dim, block_size, element_bytes};
-  check_below(args.slots, tokens, num_blocks * block_size, "slot_mapping: a slot is outside the pool");
-  call(current->kernels->write_kv, args, tokens * kv_heads * head_dim);
+  const auto call = [=] {
+    check_below(args.slots, tokens, num_blocks * block_size, "slot_mapping: a slot is outside the pool");
+    current->kernels->write_kv(args);
+  };
+  make(call, tokens * kv_heads * head_dim);
 }
 
 }  // namespace
@@ -163,9 +211,17 @@ PYBIND11_MODULE(_C, module) {
 
   module.def("linear", &linear);
   module.def("paged_attention", &paged_attention);
+  module.def("embedding", &embedding);
   module.def("rms_norm", &norm<false>);
   module.def("layer_norm", &norm<true>);
   module.def("rotary", &rotary);
   module.def("activation", &activation);
   module.def("write_kv", &write_kv);
+
+  py::class_<Recording>(module, "Recording")
+      .def(py::init<>())
+      .def("begin", &Recording::begin)
+      .def_static("end", &Recording::end)
+      .def("replay", &Recording::replay)
+      .def("__len__", &Recording::size);
 }

@@ -14,6 +14,7 @@ class ModelConfig:
     model: a local directory or a hub id; None takes the bundled model.
     dtype: "auto" (the checkpoint's own), "bfloat16", "float16" or "float32".
     max_model_len: most tokens of prompt and output together; None takes the model's own limit.
+    enforce_eager: run every step through the model's Python; never replay a recorded one.
     """
 
     model: str | None = None
@@ -23,6 +24,7 @@ class ModelConfig:
     dtype: str = "auto"
     max_model_len: int | None = None
     skip_tokenizer_init: bool = False
+    enforce_eager: bool = False
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
@@ -34,7 +36,7 @@ class ModelConfig:
         _at_least(1, max_model_len=self.max_model_len)
         _of_type(str, model=self.model, tokenizer=self.tokenizer, dtype=self.dtype)
         _of_type(str, revision=self.revision, tokenizer_revision=self.tokenizer_revision)
-        _of_type(bool, skip_tokenizer_init=self.skip_tokenizer_init)
+        _of_type(bool, skip_tokenizer_init=self.skip_tokenizer_init, enforce_eager=self.enforce_eager)
 
 
 @dataclass(frozen=True)

@@ -46,3 +46,4 @@ class ForwardContext:
     prompt_len: torch.Tensor  # [S] int32: length of s's prompt (length-dependent rotary embeddings need it)
     slot_mapping: torch.Tensor  # [T] int64: the pool slot that takes each token's key and value
     block_table: torch.Tensor  # [S, B] int32: s's blocks in order; entries past its last block are not read
+    position_limit: int  # every position is below it: a power of two, so that it seldom differs between steps

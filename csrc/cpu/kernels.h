@@ -37,6 +37,15 @@ struct AttentionArgs {
   DType dtype;
 };
 
+struct EmbeddingArgs {
+  const int64_t* ids;  // [T], rows of the table
+  const void* table;   // [V, C], contiguous
+  const void* added;   // [T, C], contiguous, or null
+  void* y;             // [T, C], contiguous
+  int64_t tokens, channels;
+  DType dtype;
+};
+
 struct NormArgs {
   const void* x;   // [T, C], rows x_stride apart
   void* residual;  // [T, C], contiguous, or null
@@ -80,6 +89,7 @@ struct WriteKvArgs {
 struct Kernels {
   void (*linear)(const LinearArgs&);
   void (*paged_attention)(const AttentionArgs&);
+  void (*embedding)(const EmbeddingArgs&);
   void (*rms_norm)(const NormArgs&);
   void (*layer_norm)(const NormArgs&);
   void (*rotary)(const RotaryArgs&);
@@ -92,6 +102,7 @@ struct Kernels {
 namespace QUIRE_ISA {
 void linear(const LinearArgs&);
 void paged_attention(const AttentionArgs&);
+void embedding(const EmbeddingArgs&);
 void rms_norm(const NormArgs&);
 void layer_norm(const NormArgs&);
 void rotary(const RotaryArgs&);

@@ -93,6 +93,14 @@ def write_kv(
     backend().write_kv(key, value, keys, values, slot_mapping)
 
 
+def embedding(ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+    """Return rows `ids` [T] int64 of table [V, C], plus `added` [T, C] where it is given: [T, C].
+
+    Raises IndexError for an id outside the table.
+    """
+    return backend().embedding(ids, table, added)
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
     """RMSNorm (arXiv:1910.07467) over the last dimension of x [T, C]; weight [C].
 

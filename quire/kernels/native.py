@@ -213,17 +213,26 @@ def write_kv(
     )  # fmt: skip
 
 
-def _residual(residual: torch.Tensor | None, x: torch.Tensor) -> int:
-    if residual is None:
-        return 0
-    if (
-        residual.dtype is not x.dtype
-        or residual.shape != x.shape
-        or not residual.is_cpu
-        or not residual.is_contiguous()
-    ):
-        _reject("residual", residual, f"{list(x.shape)}, contiguous", x.dtype)
-    return residual.data_ptr()
+def embedding(ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+    dtype = table.dtype
+    code = _DTYPES.get(dtype)
+    if code is None or table.dim() != 2 or not table.is_cpu or not table.is_contiguous():
+        _reject("table", table, "[V, C], contiguous")
+    tokens = ids.shape[0] if ids.dim() == 1 else -1
+    rows, channels = table.shape
+    y = _empty((max(tokens, 0), channels), dtype=dtype)
+    _C.embedding(
+        _vector("ids", ids, tokens, _INT64), table.data_ptr(), rows, 0 if added is None else _same("added", added, y),
+        y.data_ptr(), tokens, channels, code,
+    )  # fmt: skip
+    return y
+
+
+def _same(name: str, tensor: torch.Tensor, x: torch.Tensor) -> int:
+    """Address of a contiguous tensor of x's shape and dtype."""
+    if tensor.dtype is not x.dtype or tensor.shape != x.shape or not tensor.is_cpu or not tensor.is_contiguous():
+        _reject(name, tensor, f"{list(x.shape)}, contiguous", x.dtype)
+    return tensor.data_ptr()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -232,7 +241,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
     shape = x.shape
     tokens, channels = shape
     scale = _vector("weight", weight, channels, dtype)
-    added = 0 if residual is None else _residual(residual, x)
+    added = 0 if residual is None else _same("residual", residual, x)
     y = _empty(shape, dtype=dtype)
     _C.rms_norm(address, tokens, channels, stride, scale, 0, added, eps, y.data_ptr(), code)
     return y
@@ -251,7 +260,7 @@ def layer_norm(
     tokens, channels = shape
     scale = 0 if weight is None else _vector("weight", weight, channels, dtype)
     shift = 0 if bias is None else _vector("bias", bias, channels, dtype)
-    added = 0 if residual is None else _residual(residual, x)
+    added = 0 if residual is None else _same("residual", residual, x)
     y = _empty(shape, dtype=dtype)
     _C.layer_norm(address, tokens, channels, stride, scale, shift, added, eps, y.data_ptr(), code)
     return y

@@ -79,6 +79,11 @@ def write_kv(
     values[block, :, offset] = value
 
 
+def embedding(ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+    rows = F.embedding(ids, table)
+    return rows if added is None else rows + added
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
     if residual is not None:
         x = residual.add_(x)

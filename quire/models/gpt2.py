@@ -61,7 +61,7 @@ class GPT2Model(nn.Module):
         self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon)
 
     def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        residual, x = self.wte(input_ids) + self.wpe(ctx.positions), None
+        residual, x = self.wpe(ctx.positions, self.wte(input_ids)), None
         for block, cache in zip(self.h, kv, strict=True):
             x = block(residual, x, ctx, cache)
         return self.ln_f(residual, x)

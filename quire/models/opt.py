@@ -79,7 +79,7 @@ class OPTDecoder(nn.Module):
         words = self.embed_tokens(input_ids)
         if self.project_in is not None:
             words = self.project_in(words)
-        residual, x = words + self.embed_positions(ctx.positions + POSITION_OFFSET), None
+        residual, x = self.embed_positions(ctx.positions, words, POSITION_OFFSET), None
         for layer, cache in zip(self.layers, kv, strict=True):
             residual, x = layer(residual, x, ctx, cache)
         if self.final_layer_norm is not None:

@@ -10,6 +10,8 @@ import torch
 from quire.contracts import ForwardContext
 from quire.platform.plan import Chunk
 
+_LEAST_LIMIT = 2048
+
 
 def build(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> tuple[torch.Tensor, ForwardContext]:
     """Return (token ids [T] int64, metadata) of the chunks, laid end to end."""
@@ -30,6 +32,7 @@ def build(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> tup
         prompt_len=_tensor(np.array([c.prompt_len for c in chunks], dtype=np.int32), device),
         slot_mapping=_tensor(block * block_size + positions % block_size, device),
         block_table=_tensor(block_table, device),
+        position_limit=max(_LEAST_LIMIT, 1 << int(positions.max()).bit_length()),
     )
     return _tensor(token_ids, device), context
 

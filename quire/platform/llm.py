@@ -43,6 +43,8 @@ class LLM:
         seed: makes requests without a seed repeatable.
         max_logprobs: the most logprobs that a request may ask for.
         skip_tokenizer_init: load no tokenizer; prompts must be token ids, and outputs have no text.
+        enforce_eager: run every step through the model's Python (to debug a model); else a step in which each
+            sequence has one token is recorded and replayed.
         trust_remote_code: refused; see ModelConfig.
         debug: check all tables after every step and poison freed blocks (slow).
 
@@ -71,6 +73,7 @@ class LLM:
         seed: int | None = None,
         max_logprobs: int | None = None,
         skip_tokenizer_init: bool | None = None,
+        enforce_eager: bool | None = None,
         trust_remote_code: bool | None = None,
         debug: bool | None = None,
     ) -> None:
@@ -84,6 +87,7 @@ class LLM:
                     dtype=dtype,
                     max_model_len=max_model_len,
                     skip_tokenizer_init=skip_tokenizer_init,
+                    enforce_eager=enforce_eager,
                     trust_remote_code=trust_remote_code,
                 )
             ),

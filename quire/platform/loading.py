@@ -102,4 +102,4 @@ def _cache(config: EngineConfig, model: CausalLM, max_model_len: int) -> tuple[B
         for cache in caches:
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
-    return pool, Runner(model, caches, weight.device)
+    return pool, Runner(model, caches, weight.device, config.model.enforce_eager)

@@ -9,6 +9,7 @@ import torch
 from quire.contracts import KVCache, KVSpec
 from quire.models.base import CausalLM
 from quire.platform import batch
+from quire.platform.decode import DecodeStep
 from quire.platform.plan import Chunk, StepPlan, StepResult
 from quire.platform.sampler import Sampled, SampleSpec, TopLogprobs, sample, top_logprobs
 
@@ -30,20 +31,27 @@ def allocate_cache(
 class Runner:
     """Holds the model and the pool's tensors, and nothing of any request."""
 
-    def __init__(self, model: CausalLM, caches: Sequence[KVCache], device: torch.device) -> None:
+    def __init__(
+        self, model: CausalLM, caches: Sequence[KVCache], device: torch.device, enforce_eager: bool = False
+    ) -> None:
         self.model = model
         self.caches = caches
         self.device = device
         self.block_size = caches[0].keys.shape[2]
+        self._decode = DecodeStep(model, caches, enforce_eager)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
         token_ids, context = batch.build(plan.chunks, self.block_size, self.device)
+        if all(len(chunk.token_ids) == 1 and chunk.draws and not chunk.score for chunk in plan.chunks):
+            logits = self._decode(token_ids, context)
+            return StepResult(self._sample(plan.chunks, logits), [[] for _ in plan.chunks])
         hidden = self.model(token_ids, context, self.caches)
         ends = context.query_start.tolist()
+        rows = [end - 1 for chunk, end in zip(plan.chunks, ends[1:], strict=True) if chunk.draws]
         return StepResult(
-            self._sample(plan.chunks, hidden, ends),
+            self._sample(plan.chunks, self.model.logits(hidden[rows]) if rows else None),
             [self._score(chunk, hidden[ends[i] : ends[i + 1]]) for i, chunk in enumerate(plan.chunks)],
         )
 
@@ -56,25 +64,19 @@ class Runner:
                     tensor[target].copy_(tensor[source])
                 tensor[list(plan.poison)] = float("nan")
 
-    def _sample(self, chunks: Sequence[Chunk], hidden: torch.Tensor, ends: list[int]) -> list[list[Sampled]]:
-        rows: list[int] = []
+    def _sample(self, chunks: Sequence[Chunk], logits: torch.Tensor | None) -> list[list[Sampled]]:
+        """Draw each chunk's tokens; logits: [chunks with draws, vocabulary]."""
         specs: list[SampleSpec] = []
-        for chunk, end in zip(chunks, ends[1:], strict=True):
+        row = 0
+        for chunk in chunks:
             for draw in chunk.draws:
                 specs.append(
                     SampleSpec(
-                        len(rows),
-                        draw.params,
-                        draw.prompt_ids,
-                        draw.output_ids,
-                        draw.seed,
-                        draw.stop_ids,
-                        draw.bad_words,
+                        row, draw.params, draw.prompt_ids, draw.output_ids, draw.seed, draw.stop_ids, draw.bad_words
                     )
                 )
-            if chunk.draws:
-                rows.append(end - 1)
-        tokens = iter(sample(self.model.logits(hidden[rows]), specs) if rows else ())
+            row += bool(chunk.draws)
+        tokens = iter(() if logits is None else sample(logits, specs))
         return [[next(tokens) for _ in chunk.draws] for chunk in chunks]
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> list[TopLogprobs]:

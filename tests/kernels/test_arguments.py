@@ -26,6 +26,7 @@ def valid_arguments() -> dict[str, dict[str, Any]]:
                             "context_len": lengths, "scale": 0.25},
         "write_kv": {"key": heads["key"], "value": randn(5, 2, 16, dtype=F32), **pool,
                      "slot_mapping": torch.arange(5)},
+        "embedding": {"ids": torch.arange(5), "table": randn(7, 32, dtype=F32), "added": rows},
         "rms_norm": {"x": rows, "weight": randn(32, dtype=F32), "eps": 1e-5, "residual": rows.clone()},
         "layer_norm": {"x": rows, "weight": randn(32, dtype=F32), "bias": randn(32, dtype=F32), "eps": 1e-5,
                        "residual": rows.clone()},
@@ -61,6 +62,7 @@ CASES = [
         ("activation", "x", "too long"),
         ("activation_and_mul", "x", "too long"),
         ("paged_attention", "block_table", "too long"),
+        ("embedding", "ids", "too long"),
     }
 ]
 
@@ -83,6 +85,9 @@ def test_a_wrong_tensor_is_named(kernel: str, name: str, fault: str) -> None:
         ("linear", {"biases": []}, ValueError, "biases: .*1 weights, got 0"),
         ("linear", {"biases": [torch.zeros(4)]}, ValueError, "biases: .*3.*4"),
         ("linear", {"x": torch.zeros(5, 32).to_sparse()}, (TypeError, ValueError), "x: "),
+        ("embedding", {"ids": torch.tensor([0, 1, 2, 3, 7])}, IndexError, "ids: "),
+        ("embedding", {"ids": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "ids: "),
+        ("embedding", {"added": torch.zeros(4, 32)}, ValueError, "added: "),
         ("rms_norm", {"residual": torch.zeros(5, 31)}, ValueError, "residual: "),
         ("activation", {"kind": "swish"}, ValueError, "kind: .*silu.*'swish'"),
         ("activation_and_mul", {"x": torch.zeros(2, 3)}, ValueError, "x: "),

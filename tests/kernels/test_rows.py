@@ -25,6 +25,18 @@ def exact_norm(x: torch.Tensor, eps: float, centred: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("with_added", [False, True])
+def test_embedding(isa: str, dtype: torch.dtype, channels: int, with_added: bool) -> None:
+    table = misaligned(randn(50, channels, dtype=dtype))
+    for tokens in (*TOKENS, 700):
+        ids = torch.arange(tokens).mul(7).remainder(50)
+        added = randn(tokens, channels, dtype=dtype, seed=1) if with_added else None
+        got = native.embedding(ids, table, added)
+        assert same_bits(got, table[ids] if added is None else table[ids] + added)
+        assert same_bits(got, reference.embedding(ids, table, added))
+
+
+@pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("with_residual", [False, True])
 def test_rms_norm(isa: str, dtype: torch.dtype, channels: int, with_residual: bool) -> None:
     weight = misaligned(randn(channels, dtype=dtype, seed=1))

@@ -53,4 +53,5 @@ def context(table: torch.Tensor, start: int, size: int, prompt_len: int, block_s
         prompt_len=torch.tensor([prompt_len], dtype=torch.int32),
         slot_mapping=table[0, positions // block_size].long() * block_size + positions % block_size,
         block_table=table,
+        position_limit=2048,
     )

@@ -111,6 +111,7 @@ def run_together(model, sequences, block_size: int = 4) -> list[torch.Tensor]:
         prompt_len=torch.cat([part.prompt_len for part in parts]),
         slot_mapping=torch.cat([part.slot_mapping for part in parts]),
         block_table=torch.cat(tables),
+        position_limit=2048,
     )
     with torch.inference_mode():
         hidden = model(torch.tensor([token for ids, _ in sequences for token in ids]), ctx, caches)

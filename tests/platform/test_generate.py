@@ -231,7 +231,8 @@ def test_an_id_in_use_is_refused(tiny_llm):
 
 @pytest.mark.parametrize("where", ["embedding", "nan"])
 def test_a_failing_request_fails_alone(tiny_path, where, monkeypatch):
-    engine = LLMEngine(EngineConfig(ModelConfig(str(tiny_path)), CacheConfig(num_blocks=64), debug=True))
+    model = ModelConfig(str(tiny_path), enforce_eager=True)  # forward is replaced below
+    engine = LLMEngine(EngineConfig(model, CacheConfig(num_blocks=64), debug=True))
     good = [[5, 6, 7], [8, 9]]
     expected = {}
     for place, ids in enumerate(good):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+
+from quire import kernels
 
 
 class Embedding(nn.Module):
@@ -14,6 +15,6 @@ class Embedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_embeddings, size), requires_grad=False)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids: [T] int64 -> [T, size]."""
-        return F.embedding(ids, self.weight)
+    def forward(self, ids: torch.Tensor, added: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+        """Return the rows `first + ids`, plus `added` [T, size] where it is given. ids: [T] int64 -> [T, size]."""
+        return kernels.embedding(ids, self.weight[first:] if first else self.weight, added)

@@ -80,10 +80,10 @@ class RotaryEmbedding:
 
     def __call__(self, ctx: ForwardContext) -> RotaryTable:
         """Return the step's table; call it once a step."""
-        longest = int(ctx.positions.max()) + 1
-        if self.threshold is not None and max(longest, int(ctx.prompt_len.max())) > self.threshold:
+        if self.threshold is not None and max(int(ctx.positions.max()) + 1, int(ctx.prompt_len.max())) > self.threshold:
             return self._by_length(ctx)
-        return RotaryTable(ctx.positions, self._static(longest, ctx.positions.device))
+        rows = min(ctx.position_limit, self.max_positions)
+        return RotaryTable(ctx.positions, self._static(rows, ctx.positions.device))
 
     def _static(self, rows: int, device: torch.device) -> torch.Tensor:
         """The table of the model's own frequencies, [at least `rows`, R]."""

@@ -1,0 +1,145 @@
+"""Doing again what a function asked of the kernels, without Python: what CUDA graphs are on a GPU.
+
+A small model's step on a CPU spends a sixth of its time between kernels. A function that does nothing but call
+kernels, on tensors of the same shapes and addresses each time, is recorded once; replaying makes the same calls, with
+their checks, in one call. Its inputs are changed in place.
+
+That it does nothing else is checked while it is recorded: every other operation of torch that computes, or reads a
+number out of a tensor, ends the recording. Views are harmless, and new tensors come from a `Workspace`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import quire.kernels._C as _C
+
+_ALIGNMENT = 64  # bytes
+_LEAST_CHUNK = 1 << 20  # bytes
+
+
+class NotRecordable(Exception):
+    """The function does something that a replay would leave out; the message says what."""
+
+
+class Workspace:
+    """Memory for the tensors that recorded functions make.
+
+    All recordings in one workspace use the same memory from its beginning: results are good until another of them is
+    replayed or made.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[torch.Tensor] = []
+        self._taken: list[list[_Piece]] = []
+
+    def begin(self) -> None:
+        """Forget what the last recording took."""
+        self._taken = [[] for _ in self._chunks]
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor whose memory is taken again once it and all its views are gone."""
+        size = math.prod(shape) * dtype.itemsize
+        if not size:
+            return torch.empty(shape, dtype=dtype)
+        for chunk, taken in zip(self._chunks, self._taken, strict=True):
+            start = _first_fit(taken, size, chunk.numel())
+            if start is not None:
+                break
+        else:
+            chunk = torch.empty(max(_LEAST_CHUNK, 2 * size), dtype=torch.uint8)
+            start, taken = 0, []
+            self._chunks.append(chunk)
+            self._taken.append(taken)
+        # Of its own storage, not a view of the chunk's: when that storage dies, nobody can reach the memory.
+        count = math.prod(shape)
+        tensor = torch.frombuffer(chunk.numpy(), dtype=dtype, count=count, offset=start).view(shape)
+        taken.append(_Piece(start, start + size, StorageWeakRef(tensor.untyped_storage())))
+        taken.sort(key=lambda piece: piece.start)
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    start: int
+    end: int
+    storage: StorageWeakRef
+
+
+def _first_fit(taken: list[_Piece], size: int, limit: int) -> int | None:
+    """Where `size` bytes fit among the pieces that are still in use."""
+    taken[:] = [piece for piece in taken if not piece.storage.expired()]
+    start = 0
+    for piece in taken:
+        if start + size <= piece.start:
+            return start
+        start = -(-piece.end // _ALIGNMENT) * _ALIGNMENT
+    return start if start + size <= limit else None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A function's kernel calls and, in `results`, what it returned: the tensors that a replay writes."""
+
+    results: Any
+    _calls: Any = field(repr=False)
+
+    def replay(self) -> None:
+        """Make the calls again. Raises what a kernel's checks of its inputs raise."""
+        self._calls.replay()
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+
+def record(function: Callable[[], Any], workspace: Workspace) -> Recording:
+    """Run `function` once, in this thread, and record it.
+
+    What it reads (weights, caches, inputs) must stay where it is for as long as the recording is used. Raises
+    NotRecordable, and whatever the function raises.
+    """
+    calls = _C.Recording()
+    workspace.begin()
+    with _OnlyKernels(workspace):
+        calls.begin()
+        try:
+            results = function()
+        finally:
+            calls.end()
+    return Recording(results, calls)
+
+
+class _OnlyKernels(TorchDispatchMode):
+    """Gives new tensors the workspace's memory, and lets nothing pass but views."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        super().__init__()
+        self._workspace = workspace
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.empty.memory_format and _is_plain(kwargs):
+            return self._workspace.empty(tuple(args[0]), kwargs["dtype"])
+        if func.is_view:
+            result = func(*args, **kwargs)
+            # Some of them (reshape) copy where they cannot view.
+            if all(_same_memory(args[0], part) for part in (result if isinstance(result, (tuple, list)) else [result])):
+                return result
+        raise NotRecordable(f"{func} is no kernel of quire's")
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _is_plain(options: dict[str, Any]) -> bool:
+    """Dense, on the CPU, of a given dtype."""
+    device = options.get("device")
+    return "dtype" in options and (device is None or device.type == "cpu") and not options.get("layout")

@@ -1,0 +1,114 @@
+"""The step in which every sequence has one token: recorded once for each shape, then replayed without Python."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from quire import kernels
+from quire.contracts import ForwardContext, KVCache
+from quire.models.base import CausalLM
+
+logger = logging.getLogger("quire")
+
+# Shapes remembered, the latest first: sequences in the step, times widths of the block table (powers of two), times
+# powers of two of the longest position.
+_MOST_SHAPES = 256
+_LEAST_WIDTH = 16  # blocks
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recording and the inputs that it reads."""
+
+    token_ids: torch.Tensor
+    context: ForwardContext
+    recording: Any
+
+    def run(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        _copy(token_ids, self.token_ids)
+        for name in _TENSORS:
+            _copy(getattr(context, name), getattr(self.context, name))
+        self.recording.replay()
+        logits: torch.Tensor = self.recording.results
+        return logits
+
+
+_TENSORS = [field.name for field in fields(ForwardContext) if field.name != "position_limit"]
+
+
+class DecodeStep:
+    """Model and logits for a step in which each sequence has one token.
+
+    A shape is recorded when it is met again, so that no start waits for recordings and a shape that comes once costs
+    nothing. A model that does more than call kernels is never recorded; nor is any with `enforce_eager`.
+    """
+
+    def __init__(self, model: CausalLM, caches: Sequence[KVCache], enforce_eager: bool = False) -> None:
+        self._model = model
+        self._caches = caches
+        self._shapes: OrderedDict[Shape, _Recorded | None] = OrderedDict()
+        self._recording = None if enforce_eager else _recording_module()
+        self._workspace = self._recording.Workspace() if self._recording else None
+
+    def __call__(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        """token_ids: [T]; returns logits [T, vocabulary] float32, good until the next call."""
+        if self._recording is None:
+            return self._forward(token_ids, context)
+        width = max(_LEAST_WIDTH, 1 << (context.block_table.shape[1] - 1).bit_length())
+        shape = (len(token_ids), width, context.position_limit)
+        if shape not in self._shapes:
+            self._remember(shape, None)
+            return self._forward(token_ids, context)
+        self._shapes.move_to_end(shape)
+        recorded = self._shapes[shape]
+        if recorded is not None:
+            return recorded.run(token_ids, context)
+        return self._record(shape, token_ids, context)
+
+    def _forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        return self._model.logits(self._model(token_ids, context, self._caches))
+
+    def _record(self, shape: Shape, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        assert self._recording is not None
+        tokens, width, _ = shape
+        table = torch.zeros((tokens, width), dtype=torch.int32)
+        own = {name: getattr(context, name).clone() for name in _TENSORS} | {"block_table": table}
+        _copy(context.block_table, table)
+        ids, fixed = token_ids.clone(), replace(context, **own)
+        try:
+            recording = self._recording.record(lambda: self._forward(ids, fixed), self._workspace)
+        except self._recording.NotRecordable as reason:
+            logger.info("decode steps are run through Python: %s", reason)
+            self._recording = None
+            return self._forward(token_ids, context)
+        self._remember(shape, _Recorded(ids, fixed, recording))
+        logits: torch.Tensor = recording.results
+        return logits
+
+    def _remember(self, shape: Shape, recorded: _Recorded | None) -> None:
+        self._shapes[shape] = recorded
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.popitem(last=False)
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Into the first columns, where the target has more."""
+    (target if target.shape == source.shape else target[:, : source.shape[1]]).copy_(source)
+
+
+def _recording_module() -> ModuleType | None:
+    """None where the native kernels do not run."""
+    if kernels.backend().__name__ != "quire.kernels.native":
+        return None
+    from quire.kernels import recording
+
+    return recording
