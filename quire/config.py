@@ -46,7 +46,7 @@ class CacheConfig:
     block_size: tokens a block. Small blocks waste little (half a block a sequence); 8 costs the kernels nothing.
     num_blocks: blocks in the pool; None sizes the pool by `memory_bytes`.
     memory_bytes: the pool's size; None takes what `max_num_seqs` sequences of the model's full length need, but
-        at most `memory_fraction` of the memory that is available once the weights are mapped.
+        at most `memory_fraction` of the memory that is available once the weights are loaded.
     """
 
     block_size: int = 8

@@ -17,7 +17,7 @@ PACKAGE = Path(quire.__file__).parent
 # Each room may import the rooms on the lines above its own, itself, and nothing else of quire.
 FLOORS = [
     {"errors"},
-    {"config", "contracts"},
+    {"config", "contracts", "pages"},
     {"demo"},
     {"kernels"},
     {"registry"},
@@ -31,11 +31,12 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY = {
     "errors": set(),
     "contracts": set(),
+    "pages": set(),
     "config": {"errors"},
     "demo": set(),
     "kernels": {"contracts", "errors"},
     "registry": {"contracts", "config", "errors"},
-    "models": {"kernels", "registry", "contracts", "config", "errors"},
+    "models": {"kernels", "registry", "contracts", "config", "errors", "pages"},
     "lora": {"models", "kernels", "contracts", "config", "errors"},
     "multimodal": {"contracts", "config", "errors"},
 }

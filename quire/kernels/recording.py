@@ -90,6 +90,7 @@ class Recording:
 
     results: Any
     _calls: Any = field(repr=False)
+    _workspace: Workspace = field(repr=False)  # the calls know its addresses only
 
     def replay(self) -> None:
         """Make the calls again. Raises what a kernel's checks of its inputs raise."""
@@ -113,7 +114,7 @@ def record(function: Callable[[], Any], workspace: Workspace) -> Recording:
             results = function()
         finally:
             calls.end()
-    return Recording(results, calls)
+    return Recording(results, calls, workspace)
 
 
 class _OnlyKernels(TorchDispatchMode):

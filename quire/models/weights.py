@@ -1,4 +1,4 @@
-"""The weights' memory: one block of the process's own, in huge pages where the system has them.
+"""The weights' memory: one block of the process's own.
 
 A memory map of the files would cost nothing at start, but its pages of 4 KB cost every token: reading the same
 weights takes half as long again from there on a virtual machine (docs/architecture.md has the figures). Reading
@@ -7,9 +7,7 @@ them in costs a tenth of a second a gigabyte, and a file that is cut or replaced
 
 from __future__ import annotations
 
-import contextlib
 import math
-import mmap
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from quire import pages
+from quire.errors import CheckpointError
 from quire.models.checkpoint import Checkpoint
 
 _ALIGNMENT = 64  # bytes
@@ -42,7 +42,13 @@ def read_weights(checkpoint: Checkpoint, wanted: Sequence[Wanted], dtype: torch.
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-    memory = _allocate(starts[-1])
+    available = pages.available_bytes()
+    if starts[-1] > available:
+        raise CheckpointError(
+            f"{checkpoint.directory}: the weights take {starts[-1]:,} bytes as {str(dtype).removeprefix('torch.')}, "
+            f"and {available:,} are available: free some, or take a smaller model or dtype."
+        )
+    memory = pages.allocate(starts[-1])
     tensors = [
         memory[start : start + size].view(dtype).view(w.shape)
         for w, start, size in zip(wanted, starts, sizes)  # noqa: B905 (starts has one more: the end)
@@ -63,16 +69,3 @@ def _jobs(checkpoint: Checkpoint, wanted: Wanted, out: torch.Tensor) -> list[Cal
         partial(checkpoint.read, wanted.stored, flat[first : first + step], first)
         for first in range(0, flat.numel(), step)
     ]
-
-
-def _allocate(size: int) -> torch.Tensor:
-    """`size` bytes of zeroed memory."""
-    if not size:
-        return torch.empty(0, dtype=torch.uint8)
-    if not hasattr(mmap, "MAP_ANONYMOUS"):
-        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import psutil
-
 from quire.config import CacheConfig
 from quire.contracts import KVSpec
 from quire.errors import QuireError
+from quire.pages import available_bytes
 
 
 def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
@@ -37,20 +34,3 @@ def count_blocks(config: CacheConfig, bytes_a_block: int, max_num_seqs: int, max
             "available: lower kv_cache_memory_bytes or num_gpu_blocks_override."
         )
     return blocks
-
-
-def available_bytes() -> int:
-    """Memory that this process may still take: the machine's, or its container's where that is less."""
-    available = psutil.virtual_memory().available
-    limit, used = _read_number("memory.max"), _read_number("memory.current")
-    if limit is not None and used is not None:
-        available = min(available, max(limit - used, 0))
-    return available
-
-
-def _read_number(name: str) -> int | None:
-    """A number of this process's own cgroup (v2); None where there is no such limit."""
-    try:
-        return int((Path("/sys/fs/cgroup") / name).read_text())
-    except (OSError, ValueError):
-        return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
+from quire import pages
 from quire.contracts import KVCache, KVSpec
 from quire.models.base import CausalLM
 from quire.platform import batch
@@ -20,12 +22,16 @@ _SCORE_ROWS = 64
 def allocate_cache(
     spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
-    """The pool's tensors, one pair a layer. Left uninitialised: memory is committed as blocks are first used."""
+    """The pool's tensors, one pair a layer. Memory is committed as blocks are first used."""
     shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
-    return [
-        KVCache(torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-        for _ in range(spec.num_layers)
-    ]
+    size = math.prod(shape) * dtype.itemsize
+
+    def tensor() -> torch.Tensor:
+        if device.type == "cpu":
+            return pages.allocate(size).view(dtype).view(shape)
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return [KVCache(tensor(), tensor()) for _ in range(spec.num_layers)]
 
 
 class Runner:

@@ -229,7 +229,7 @@ def _memory(found: Findings) -> dict[str, Any]:
     try:
         import psutil
 
-        from quire.platform.memory import available_bytes
+        from quire.pages import available_bytes
     except Exception as error:
         found.problems.append(Problem(f"Memory cannot be read ({_line(error)}).", "Reinstall quire.", True))
         return {}

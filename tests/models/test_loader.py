@@ -177,6 +177,11 @@ def test_a_file_cut_while_it_is_read(copy_of, monkeypatch):
     fails(path, CheckpointError, SINGLE, "was cut while it was read")
 
 
+def test_weights_that_do_not_fit(checkpoint, monkeypatch):
+    monkeypatch.setattr(weights.pages, "available_bytes", lambda: 50_000)
+    fails(checkpoint(LLAMA, "gqa"), CheckpointError, "weights take", "as float32", "50,000 are available")
+
+
 def test_large_tensors_are_read_in_pieces(copy_of, checkpoint, monkeypatch):
     monkeypatch.setattr(weights, "_PIECE", 1000)
     assert torch.equal(logits_of(copy_of()), logits_of(checkpoint(LLAMA, "gqa")))
