@@ -15,34 +15,34 @@ _LEAST_LIMIT = 2048
 
 def build(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> tuple[torch.Tensor, ForwardContext]:
     """Return (token ids [T] int64, metadata) of the chunks, laid end to end."""
-    counts = np.array([len(chunk.token_ids) for chunk in chunks])
-    starts = np.array([chunk.start for chunk in chunks])
-    query_start = np.zeros(len(chunks) + 1, dtype=np.int32)
-    np.cumsum(counts, out=query_start[1:])
-    token_ids = np.concatenate([np.asarray(chunk.token_ids, dtype=np.int64) for chunk in chunks])
-    block_table = _block_table(chunks)
-
-    owner = np.repeat(np.arange(len(chunks)), counts)
-    positions = np.arange(len(token_ids)) - query_start[owner] + starts[owner]
-    block = block_table[owner, positions // block_size].astype(np.int64)
+    # Plain lists: a decode step has one number for each, and a numpy call costs as much as fifty of them.
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    ends, lengths, prompts = [0], [], []
+    for chunk in chunks:
+        places = range(chunk.start, chunk.start + len(chunk.token_ids))
+        token_ids += chunk.token_ids
+        positions += places
+        slots += [chunk.block_ids[p // block_size] * block_size + p % block_size for p in places]
+        ends.append(len(token_ids))
+        lengths.append(places.stop)
+        prompts.append(chunk.prompt_len)
+    tokens = torch.tensor([token_ids, positions, slots], dtype=torch.int64).to(device).unbind()
     context = ForwardContext(
-        positions=_tensor(positions, device),
-        query_start=_tensor(query_start, device),
-        context_len=_tensor((starts + counts).astype(np.int32), device),
-        prompt_len=_tensor(np.array([c.prompt_len for c in chunks], dtype=np.int32), device),
-        slot_mapping=_tensor(block * block_size + positions % block_size, device),
-        block_table=_tensor(block_table, device),
-        position_limit=max(_LEAST_LIMIT, 1 << int(positions.max()).bit_length()),
+        positions=tokens[1],
+        query_start=torch.tensor(ends, dtype=torch.int32).to(device),
+        context_len=torch.tensor(lengths, dtype=torch.int32).to(device),
+        prompt_len=torch.tensor(prompts, dtype=torch.int32).to(device),
+        slot_mapping=tokens[2],
+        block_table=_block_table(chunks).to(device),
+        position_limit=max(_LEAST_LIMIT, 1 << (max(lengths) - 1).bit_length()),
     )
-    return _tensor(token_ids, device), context
+    return tokens[0], context
 
 
-def _block_table(chunks: Sequence[Chunk]) -> np.ndarray:
+def _block_table(chunks: Sequence[Chunk]) -> torch.Tensor:
     table = np.zeros((len(chunks), max(len(chunk.block_ids) for chunk in chunks)), dtype=np.int32)
     for row, chunk in zip(table, chunks, strict=True):
         row[: len(chunk.block_ids)] = chunk.block_ids
-    return table
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(array).to(device)
+    return torch.from_numpy(table)
