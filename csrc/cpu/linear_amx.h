@@ -99,7 +99,7 @@ class MatrixProducts {
         multiply_some(block, rows, 0, static_cast<int>(tiles_));
       }
     } else {
-      run_many(block, after);
+      run_many(block, next);
     }
     _tile_release();
   }
@@ -216,18 +216,37 @@ class MatrixProducts {
     multiply<4>(block, rows, tile);
   }
 
+  // What is to come from memory while a block is multiplied: so many lines of 64 bytes in each step.
+  struct Ahead {
+    const char* at;
+    const char* end;
+    int64_t lines;
+    void fetch() {
+      for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(at + i * 64, 0, 2);
+      at += lines * 64;
+      if (at >= end) lines = 0;
+    }
+  };
+
   // More tokens than sums can be kept for: the block's rows stay in the cache while all of them pass.
-  void run_many(const LinearBlock<bf16, Out>& block, const bf16* after) const {
+  void run_many(const LinearBlock<bf16, Out>& block, const LinearBlock<bf16, Out>* next) const {
+    Ahead ahead{nullptr, nullptr, 0};
+    if (next) {
+      const int64_t bytes = next->rows * args_.features * sizeof(bf16), steps = tiles_ / 2 * steps_;
+      ahead = {reinterpret_cast<const char*>(next->w), reinterpret_cast<const char*>(next->w) + bytes,
+               (bytes / 64 + steps - 1) / steps};
+    }
     for (int64_t row = 0; row < block.rows; row += 2 * kTileSide) {
       if (block.rows - row < 2 * kTileSide || args_.features % kTileFeatures) {
         for (int64_t half = row; half < block.rows && half < row + 2 * kTileSide; half += kTileSide)
           for (int64_t tile = 0; tile < tiles_; tile += 4)
-            multiply_some(block, rows_at(block, half, after), tile, static_cast<int>(tiles_ - tile < 4 ? tiles_ - tile : 4));
+            multiply_some(block, rows_at(block, half, block.w), tile,
+                          static_cast<int>(tiles_ - tile < 4 ? tiles_ - tile : 4));
         continue;
       }
-      const Rows top = rows_at(block, row, after), bottom = rows_at(block, row + kTileSide, after);
+      const Rows top = rows_at(block, row, block.w), bottom = rows_at(block, row + kTileSide, block.w);
       int64_t tile = 0;
-      for (; tile + 2 <= tiles_; tile += 2) multiply_square(block, top, bottom, tile);
+      for (; tile + 2 <= tiles_; tile += 2) multiply_square(block, top, bottom, tile, ahead);
       if (tile < tiles_) {
         multiply<1>(block, top, tile);
         multiply<1>(block, bottom, tile);
@@ -236,7 +255,8 @@ class MatrixProducts {
   }
 
   // 32 rows with two tiles of tokens.
-  void multiply_square(const LinearBlock<bf16, Out>& block, const Rows& top, const Rows& bottom, int64_t tile) const {
+  void multiply_square(const LinearBlock<bf16, Out>& block, const Rows& top, const Rows& bottom, int64_t tile,
+                       Ahead& ahead) const {
     const int64_t x_tile = steps_ * kTileElements, w_row = args_.features * sizeof(bf16);
     const bf16 *x = x_ + tile * x_tile, *upper = top.w, *lower = bottom.w;
     _tile_zero(0);
@@ -244,6 +264,7 @@ class MatrixProducts {
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t step = 0; step < steps_; ++step) {
+      ahead.fetch();
       _tile_loadd(6, x, 64);
       _tile_loadd(4, upper, w_row);
       _tile_dpbf16ps(0, 4, 6);
