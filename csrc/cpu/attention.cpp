@@ -6,6 +6,7 @@
 // nor threads come into it. An item of work is a few tokens of one sequence and one key/value head: the rows of all of
 // them (tokens x query heads of the group) use a key tile while it is in the cache.
 #include "attention_rows.h"
+#include "attention_scores.h"
 #include "attention_work.h"
 #include "kernels.h"
 #include "parallel.h"
@@ -47,43 +48,33 @@ void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first,
   }
 }
 
-// Everything one item needs while it runs.
-template <class T>
+// What an item needs beside its scores while it runs.
 struct Workspace {
-  using Unit = typename Operands<T>::Unit;
   RecordLayout layout;
-  int64_t rows, units, q_stride;
-  Unit* queries;   // [rows][q_stride]
-  Unit* keys;      // [units][kKeyTile]
   float* values;   // [kKeyTile][width]
   float* records;  // [rows], of all spans so far
   float* later;    // [rows], of the span at hand
-  float* scores;   // [kRowTile][kKeyTile]
+  float* rest;     // for the scores
 
-  Workspace(const AttentionArgs& args, int64_t row_count)
-      : layout(args.head_dim), rows(row_count), units(unit_count<T>(args.head_dim)),
-        q_stride((units + kLanes - 1) / kLanes * kLanes) {
-    static_assert(sizeof(Unit) == sizeof(float), "both are counted in floats");
-    const int64_t sizes[] = {rows * q_stride, units * kKeyTile, kKeyTile * layout.width,
-                             rows * layout.size(), rows * layout.size(), kRowTile * kKeyTile};
-    int64_t total = 0;
-    for (int64_t size : sizes) total += size;
-    float* place = scratch(total);  // every size is a multiple of a register's
-    queries = reinterpret_cast<Unit*>(place);
-    keys = reinterpret_cast<Unit*>(place += sizes[0]);
-    values = place += sizes[1];
-    records = place += sizes[2];
-    later = place += sizes[3];
-    scores = place += sizes[4];
+  Workspace(int64_t rows, int64_t head_dim, int64_t score_floats) : layout(head_dim) {
+    const int64_t own = kKeyTile * layout.width, each = rows * layout.size();
+    values = scratch(own + 2 * each + score_floats);  // every size is a multiple of a register's
+    records = values + own;
+    later = records + each;
+    rest = later + each;
   }
 };
 
 template <class T>
 class Attention {
+  using Scores = typename ScoresOf<T>::Type;
+
  public:
   Attention(const AttentionArgs& args, const AttentionItem& item)
       : args_(args), item_(item), group_(args.heads / args.kv_heads),
-        work_(args, item.tokens * group_),
+        rows_(item.tokens * group_),
+        work_(rows_, args.head_dim, Scores::floats(rows_, args.head_dim)),
+        scores_(work_.rest, rows_, args.head_dim, args.scale),
         begin_(args.query_start[item.sequence]),
         first_position_(args.context_len[item.sequence] - (args.query_start[item.sequence + 1] - begin_) +
                         (item.token - begin_)),
@@ -106,13 +97,13 @@ class Attention {
   // One span, into its place among the item's partial records.
   void run_partial(int64_t span) {
     take_queries();
-    run_span(span, item_.partial + span * work_.rows * work_.layout.size());
+    run_span(span, item_.partial + span * rows_ * work_.layout.size());
   }
 
   // The spans' partial records, into the output.
   void run_merge() {
     for (int64_t span = 1; span * kSpan < end_; ++span)
-      merge_span(span, item_.partial, item_.partial + span * work_.rows * work_.layout.size());
+      merge_span(span, item_.partial, item_.partial + span * rows_ * work_.layout.size());
     put_out(item_.partial);
   }
 
@@ -124,26 +115,26 @@ class Attention {
 
   void take_queries() {
     const T* query = static_cast<const T*>(args_.query);
-    for (int64_t i = 0; i < work_.rows; ++i)
-      pack_query(query + (item_.token + i / group_) * args_.query_stride + head_offset(i), args_.head_dim,
-                 work_.queries + i * work_.q_stride);
+    for (int64_t i = 0; i < rows_; ++i)
+      scores_.take_query(i, query + (item_.token + i / group_) * args_.query_stride + head_offset(i));
   }
 
   void put_out(float* records) {
     T* out = static_cast<T*>(args_.out);
-    for (int64_t i = 0; i < work_.rows; ++i)
+    for (int64_t i = 0; i < rows_; ++i)
       finish(work_.layout, records + i * work_.layout.size(), args_.head_dim,
              out + (item_.token + i / group_) * args_.heads * args_.head_dim + head_offset(i));
   }
 
   void merge_span(int64_t span, float* records, float* later) {
-    for (int64_t i = 0; i < work_.rows; ++i)
+    for (int64_t i = 0; i < rows_; ++i)
       if (limit(i) > span * kSpan)
         merge(work_.layout, records + i * work_.layout.size(), later + i * work_.layout.size());
   }
 
   void run_span(int64_t span, float* records) {
-    for (int64_t i = 0; i < work_.rows; ++i) clear(work_.layout, records + i * work_.layout.size());
+    scores_.begin();
+    for (int64_t i = 0; i < rows_; ++i) clear(work_.layout, records + i * work_.layout.size());
     const int64_t first = span * kSpan, end = end_ < first + kSpan ? end_ : first + kSpan;
     TileRows<T> tiles[2];
     locate(args_, item_, first, end, tiles[0]);
@@ -153,13 +144,13 @@ class Attention {
       locate(args_, item_, key + kKeyTile, end_, tiles[1 - t % 2]);
       run_tile(key, tiles[t % 2], tiles[1 - t % 2], records);
     }
+    scores_.end();
   }
 
   void run_tile(int64_t first, const TileRows<T>& tile, const TileRows<T>& next, float* records) {
-    for (int i = 0; i < tile.count; i += kLanes)
-      pack_keys(tile.keys + i, next.keys + i, args_.head_dim, work_.keys + i);
+    scores_.take_keys(tile.keys, next.keys, tile.count);
     // Widening pays when several row tiles share its result.
-    if (work_.rows <= 2 * kRowTile && args_.head_dim % kLanes == 0)
+    if (rows_ <= 2 * kRowTile && args_.head_dim % kLanes == 0)
       return run_rows(first, CachedValues<T>{tile.values, next.values}, records);
     for (int i = 0; i < tile.count; ++i) widen_row(tile.values[i], work_.values + i * work_.layout.width);
     run_rows(first, WideValues{work_.values, work_.layout.width}, records);
@@ -173,10 +164,10 @@ class Attention {
 
   template <class Values>
   void run_rows(int64_t first, const Values& values, float* records) {
-    const int64_t tiles = (work_.rows + kRowTile - 1) / kRowTile;
+    const int64_t tiles = (rows_ + kRowTile - 1) / kRowTile;
     for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t row = work_.rows * t / tiles;
-      const int rows = static_cast<int>(work_.rows * (t + 1) / tiles - row);
+      const int64_t row = rows_ * t / tiles;
+      const int rows = static_cast<int>(rows_ * (t + 1) / tiles - row);
       int counts[kRowTile];
       for (int i = 0; i < rows; ++i) {
         const int64_t left = limit(row + i) - first;
@@ -186,17 +177,17 @@ class Attention {
       if (most == 0) continue;
       float factors[kLanes];
       float* record = records + row * work_.layout.size();
-      score<T>(rows, work_.queries + row * work_.q_stride, work_.q_stride, work_.keys, work_.units,
-               set1(args_.scale), work_.scores, (most + kLanes - 1) / kLanes);
-      soften(rows, work_.scores, counts, record, work_.layout, factors);
-      gather(rows, work_.scores, values, counts, factors, record, work_.layout);
+      float* scores = scores_.rows(row, rows, most);
+      soften(rows, scores, counts, record, work_.layout, factors);
+      gather(rows, scores, values, counts, factors, record, work_.layout);
     }
   }
 
   const AttentionArgs& args_;
   const AttentionItem& item_;
-  const int64_t group_;
-  Workspace<T> work_;
+  const int64_t group_, rows_;
+  Workspace work_;
+  Scores scores_;
   const int64_t begin_, first_position_, end_;  // of the sequence's tokens; of the item's positions
 };
 

@@ -1,8 +1,5 @@
-// The linear kernel for bf16 on AMX, the matrix unit of Intel's servers (Intel SDM volume 1, chapter 18).
-//
-// One instruction multiplies a tile of 16 rows of W (32 features each, as they lie) with a tile of 16 tokens of x and
-// adds to 16 x 16 sums, each by a chain of its own along the features: so one token is computed exactly as 512 are. A
-// tile of x has its features in pairs, [16 pairs][tokens][2], which is why x is turned first, once a call.
+// The linear kernel for bf16 on AMX (tiles.h): a tile of W is 16 rows as they lie, a tile of x 16 tokens, which are turned
+// into columns first, once a call.
 //
 // Measured: up to 64 tokens, memory is the limit, and 16 rows at a time with a prefetch of their own near features
 // reads it best; beyond, two by two tiles read the second-level cache least.
@@ -15,47 +12,14 @@
 #include "linear_block.h"
 #include "parallel.h"
 #include "simd.h"
+#include "tiles.h"
+#include "transpose.h"
 
 namespace quire {
 namespace QUIRE_ISA {
 namespace {
 
-constexpr int kTileSide = 16, kTilePairs = 16, kTileFeatures = 32;
-constexpr int64_t kTileElements = kTileSide * kTileFeatures;
 constexpr int64_t kNearTiles = 8;  // how far ahead of the multiplication its rows are prefetched
-
-// Rows of 16 numbers of 32 bits become columns.
-inline void transpose(__m512i rows[kTileSide]) {
-  __m512i a[kTileSide], b[kTileSide];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; i += 4) {
-    b[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-    b[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-    b[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-    b[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-  // b[4 i + j], 128 bits number k: column 4 k + j of rows 4 i to 4 i + 3.
-#pragma GCC unroll 16
-  for (int j = 0; j < 4; ++j) {
-    const __m512i low0 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x44), high0 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xee);
-    const __m512i low1 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x44);
-    const __m512i high1 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xee);
-    rows[j] = _mm512_shuffle_i32x4(low0, low1, 0x88);
-    rows[4 + j] = _mm512_shuffle_i32x4(low0, low1, 0xdd);
-    rows[8 + j] = _mm512_shuffle_i32x4(high0, high1, 0x88);
-    rows[12 + j] = _mm512_shuffle_i32x4(high0, high1, 0xdd);
-  }
-}
-
-inline __m512i load_features(const bf16* p, int64_t count) {
-  if (count >= kTileFeatures) return _mm512_loadu_si512(p);
-  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << count) - 1), p);
-}
 
 // Memory of the calling thread that lasts until it asks again; null without one.
 inline bf16* scratch(int64_t elements) {
@@ -90,7 +54,7 @@ class MatrixProducts {
   }
 
   void run(const LinearBlock<bf16, Out>& block, const LinearBlock<bf16, Out>* next) const {
-    configure();
+    configure_tiles(columns_);
     const bf16* after = next ? next->w : block.w;
     if (tiles_ <= 4) {
       for (int64_t row = 0; row < block.rows; row += kTileSide) {
@@ -118,21 +82,6 @@ class MatrixProducts {
     return {block.w + row * args_.features, after, row, static_cast<int>(left < kTileSide ? left : kTileSide)};
   }
 
-  // Tiles 0 to 3 hold sums, [rows][tokens]; 4 and 5 rows of W; 6 and 7 tokens of x.
-  void configure() const {
-    struct {
-      uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t row_bytes[16] = {};
-      uint8_t rows[16] = {};
-    } layout;
-    static_assert(sizeof layout == 64, "the size that the processor reads");
-    for (int tile = 0; tile < 8; ++tile) {
-      layout.rows[tile] = kTileSide;
-      layout.row_bytes[tile] = static_cast<uint16_t>(tile == 4 || tile == 5 ? 64 : 4 * columns_);
-    }
-    _tile_loadconfig(&layout);
-  }
-
   // x's 16 tokens number `tile`, as [steps][16 pairs][columns][2]; what is past their end is zero.
   void turn(int64_t tile) {
     bf16* to = x_ + tile * steps_ * kTileElements;
@@ -145,12 +94,11 @@ class MatrixProducts {
         _mm512_storeu_si512(to, load_features(x + k, left));
         continue;
       }
-      __m512i rows[kTileSide];
+      Vec rows[kTileSide];
       for (int i = 0; i < kTileSide; ++i)
-        rows[i] = i < count ? load_features(x + i * args_.x_stride + k, left) : _mm512_setzero_si512();
+        rows[i] = i < count ? as_floats(load_features(x + i * args_.x_stride + k, left)) : zero();
       transpose(rows);
-      for (int i = 0; i < kTilePairs; ++i)
-        _mm512_mask_storeu_epi32(to + 2 * i * columns_, first_lanes(columns_), rows[i]);
+      for (int i = 0; i < kTilePairs; ++i) store_first(reinterpret_cast<float*>(to + 2 * i * columns_), rows[i], columns_);
     }
   }
 
@@ -285,21 +233,14 @@ class MatrixProducts {
 
   template <int kSums>
   void finish(const LinearBlock<bf16, Out>& block, const Rows& rows, int64_t tile) const {
-    alignas(64) float sums[kTileSide][kTileSide];
-    if constexpr (kSums == 0) _tile_stored(0, sums, 64);
-    if constexpr (kSums == 1) _tile_stored(1, sums, 64);
-    if constexpr (kSums == 2) _tile_stored(2, sums, 64);
-    if constexpr (kSums == 3) _tile_stored(3, sums, 64);
-    __m512i by_token[kTileSide];
-    for (int i = 0; i < kTileSide; ++i) by_token[i] = _mm512_load_si512(sums[i]);
-    transpose(by_token);
+    Vec by_token[kTileSide];
+    take_sums<kSums>(by_token);
     const int64_t first = tile * kTileSide;
     Out* y = block.y + first * block.y_stride + rows.row;
     const bool biased = block.bias != nullptr;
     const Vec bias = biased ? load_first(block.bias + rows.row, rows.count) : zero();
     for (int64_t i = 0; i < kTileSide && first + i < args_.tokens; ++i) {
-      const Vec total{_mm512_castsi512_ps(by_token[i])};
-      store_first(y + i * block.y_stride, biased ? add(total, bias) : total, rows.count);
+      store_first(y + i * block.y_stride, biased ? add(by_token[i], bias) : by_token[i], rows.count);
     }
   }
 
