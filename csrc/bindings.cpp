@@ -52,7 +52,10 @@ T* at(uintptr_t address) {
 // repeated. kernels/recording.py sees to it that nothing but kernels computed anything, and that the memory stays.
 class Recording {
  public:
-  void begin() { current_ = this; }
+  void begin() {
+    if (current_) throw std::runtime_error("this thread is recording already");
+    current_ = this;
+  }
   static void end() { current_ = nullptr; }
   void replay() const {
     py::gil_scoped_release release;

@@ -31,7 +31,7 @@ FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONLY = {
     "errors": set(),
     "contracts": set(),
-    "pages": set(),
+    "pages": {"errors"},
     "config": {"errors"},
     "demo": set(),
     "kernels": {"contracts", "errors"},

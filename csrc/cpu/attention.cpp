@@ -10,6 +10,7 @@
 #include "attention_work.h"
 #include "kernels.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -58,7 +59,7 @@ struct Workspace {
 
   Workspace(int64_t rows, int64_t head_dim, int64_t score_floats) : layout(head_dim) {
     const int64_t own = kKeyTile * layout.width, each = rows * layout.size();
-    values = scratch(own + 2 * each + score_floats);  // every size is a multiple of a register's
+    values = scratch<float, Workspace>(own + 2 * each + score_floats);  // every size is a multiple of a register's
     records = values + own;
     later = records + each;
     rest = later + each;

@@ -84,6 +84,7 @@ class MatrixScores {
         _mm512_store_si512(keys_ + i * width + d, load_features(rows[i] + d, head_dim_ - d));
         prefetch(ahead[i] + d);
       }
+    before_tiles_read(keys_);
     for (int64_t group = 0; group < groups(rows_); ++group) multiply(group, whole / kTileSide);
   }
 
@@ -102,6 +103,7 @@ class MatrixScores {
       for (int i = 0; i < kTilePairs; ++i)
         store_first(reinterpret_cast<float*>(group + 2 * i * columns_), rows[i], columns_);
     }
+    before_tiles_read(queries_);
   }
 
   // A group's scores against `tiles` times sixteen keys.

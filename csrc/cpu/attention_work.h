@@ -27,23 +27,6 @@ struct AttentionItem {
   float* partial;         // [spans][rows] records, when split
 };
 
-// This thread's working memory, for as long as the thread lives; at least `floats` of it.
-inline float* scratch(int64_t floats) {
-  struct Buffer {
-    float* data = nullptr;
-    int64_t size = 0;
-    ~Buffer() { free(data); }
-  };
-  static thread_local Buffer buffer;
-  if (buffer.size < floats) {
-    free(buffer.data);
-    buffer.size = (floats + 1023) / 1024 * 1024;
-    buffer.data = static_cast<float*>(aligned_alloc(64, buffer.size * sizeof(float)));
-    if (!buffer.data) abort();
-  }
-  return buffer.data;
-}
-
 struct AttentionPlan {
   AttentionItem* items = nullptr;
   int64_t count = 0, grain = 1, most_spans = 0;

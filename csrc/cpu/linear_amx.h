@@ -7,10 +7,9 @@
 
 #if defined(__AMX_BF16__)
 
-#include <stdlib.h>
-
 #include "linear_block.h"
 #include "parallel.h"
+#include "scratch.h"
 #include "simd.h"
 #include "tiles.h"
 #include "transpose.h"
@@ -20,22 +19,6 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int64_t kNearTiles = 8;  // how far ahead of the multiplication its rows are prefetched
-
-// Memory of the calling thread that lasts until it asks again; null without one.
-inline bf16* scratch(int64_t elements) {
-  struct Memory {
-    void* at = nullptr;
-    int64_t elements = 0;
-    ~Memory() { free(at); }
-  };
-  static thread_local Memory memory;
-  if (memory.elements < elements) {
-    free(memory.at);
-    memory.at = aligned_alloc(64, (elements * sizeof(bf16) + 63) / 64 * 64);
-    memory.elements = memory.at ? elements : 0;
-  }
-  return static_cast<bf16*>(memory.at);
-}
 
 template <class Out>
 class MatrixProducts {
@@ -47,9 +30,10 @@ class MatrixProducts {
         steps_((args.features + kTileFeatures - 1) / kTileFeatures),
         tiles_((args.tokens + kTileSide - 1) / kTileSide),
         columns_(args.tokens < kTileSide ? static_cast<int>(args.tokens) : kTileSide),
-        x_(scratch(tiles_ * steps_ * kTileElements)) {
+        x_(scratch<bf16, MatrixProducts>(tiles_ * steps_ * kTileElements)) {
     parallel_for(tiles_, 4, [this](int64_t begin, int64_t end) {
       for (int64_t tile = begin; tile < end; ++tile) turn(tile);
+      before_tiles_read(x_);
     });
   }
 
@@ -109,6 +93,7 @@ class MatrixProducts {
       const __m512i features = i < rows.count ? load_features(row, args_.features - k) : _mm512_setzero_si512();
       _mm512_store_si512(padded + i * kTileFeatures, features);
     }
+    before_tiles_read(padded);
     return padded;
   }
 
@@ -179,7 +164,7 @@ class MatrixProducts {
   // More tokens than sums can be kept for: the block's rows stay in the cache while all of them pass.
   void run_many(const LinearBlock<bf16, Out>& block, const LinearBlock<bf16, Out>* next) const {
     Ahead ahead{nullptr, nullptr, 0};
-    if (next) {
+    if (next && steps_ > 0) {
       const int64_t bytes = next->rows * args_.features * sizeof(bf16), steps = tiles_ / 2 * steps_;
       ahead = {reinterpret_cast<const char*>(next->w), reinterpret_cast<const char*>(next->w) + bytes,
                (bytes / 64 + steps - 1) / steps};

@@ -16,6 +16,9 @@ namespace QUIRE_ISA {
 constexpr int kTileSide = 16, kTilePairs = 16, kTileFeatures = 32;
 constexpr int64_t kTileElements = kTileSide * kTileFeatures;
 
+// GCC's tile loads do not say which memory they read: without this before them, stores to it may be left out.
+inline void before_tiles_read(const void* memory) { asm volatile("" ::"r"(memory) : "memory"); }
+
 // Tiles 0 to 3 hold sums, [rows][columns]; 4 and 5 rows of W; 6 and 7 columns. Until _tile_release.
 inline void configure_tiles(int columns) {
   struct {
@@ -28,6 +31,7 @@ inline void configure_tiles(int columns) {
     layout.rows[tile] = kTileSide;
     layout.row_bytes[tile] = static_cast<uint16_t>(tile == 4 || tile == 5 ? 64 : 4 * columns);
   }
+  before_tiles_read(&layout);
   _tile_loadconfig(&layout);
 }
 

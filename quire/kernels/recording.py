@@ -4,8 +4,9 @@ A small model's step on a CPU spends a sixth of its time between kernels. A func
 kernels, on tensors of the same shapes and addresses each time, is recorded once; replaying makes the same calls, with
 their checks, in one call. Its inputs are changed in place.
 
-That it does nothing else is checked while it is recorded: every other operation of torch that computes, or reads a
-number out of a tensor, ends the recording. Views are harmless, and new tensors come from a `Workspace`.
+That it does nothing else is checked while it is recorded: every other operation of torch that computes, makes a tensor
+of numbers, or reads a number out of a tensor, ends the recording. Views are harmless, and new tensors come from a
+`Workspace`. What reaches a tensor's memory past torch (dlpack, torch.from_numpy, an extension) cannot be seen.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire.kernels._C as _C
@@ -108,21 +110,36 @@ def record(function: Callable[[], Any], workspace: Workspace) -> Recording:
     """
     calls = _C.Recording()
     workspace.begin()
-    with _OnlyKernels(workspace):
+    kernels_only = _OnlyKernels(workspace)
+    with kernels_only, _NoNumbers(kernels_only):
         calls.begin()
         try:
             results = function()
+        except Exception:
+            # The refusal may come out as another error, through torch.jit for one.
+            if not kernels_only.refused:
+                raise
         finally:
             calls.end()
+    if kernels_only.refused:
+        raise NotRecordable(kernels_only.refused)
     return Recording(results, calls, workspace)
 
 
 class _OnlyKernels(TorchDispatchMode):
-    """Gives new tensors the workspace's memory, and lets nothing pass but views."""
+    """Gives new tensors the workspace's memory, and lets nothing pass but views.
+
+    refused: what did not pass, whatever became of the error.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         super().__init__()
         self._workspace = workspace
+        self.refused = ""
+
+    def refuse(self, what: str) -> NoReturn:
+        self.refused = f"{what} is no kernel of quire's"
+        raise NotRecordable(self.refused)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -133,7 +150,23 @@ class _OnlyKernels(TorchDispatchMode):
             # Some of them (reshape) copy where they cannot view.
             if all(_same_memory(args[0], part) for part in (result if isinstance(result, (tuple, list)) else [result])):
                 return result
-        raise NotRecordable(f"{func} is no kernel of quire's")
+        self.refuse(str(func))
+
+
+class _NoNumbers(TorchFunctionMode):
+    """Refuses what turns tensors into numbers or numbers into tensors without an operation that a dispatcher sees."""
+
+    _NAMES = frozenset({"tolist", "numpy", "__array__", "item", "tensor", "as_tensor", "asarray"})
+
+    def __init__(self, kernels_only: _OnlyKernels) -> None:
+        super().__init__()
+        self._kernels_only = kernels_only
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self._NAMES:
+            self._kernels_only.refuse(name)
+        return func(*args, **(kwargs or {}))
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ class Checkpoint:
         self.directory = directory
         self._files: dict[Path, Any] = {}
         self._home: dict[str, Path] = {}
-        self._offsets: dict[Path, dict[str, int]] = {}
+        self._raw: dict[Path, _RawFile] = {}
         for path in self._weight_files():
             for name in self._open(path):
                 if name in self._home:
@@ -106,29 +107,22 @@ class Checkpoint:
             raise CheckpointError(f"{path}: {name!r} cannot be read: {error}") from error
 
     def read(self, name: str, out: torch.Tensor, first: int = 0) -> None:
-        """Read into `out`, contiguous and of the stored dtype, the tensor's elements from number `first` on."""
+        """Read into `out`, contiguous and of the stored dtype, the tensor's elements from number `first` on.
+
+        From the file as it was opened, whatever has its name by now. Any number of threads may call this at once.
+        """
         path = self._home[name]
         target: memoryview = out.view(-1).view(torch.uint8).numpy().data
+        raw = self._raw[path]
+        at = raw.starts[name] + first * out.element_size()
         try:
-            with path.open("rb", buffering=0) as file:
-                file.seek(self._offset(path, name) + first * out.element_size())
-                while target:
-                    count = file.readinto(target)
-                    if not count:
-                        raise CheckpointError(f"{path}: ended before {name!r} did: it was cut while it was read.")
-                    target = target[count:]
+            while target:
+                count = raw.read(target, at)
+                if not count:
+                    raise CheckpointError(f"{path}: ended before {name!r} did: it was cut while it was read.")
+                target, at = target[count:], at + count
         except OSError as error:
             raise CheckpointError(f"{path}: {name!r} cannot be read: {error}") from error
-
-    def _offset(self, path: Path, name: str) -> int:
-        """Where in the file the tensor begins; safe_open, which has checked the header, does not say."""
-        if path not in self._offsets:
-            with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(size))
-            header.pop("__metadata__", None)
-            self._offsets[path] = {n: 8 + size + entry["data_offsets"][0] for n, entry in header.items()}
-        return self._offsets[path][name]
 
     def file_of(self, name: str) -> str:
         return self._home[name].name
@@ -136,9 +130,12 @@ class Checkpoint:
     def _open(self, path: Path) -> list[str]:
         try:
             file = safe_open(path, framework="pt", device="cpu")
-            self._files[path] = file
-            return list(file.keys())
-        except (SafetensorError, OSError, ValueError) as error:
+            names = list(file.keys())
+            self._files[path], self._raw[path] = file, _RawFile(path)
+            if self._raw[path].starts.keys() != set(names):
+                raise ValueError("it was replaced while it was opened")
+            return names
+        except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(f"{path}: is damaged or no safetensors file: {error}{_hint(path)}") from error
 
     def _weight_files(self) -> list[Path]:
@@ -174,6 +171,25 @@ class Checkpoint:
         if absent:
             raise CheckpointError(f"{index}: {listed([f'{n} in {f}' for n, f in absent])} named there, but not found.")
         return shards
+
+
+class _RawFile:
+    """A safetensors file open for reading, and where its tensors start; safe_open, which checks it, does not say."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._lock = threading.Lock()
+        size = int.from_bytes(self._file.read(8), "little")
+        header = json.loads(self._file.read(size))
+        header.pop("__metadata__", None)
+        self.starts = {name: 8 + size + int(entry["data_offsets"][0]) for name, entry in header.items()}
+
+    def read(self, target: memoryview, at: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._file.fileno(), [target], at)
+        with self._lock:  # Windows has one place in the file for all threads
+            self._file.seek(at)
+            return self._file.readinto(target) or 0
 
 
 def _hint(path: Path) -> str:

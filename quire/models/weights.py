@@ -36,6 +36,7 @@ class Wanted:
     transposed: bool  # stored [in, out]
 
 
+@torch.inference_mode(False)  # the caller's mode does not reach the threads, which could not write then
 def read_weights(checkpoint: Checkpoint, wanted: Sequence[Wanted], dtype: torch.dtype) -> dict[str, nn.Parameter]:
     """Return the parameters, by name, all of `dtype`, read in several threads. Raises CheckpointError."""
     sizes = [math.prod(w.shape) * dtype.itemsize for w in wanted]
@@ -55,8 +56,12 @@ def read_weights(checkpoint: Checkpoint, wanted: Sequence[Wanted], dtype: torch.
     ]
     jobs = [job for w, tensor in zip(wanted, tensors, strict=True) for job in _jobs(checkpoint, w, tensor)]
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
-        for done in [threads.submit(job) for job in jobs]:
-            done.result()
+        try:
+            for done in [threads.submit(job) for job in jobs]:
+                done.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)  # an error or Ctrl-C does not wait for the rest
+            raise
     return {w.name: nn.Parameter(t, requires_grad=False) for w, t in zip(wanted, tensors, strict=True)}
 
 

@@ -88,7 +88,8 @@ class DecodeStep:
             recording = self._recording.record(lambda: self._forward(ids, fixed), self._workspace)
         except self._recording.NotRecordable as reason:
             logger.info("decode steps are run through Python: %s", reason)
-            self._recording = None
+            self._recording = self._workspace = None
+            self._shapes.clear()
             return self._forward(token_ids, context)
         self._remember(shape, _Recorded(ids, fixed, recording))
         logits: torch.Tensor = recording.results

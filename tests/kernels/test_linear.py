@@ -27,13 +27,14 @@ def exact_linear(
     ("features", "rows"),
     [
         (1, (1,)), (2, (2, 3)), (7, (5,)), (15, (9,)), (16, (64, 1, 9)), (17, (4,)), (31, (1, 1, 1)),
-        (32, (33,)), (33, (8, 4)), (63, (130, 67)), (64, (3,)), (100, (65, 2)), (256, (6,)), (1000, (7, 13)),
+        (32, (33,)), (33, (8, 4)), (63, (130, 67)), (64, (3,)), (96, (70, 40)), (100, (65, 2)), (256, (6,)),
+        (1000, (7, 13)),
     ],
 )  # fmt: skip
 def test_close_to_float64(isa: str, dtype: torch.dtype, features: int, rows: tuple[int, ...]) -> None:
     weights = [misaligned(randn(n, features, dtype=dtype, seed=n)) for n in rows]
     biases = [None if i % 2 else misaligned(randn(n, dtype=dtype, seed=n + 1)) for i, n in enumerate(rows)]
-    for tokens in (0, 1, 2, 3, 5, 6, 7, 13, 70):
+    for tokens in (0, 1, 2, 3, 5, 6, 7, 13, 70, 150):
         x = strided_rows(randn(tokens, features, dtype=dtype, seed=tokens))
         exact, error = exact_linear(x, weights, biases)
         for out_dtype in {dtype, torch.float32}:
@@ -86,5 +87,7 @@ def test_no_features_gives_the_bias(isa: str, dtype: torch.dtype) -> None:
     bias = randn(5, dtype=dtype)
     got = native.linear(torch.empty(3, 0, dtype=dtype), [torch.empty(5, 0, dtype=dtype)], [bias])
     assert torch.equal(got, bias.expand(3, 5))
+    many = native.linear(torch.empty(100, 0, dtype=dtype), [torch.empty(3000, 0, dtype=dtype)], [None])
+    assert torch.equal(many, torch.zeros(100, 3000, dtype=dtype))
     assert native.linear(randn(3, 4, dtype=dtype), [], []).shape == (3, 0)
     assert native.linear(randn(3, 4, dtype=dtype), [torch.empty(0, 4, dtype=dtype)], [None]).shape == (3, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 
 import pytest
@@ -82,6 +83,18 @@ def test_results_of_many_recordings_share_memory(workspace) -> None:
         assert same_bits(recorded.results, twice(x))
 
 
+def swallowed(x: torch.Tensor) -> None:
+    with contextlib.suppress(Exception):
+        x.item()
+
+
+def converted(x: torch.Tensor) -> None:
+    try:
+        x.add(1)
+    except Exception as error:
+        raise RuntimeError("out of a compiled function") from error
+
+
 @pytest.mark.parametrize(
     ("name", "operation"),
     [
@@ -89,6 +102,12 @@ def test_results_of_many_recordings_share_memory(workspace) -> None:
         ("in place", lambda x: x.add_(1)),
         ("number", lambda x: x * x[0, 0].item()),
         ("zeros", lambda x: torch.zeros(3, 4)),
+        ("list", lambda x: x.tolist()),
+        ("numpy", lambda x: x.numpy()),
+        ("constant", lambda x: torch.tensor([1.0])),
+        ("constant of a list", lambda x: torch.as_tensor([1.0])),
+        ("swallowed", swallowed),
+        ("converted", converted),
         ("copying reshape", lambda x: x.t().reshape(-1)),
         ("copying contiguous", lambda x: x.t().contiguous()),
         ("index", lambda x: x[[0, 1]]),

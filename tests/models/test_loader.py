@@ -182,6 +182,29 @@ def test_weights_that_do_not_fit(checkpoint, monkeypatch):
     fails(checkpoint(LLAMA, "gqa"), CheckpointError, "weights take", "as float32", "50,000 are available")
 
 
+def test_loading_in_inference_mode(checkpoint):
+    with torch.inference_mode():
+        load_model(checkpoint(LLAMA, "gqa"), "bfloat16")
+        load_model(checkpoint(GPT2, "relu"))
+
+
+def test_a_file_replaced_while_it_is_read(copy_of, checkpoint, monkeypatch):
+    """All of the model is of one file, the one that was opened."""
+    path, reads = copy_of(), []
+    other = edit_weights(Path(shutil.copytree(path, f"{path}-other")), lambda t: {k: v + 1 for k, v in t.items()})
+
+    class Replaced(loader.Checkpoint):
+        def read(self, *arguments):
+            reads.append(arguments)
+            if len(reads) == 4:
+                os.replace(other / SINGLE, path / SINGLE)
+            super().read(*arguments)
+
+    monkeypatch.setattr(loader, "Checkpoint", Replaced)
+    assert torch.equal(logits_of(path), logits_of(checkpoint(LLAMA, "gqa")))
+    assert len(reads) > 4
+
+
 def test_large_tensors_are_read_in_pieces(copy_of, checkpoint, monkeypatch):
     monkeypatch.setattr(weights, "_PIECE", 1000)
     assert torch.equal(logits_of(copy_of()), logits_of(checkpoint(LLAMA, "gqa")))

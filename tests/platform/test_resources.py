@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+from quire import pages
+from quire.errors import QuireError
+
 SCRIPT = """
 import resource, sys
 from pathlib import Path
@@ -22,3 +27,17 @@ def test_memory_beside_weights_and_pool(tiny_path):
     result = subprocess.run([sys.executable, "-c", SCRIPT, str(tiny_path)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) < 600 << 20
+
+
+def test_a_container_s_cached_files_are_available(monkeypatch):
+    files = {"memory.max": "1000000", "memory.current": "900000", "memory.stat": "anon 1\nactive_file 300000\n"
+             "inactive_file 200000\nfile 600000"}  # fmt: skip
+    monkeypatch.setattr(pages, "_container", lambda name: files[name])
+    assert pages.available_bytes() == 600_000
+    monkeypatch.setattr(pages, "_container", lambda name: "")
+    assert pages.available_bytes() > 1_000_000
+
+
+def test_memory_that_the_system_does_not_give():
+    with pytest.raises(QuireError, match=r"does not give .* bytes of memory .*lower"):
+        pages.allocate(1 << 62)

@@ -63,6 +63,8 @@ class RotaryEmbedding:
         with torch.device("cpu"):
             self._base = self._init(None)
             self._table = torch.empty(0, 2 * len(self._base[0]))
+        # Recorded steps know a table by its address, and stay when it is outgrown. Together they are no larger than it.
+        self._outgrown: list[torch.Tensor] = []
         if self._table.shape[1] > _head_dim(config) or not self._base[0].isfinite().all():
             raise UnsupportedModelError(
                 f"config.json: {len(self._base[0])} rotary frequencies of rope_type {kind!r} do not fit heads of "
@@ -91,6 +93,7 @@ class RotaryEmbedding:
         if rows > len(table) or table.device != device:
             starts = range(len(table), rows, _PAGE)
             pages = [_cos_sin(torch.arange(start, start + _PAGE), *self._base) for start in starts]
+            self._outgrown.append(table)
             self._table = table = torch.cat([part.to(device) for part in (table, *pages)])
         return table
 
