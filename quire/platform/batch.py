@@ -28,12 +28,12 @@ def build(chunks: Sequence[Chunk], block_size: int, device: torch.device) -> tup
         ends.append(len(token_ids))
         lengths.append(places.stop)
         prompts.append(chunk.prompt_len)
-    tokens = torch.tensor([token_ids, positions, slots], dtype=torch.int64).to(device).unbind()
+    tokens = torch.tensor([token_ids, positions, slots], dtype=torch.int64, device=device).unbind()
     context = ForwardContext(
         positions=tokens[1],
-        query_start=torch.tensor(ends, dtype=torch.int32).to(device),
-        context_len=torch.tensor(lengths, dtype=torch.int32).to(device),
-        prompt_len=torch.tensor(prompts, dtype=torch.int32).to(device),
+        query_start=torch.tensor(ends, dtype=torch.int32, device=device),
+        context_len=torch.tensor(lengths, dtype=torch.int32, device=device),
+        prompt_len=torch.tensor(prompts, dtype=torch.int32, device=device),
         slot_mapping=tokens[2],
         block_table=_block_table(chunks).to(device),
         position_limit=max(_LEAST_LIMIT, 1 << (max(lengths) - 1).bit_length()),

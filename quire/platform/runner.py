@@ -61,14 +61,18 @@ class Runner:
             [self._score(chunk, hidden[ends[i] : ends[i + 1]]) for i, chunk in enumerate(plan.chunks)],
         )
 
-    @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> None:
         """Copy and poison the blocks that the plan names. Once a plan: a copy's source may be overwritten by now."""
-        for cache in self.caches if plan.copies or plan.poison else ():
-            for tensor in (cache.keys, cache.values):
-                for source, target in plan.copies:  # one by one: a target may be a later copy's source
-                    tensor[target].copy_(tensor[source])
-                tensor[list(plan.poison)] = float("nan")
+        if plan.copies or plan.poison:
+            with torch.inference_mode():
+                for cache in self.caches:
+                    self._prepare(cache.keys, plan)
+                    self._prepare(cache.values, plan)
+
+    def _prepare(self, blocks: torch.Tensor, plan: StepPlan) -> None:
+        for source, target in plan.copies:  # one by one: a target may be a later copy's source
+            blocks[target].copy_(blocks[source])
+        blocks[list(plan.poison)] = float("nan")
 
     def _sample(self, chunks: Sequence[Chunk], logits: torch.Tensor | None) -> list[list[Sampled]]:
         """Draw each chunk's tokens; logits: [chunks with draws, vocabulary]."""

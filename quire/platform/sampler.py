@@ -24,15 +24,13 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from quire.platform.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    import torch
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -127,7 +125,9 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _host(logits: torch.Tensor) -> Row:
-    table: Row = logits.detach().float().cpu().contiguous().numpy()
+    if logits.dtype is not torch.float32 or not logits.is_cpu or not logits.is_contiguous():
+        logits = logits.float().cpu().contiguous()  # calls that cost even where they do nothing
+    table: Row = logits.numpy()
     return table
 
 
@@ -171,12 +171,12 @@ def _same_weights(a: SampleSpec, b: SampleSpec) -> bool:
 def _weigh(row: Row, spec: SampleSpec) -> _Weights | str:
     """The distribution that the spec's parameters make of a row; a text says why there is none."""
     best = int(row.argmax())
-    if not np.isfinite(row[best]):  # argmax takes NaN for the largest
+    if not math.isfinite(row[best]):  # argmax takes NaN for the largest
         return _NOT_FINITE
     if _is_constrained(spec):
         row = _constrain(row, spec)
         best = int(row.argmax())
-        if not np.isfinite(row[best]):
+        if not math.isfinite(row[best]):
             return _NO_TOKEN
     params = spec.params
     if params.greedy:
