@@ -13,8 +13,9 @@ namespace QUIRE_ISA {
 namespace {
 
 // A block is about this much of a weight, which stays in its thread's second-level cache while all tokens pass, next
-// to the following block that is being prefetched.
-constexpr int64_t kBlockBytes = 64 << 10, kMaxBlockRows = 64;
+// to the following block that is being prefetched. While memory is the limit, longer runs are read faster, as long as
+// every thread has a few of them.
+constexpr int64_t kBlockBytes = 64 << 10, kLongBlockBytes = 256 << 10, kFewTokens = 64, kBlocksEach = 8;
 // What is worth waking another thread for: this many multiplications, where fetching a weight from memory counts as
 // eight of them. About 10 microseconds.
 constexpr int64_t kThreadWork = 1 << 20, kFetchWork = 8;
@@ -36,17 +37,26 @@ LinearBlock<T, Out> block_at(const LinearArgs& args, int64_t block_rows, int64_t
           left < block_rows ? left : block_rows};
 }
 
+template <class Products>
+int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, int64_t element_bytes) {
+  const int64_t row_bytes = (args.features > 0 ? args.features : 1) * element_bytes, step = Products::kBlockRows;
+  int64_t bytes = kBlockBytes;
+  if (args.tokens <= kFewTokens) {
+    const int64_t share = total_rows * row_bytes / (kBlocksEach * max_threads());
+    bytes = share < kBlockBytes ? kBlockBytes : share > kLongBlockBytes ? kLongBlockBytes : share;
+  }
+  const int64_t most = bytes / 1024;  // rows shorter than that: blocks stay a matter of microseconds
+  const int64_t rows = bytes / row_bytes < most ? bytes / row_bytes : most;
+  return rows < step ? step : rows / step * step;
+}
+
 template <class T, class Out, class Products>
 void linear_by(const LinearArgs& args) {
   if (args.tokens == 0) return;
-  const int64_t row_bytes = (args.features > 0 ? args.features : 1) * sizeof(T), step = Products::kBlockRows;
-  int64_t block_rows = kBlockBytes / row_bytes / step * step;
-  block_rows = block_rows < step ? step : block_rows > kMaxBlockRows ? kMaxBlockRows : block_rows;
   int64_t blocks = 0, total_rows = 0;
-  for (int64_t i = 0; i < args.count; ++i) {
-    blocks += (args.weights[i].rows + block_rows - 1) / block_rows;
-    total_rows += args.weights[i].rows;
-  }
+  for (int64_t i = 0; i < args.count; ++i) total_rows += args.weights[i].rows;
+  const int64_t block_rows = rows_of_block<Products>(args, total_rows, sizeof(T));
+  for (int64_t i = 0; i < args.count; ++i) blocks += (args.weights[i].rows + block_rows - 1) / block_rows;
   const int64_t team = 1 + total_rows * args.features * (args.tokens + kFetchWork) / kThreadWork;
   const Products products(args);
   parallel_for_ahead(blocks, team, [&](int64_t index, int64_t next_index) {
