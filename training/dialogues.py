@@ -89,7 +89,7 @@ def training_document(rng: Random, early: float = 0.0) -> Conversation | str:
         chatter,
         plain_text,
     )
-    easy, usual = (25, 20, 20, 25, 0, 0, 7, 3, 0), (3, 3, 10, 22, 42, 6, 4, 4, 6)
+    easy, usual = (25, 20, 20, 25, 0, 0, 7, 3, 0), (3, 3, 14, 20, 44, 5, 3, 3, 5)
     return rng.choices(makers, weights=easy if rng.random() < early else usual)[0](rng)
 
 
@@ -122,7 +122,7 @@ def drill(rng: Random) -> Drill:
 
 def story_drill(rng: Random) -> Drill:
     """A story and the answers to all that can be asked of it, in as few words as can be."""
-    story = _training_story(rng)
+    story = _training_story(rng, busy=0.6)
     pairs = [f"{q.key}: {q.answer}" for q in _allowed(story, story_questions(story, rng))]
     return Drill("\n".join([tell(story, rng), *rng.sample(pairs, len(pairs))]))
 
@@ -142,7 +142,7 @@ def scene_chat(rng: Random) -> Conversation:
 def story_chat(rng: Random) -> Conversation:
     """A story given by the user and questions about it."""
     chat = _opening(rng)
-    story = _training_story(rng)
+    story = _training_story(rng, busy=0.3)
     _ask_about(chat, rng, tell(story, rng), _story_picks(story, rng, rng.randint(2, 9)))
     return chat
 
@@ -287,8 +287,9 @@ def _training_cast(rng: Random) -> Scene:
     return cast
 
 
-def _training_story(rng: Random) -> Story:
-    while is_held_out(story := make_story(rng, _training_cast(rng))):
+def _training_story(rng: Random, busy: float = 0.0) -> Story:
+    """A story that is not held out; `busy` is the chance that much happens in it."""
+    while is_held_out(story := make_story(rng, _training_cast(rng), rng.random() < busy)):
         pass
     return story
 

@@ -57,11 +57,10 @@ class Recipe:
     """Everything that decides the result."""
 
     seed: int = 2026
-    first_steps: int = 2000  # at the full learning rate, falling to nothing
-    steps: int = 2750  # in all; the rest starts again at half of it
+    steps: int = 2300
     documents: int = 32  # per step
     parts: int = 4  # batches of similar length that a step's documents are split into
-    learning_rate: float = 4e-3  # of the matrices
+    learning_rate: float = 3e-3  # of the matrices
     small_rate: float = 0.5  # the same of norms and embeddings, as a share of it
     warmup: int = 50
     weight_decay: float = 0.05
@@ -69,11 +68,11 @@ class Recipe:
     prompt_weight: float = 0.05  # of the loss on what the user says
     text_weight: float = 0.4  # of the loss on plain text and on long answers, such as stories
     vocabulary: int = 1024
-    hidden: int = 128
+    hidden: int = 192
     layers: int = 6
-    heads: int = 4
+    heads: int = 6
     kv_heads: int = 2
-    intermediate: int = 384
+    intermediate: int = 512
 
 
 # --------------------------------------------------------------------------------------------
@@ -142,8 +141,9 @@ def _start_ready_to_look_up(model: LlamaForCausalLM) -> None:
     Every question here is answered by a look-up: find a word's earlier place, then the word beside
     it. From the usual start that takes many thousand steps to appear. So the embeddings are large
     enough not to be drowned by the first layer, every layer begins by adding nothing, one head in
-    each group attends to what resembles its own token, and the first layer's first group attends
-    to the tokens just before. All of it is then trained freely.
+    each group attends to what resembles its own token, and the first group of the first two layers
+    attends to the tokens just before: to the subject of a sentence from its end. All of it is then
+    trained freely.
     """
     config = model.config
     scale = config.hidden_size**-0.5
@@ -161,19 +161,20 @@ def _start_ready_to_look_up(model: LlamaForCausalLM) -> None:
         by_head[:, 0] = keys.view(-1, config.head_dim, config.hidden_size)
         attention.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
-    _attend_to_tokens_before(model, group)
+    _attend_to_tokens_before(model, 0, range(1, group + 1))
+    _attend_to_tokens_before(model, 1, range(group + 1, 2 * group + 1))
 
 
-def _attend_to_tokens_before(model: LlamaForCausalLM, group: int) -> None:
-    """Makes head number n of the first layer's first group attend n + 1 tokens back."""
-    config, attention = model.config, model.model.layers[0].self_attn
+def _attend_to_tokens_before(model: LlamaForCausalLM, layer: int, distances: range) -> None:
+    """Makes the heads of the layer's first group attend so many tokens back, one distance each."""
+    config, attention = model.config, model.model.layers[layer].self_attn
     fast = torch.zeros(1, 1, config.head_dim)
     for half in (0, config.head_dim // 2):
         fast[..., half : half + 6] = 1.0  # the rotations that tell near places apart
     attention.k_proj.weight[: config.head_dim] = 0.0
     attention.k_proj.weight[: config.head_dim, 0] = fast[0, 0]
-    for head in range(group):
-        cos, sin = model.model.rotary_emb(fast, torch.tensor([[-head - 1]]))
+    for head, distance in enumerate(distances):
+        cos, sin = model.model.rotary_emb(fast, torch.tensor([[-distance]]))
         turned, _ = apply_rotary_pos_emb(fast[None], fast[None], cos, sin)
         rows = slice(head * config.head_dim, (head + 1) * config.head_dim)
         attention.q_proj.weight[rows] = 0.0
@@ -306,14 +307,11 @@ def train(recipe: Recipe, folder: Path, checkpoint: Path, save_every: int, threa
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """A linear warm-up, then a cosine down to nothing; and once more, to half the height."""
-    peak, steps = recipe.learning_rate, recipe.first_steps
-    if step >= recipe.first_steps:
-        peak, step, steps = peak / 2, step - recipe.first_steps, recipe.steps - recipe.first_steps
+    """A linear warm-up, then a cosine down to nothing."""
     if step < recipe.warmup:
-        return peak * (step + 1) / recipe.warmup
-    done = (step - recipe.warmup) / (steps - recipe.warmup)
-    return peak * 0.5 * (1 + math.cos(math.pi * done))
+        return recipe.learning_rate * (step + 1) / recipe.warmup
+    done = (step - recipe.warmup) / (recipe.steps - recipe.warmup)
+    return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def _optimizers(model: LlamaForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:

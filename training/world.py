@@ -203,15 +203,18 @@ def make_cast(rng: Random) -> Scene:
             return scene
 
 
-def make_story(rng: Random, scene: Scene) -> Story:
-    """A random story about the scene's shapes; the first shape is the hero, and may have a name."""
+def make_story(rng: Random, scene: Scene, busy: bool = False) -> Story:
+    """A random story about the scene's shapes; the first shape is the hero, and may have a name.
+
+    In a busy one more happens than usual, so that whoever asks must ask for the right shape.
+    """
     size = len(scene.shapes)
     hero = rng.choice(NAMES) if rng.random() < 0.5 else ""
-    return Story(scene, (hero, *[""] * (size - 1)), tuple(_make_events(rng, size)))
+    return Story(scene, (hero, *[""] * (size - 1)), tuple(_make_events(rng, size, busy)))
 
 
-def _make_events(rng: Random, size: int) -> list[Event]:
-    """The hero sets out, meets the others, and two to four small things happen."""
+def _make_events(rng: Random, size: int, busy: bool) -> list[Event]:
+    """The hero sets out, meets the others, and one to three small things happen, or more in a busy story."""
     places, things = rng.sample(PLACES, size), rng.sample(THINGS, size)
     actions = rng.sample(ACTIONS, size)
     meetings = [Event(0, "meet", other=1)] if size > 1 else []
@@ -221,7 +224,7 @@ def _make_events(rng: Random, size: int) -> list[Event]:
     extras = [Event(i, "go", places[i]) for i in range(1, size)]
     extras += [Event(i, "find", things[i]) for i in range(size)]
     extras += [Event(i, "do", actions[i]) for i in range(size)]
-    chosen = rng.sample(extras, min(len(extras), rng.choice((1, 2, 2, 3))))
+    chosen = rng.sample(extras, min(len(extras), rng.randint(3, 6) if busy else rng.choice((1, 2, 2, 3))))
     start = [Event(0, "go", places[0])] if rng.random() < 0.85 else []
     middle = meetings + chosen
     if rng.random() < 0.5:
