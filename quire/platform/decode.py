@@ -22,6 +22,8 @@ logger = logging.getLogger("quire")
 _MOST_SHAPES = 256
 _LEAST_WIDTH = 16  # blocks
 
+_TENSORS = [field.name for field in fields(ForwardContext) if field.name != "position_limit"]
+
 Shape = tuple[int, int, int]
 
 
@@ -40,9 +42,6 @@ class _Recorded:
         self.recording.replay()
         logits: torch.Tensor = self.recording.results
         return logits
-
-
-_TENSORS = [field.name for field in fields(ForwardContext) if field.name != "position_limit"]
 
 
 class DecodeStep:
