@@ -1,6 +1,6 @@
 """Doing again what a function asked of the kernels, without Python: what CUDA graphs are on a GPU.
 
-A small model's step on a CPU spends a sixth of its time between kernels. A function that does nothing but call
+A small model's step on a CPU spends an eighth of its time between kernels. A function that does nothing but call
 kernels, on tensors of the same shapes and addresses each time, is recorded once; replaying makes the same calls, with
 their checks, in one call. Its inputs are changed in place.
 

@@ -2,7 +2,7 @@
 
 A memory map of the files would cost nothing at start, but its pages of 4 KB cost every token: reading the same
 weights takes half as long again from there on a virtual machine (docs/architecture.md has the figures). Reading
-them in costs a tenth of a second a gigabyte, and a file that is cut or replaced later harms nobody.
+them in costs a fifth of a second a gigabyte or more, and a file that is cut or replaced later harms nobody.
 """
 
 from __future__ import annotations
