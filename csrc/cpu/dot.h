@@ -40,6 +40,7 @@ struct Dot : Dot512 {
   static Sum multiply_add(Sum sum, Operand x, Operand w) { return _mm512_fmadd_ps(x, w, sum); }
 };
 
+#if defined(__AVX512BF16__)
 template <>
 struct Dot<bf16> : Dot512 {
   using Operand = __m512i;
@@ -52,6 +53,7 @@ struct Dot<bf16> : Dot512 {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w);
   }
 };
+#endif
 
 #elif defined(__AVX2__)
 

@@ -17,6 +17,11 @@ namespace avx512 {
 extern const Kernels kernels;
 }
 #endif
+#ifdef QUIRE_HAS_AVX512F
+namespace avx512f {
+extern const Kernels kernels;
+}
+#endif
 #ifdef QUIRE_HAS_AVX2
 namespace avx2 {
 extern const Kernels kernels;
@@ -29,10 +34,12 @@ extern const Kernels kernels;
 namespace {
 
 // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
-[[maybe_unused]] bool has_avx512() {
+[[maybe_unused]] bool has_avx512f() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma");
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+
+[[maybe_unused]] bool has_avx512() { return has_avx512f() && __builtin_cpu_supports("avx512bf16"); }
 
 #ifdef QUIRE_HAS_AMX
 // Linux saves a process's matrix registers once it has asked for that (arch_prctl(2); kernel 5.16 and newer).
@@ -52,6 +59,9 @@ const Isa* isas(int* count) {
 #endif
 #ifdef QUIRE_HAS_AVX512
       {"avx512", &avx512::kernels, has_avx512()},
+#endif
+#ifdef QUIRE_HAS_AVX512F
+      {"avx512f", &avx512f::kernels, has_avx512f()},
 #endif
 #ifdef QUIRE_HAS_AVX2
       {"avx2", &avx2::kernels,

@@ -13,7 +13,18 @@ inline Vec widen(__m256i bits, bf16) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
 }
 inline Vec widen(__m256i bits, fp16) { return {_mm512_cvtph_ps(bits)}; }
+#if defined(__AVX512BF16__)
 inline __m256i narrow(Vec a, bf16) { return (__m256i)_mm512_cvtneps_pbh(a.v); }
+#else
+inline __m256i narrow(Vec a, bf16) {
+  const __m512i bits = _mm512_castps_si512(a.v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));  // NaN must stay NaN
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16));
+}
+#endif
 inline __m256i narrow(Vec a, fp16) { return _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }

@@ -2,7 +2,8 @@
 
 The native kernels (`csrc`, through `native.py`) run on the CPU with the best instruction set that the machine
 has. Where the extension was not built, the torch twins in `reference.py` take over, and say so once.
-Set QUIRE_KERNELS=reference to force the twins, or QUIRE_ISA=amx|avx512|avx2|portable to force an instruction set.
+Set QUIRE_KERNELS=reference to force the twins, or QUIRE_ISA=amx|avx512|avx512f|avx2|portable to force an
+instruction set.
 
 Shapes: T tokens, K in-features, H query heads, G key/value heads, D head size, S sequences, B blocks of each.
 Dtypes: float32, bfloat16 or float16, the same for activations, weights and cache; sums are kept in float32.
