@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire.errors import QuireError
@@ -81,6 +82,10 @@ class MediaConfig:
     allowed_local_media_path: the folder that file: URLs may read; None refuses them.
     allowed_media_domains: hosts that http: and https: URLs may name, "host" or "host:port"; none refuses all.
     media_fetch_timeout: seconds for one URL, its redirects included.
+    max_images: of one prompt.
+    processor_settings: for the checkpoint's image processor, on top of its own (`mm_processor_kwargs`).
+    cache_bytes: for processed pixels that wait to be encoded (a quarter) and the features of encoded images.
+    workers: threads that prepare images; None takes as many as there are cores, at most 4.
     """
 
     max_image_bytes: int = 20_000_000
@@ -88,6 +93,10 @@ class MediaConfig:
     allowed_local_media_path: str | None = None
     allowed_media_domains: tuple[str, ...] = ()
     media_fetch_timeout: float = 10.0
+    max_images: int = 64
+    processor_settings: Mapping[str, object] = field(default_factory=dict)
+    cache_bytes: int = 512 << 20
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         _at_least(1, max_image_bytes=self.max_image_bytes, max_image_pixels=self.max_image_pixels)
@@ -95,6 +104,19 @@ class MediaConfig:
         _of_type(tuple, allowed_media_domains=self.allowed_media_domains)
         if not isinstance(self.media_fetch_timeout, (int, float)) or not 0 < self.media_fetch_timeout <= 3600:
             raise QuireError(f"media_fetch_timeout={self.media_fetch_timeout!r}: must be above 0 and at most 3600 s.")
+        _at_least(0, max_images=self.max_images)
+        _at_least(1, cache_bytes=self.cache_bytes, workers=self.workers)
+        _of_type(Mapping, processor_settings=self.processor_settings)
+
+    @property
+    def pixel_bytes(self) -> int:
+        """The share of pixels that wait."""
+        return self.cache_bytes // 4
+
+    @property
+    def feature_bytes(self) -> int:
+        """The share of features."""
+        return self.cache_bytes - self.pixel_bytes
 
 
 @dataclass(frozen=True)
@@ -109,6 +131,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     seed: int | None = None
     max_logprobs: int = 20
     debug: bool = False

@@ -47,3 +47,37 @@ class ForwardContext:
     slot_mapping: torch.Tensor  # [T] int64: the pool slot that takes each token's key and value
     block_table: torch.Tensor  # [S, B] int32: s's blocks in order; entries past its last block are not read
     position_limit: int  # every position is below it: a power of two, so that it seldom differs between steps
+    # For models with `mrope` alone: what each token turns by, [T] int64, or [3, T] where time, height and width differ.
+    rotary_positions: torch.Tensor | None = None
+
+
+# Where an image lies in the language model's eyes: patches in time, height and width, after merging.
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayout:
+    """What an image takes in a prompt; the model says it of the image's processed form.
+
+    tokens: placeholders. grid: for models with `mrope` alone.
+    """
+
+    tokens: int
+    grid: Grid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """An image in a prompt: the tokens `offset` .. `offset + length` are its placeholders.
+
+    digest: SHA-256 over its pixels, size and mode, and the processor's settings: equal digests, equal features.
+    """
+
+    digest: bytes
+    offset: int
+    length: int
+    grid: Grid | None = None
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length

@@ -36,6 +36,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "attention_multiplier": (None,),
     "use_qk_norm": (False, None),
     "qk_layernorm": (False, None),
+    "dual_chunk_attention_config": (None,),
 }
 
 # Fields by what their values must be, wherever a configuration has them: what is left out, or null, is another
@@ -66,7 +67,7 @@ class CausalLM(nn.Module):
 
     A subclass builds its parameters in `__init__` (the loader calls it on the meta device, so they cost
     nothing), names them exactly as the Hugging Face state dict does, sets the three attributes below, and
-    defines `forward`.
+    defines `embed` and `forward`.
 
     kv_spec: what the model asks of the pool.
     max_model_len: positions that the model has.
@@ -82,13 +83,13 @@ class CausalLM(nn.Module):
 
     # Data for the loader. Patterns are regular expressions that must match a whole name.
     # (pattern, new name; \1 takes a group) for the checkpoint's other spellings; the first match counts:
-    checkpoint_renames: ClassVar[Sequence[tuple[str, str]]] = ()
+    checkpoint_renames: Sequence[tuple[str, str]] = ()
     # Names, once renamed, of tensors that hold nothing to load:
-    checkpoint_ignored: ClassVar[Sequence[str]] = ()
+    checkpoint_ignored: Sequence[str] = ()
     # Names, once renamed, of matrices stored [in, out]; they are transposed, once, at load:
-    checkpoint_transposed: ClassVar[Sequence[str]] = ()
+    checkpoint_transposed: Sequence[str] = ()
     # Parameter -> whose tensor it shares if tie_word_embeddings is set:
-    tied_weights: ClassVar[Mapping[str, str]] = {}
+    tied_weights: Mapping[str, str] = {}
     # Fields of NEUTRAL_VALUES that the class implements:
     supported_fields: ClassVar[frozenset[str]] = frozenset()
 
@@ -109,11 +110,28 @@ class CausalLM(nn.Module):
         if "layer_types" not in cls.supported_fields and set(layer_types or ()) - {"full_attention"}:
             refuse(config, "layer_types", "every layer must be 'full_attention'")
 
-    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that have scores."""
+        return self.lm_head.out_features
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the configuration ties the pairs of `tied_weights`."""
+        return bool(getattr(self.config, "tie_word_embeddings", False))
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return the tokens' embeddings, of input_ids [T] int64: [T, E] in the model's dtype, in memory of their own.
+
+        Nothing of a position is in them: the engine puts the features of images in the place of some.
+        """
+        raise NotImplementedError
+
+    def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
         """Run one step: write the tokens' keys and values to the pool and return the hidden states.
 
-        input_ids: [T] int64. kv: one cache for each of `kv_spec.num_layers`.
-        Returns [T, C] in the model's dtype, after the final norm: what `logits` takes.
+        embeddings: [T, E], as `embed` returns them; they may be overwritten. kv: one cache for each of
+        `kv_spec.num_layers`. Returns [T, C] in the model's dtype, after the final norm: what `logits` takes.
         """
         raise NotImplementedError
 

@@ -9,8 +9,8 @@ reorder_and_upcast_attn asks for sums in float32, which the kernels always keep.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ class GPT2LMHeadModel(CausalLM):
     checkpoint_ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",)
     # Written by a layer that multiplies from the other side ("Conv1D").
     checkpoint_transposed = (r"transformer\.h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight",)
-    tied_weights: ClassVar = {"lm_head.weight": "transformer.wte.weight"}
+    tied_weights: Mapping[str, str] = {"lm_head.weight": "transformer.wte.weight"}
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
@@ -48,8 +48,11 @@ class GPT2LMHeadModel(CausalLM):
                 f"config.json: n_embd={config.n_embd} is not a multiple of n_head={config.n_head}."
             )
 
-    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        return self.transformer(input_ids, ctx, kv)
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.transformer.wte(input_ids)
+
+    def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
+        return self.transformer(embeddings, ctx, kv)
 
 
 class GPT2Model(nn.Module):
@@ -60,8 +63,8 @@ class GPT2Model(nn.Module):
         self.h = nn.ModuleList(GPT2Block(config, layer) for layer in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd, config.layer_norm_epsilon)
 
-    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        residual, x = self.wpe(ctx.positions, self.wte(input_ids)), None
+    def forward(self, words: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
+        residual, x = self.wpe(ctx.positions, words), None
         for block, cache in zip(self.h, kv, strict=True):
             x = block(residual, x, ctx, cache)
         return self.ln_f(residual, x)

@@ -8,8 +8,8 @@ tie_word_embeddings, vocab_size, max_position_embeddings, and the rotary ones (s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -33,13 +33,21 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+class Biases(NamedTuple):
+    """Which of a layer's projections have a bias."""
+
+    qkv: bool
+    out: bool
+    mlp: bool
+
+
 class LlamaForCausalLM(CausalLM):
-    tied_weights: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+    tied_weights: Mapping[str, str] = {"lm_head.weight": "model.embed_tokens.weight"}
     checkpoint_ignored = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
-        self.model = LlamaModel(config)
+        self.model = LlamaModel(config, self.biases(config))
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.kv_spec = KVSpec(config.num_hidden_layers, kv_heads(config), head_dim(config))
         self.max_model_len = self.model.rotary.max_positions
@@ -58,34 +66,41 @@ class LlamaForCausalLM(CausalLM):
         if rope["partial_rotary_factor"] != 1.0 and rope["rope_type"] != "proportional":
             raise UnsupportedModelError(
                 f"config.json: partial_rotary_factor={rope['partial_rotary_factor']} is not "
-                f"served with rope_type {rope['rope_type']!r}: transformers' Llama turns whole heads."
+                f"served with rope_type {rope['rope_type']!r}: transformers' {config.model_type} turns whole heads."
             )
 
-    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        return self.model(input_ids, ctx, kv)
+    @classmethod
+    def biases(cls, config: PretrainedConfig) -> Biases:
+        attention = getattr(config, "attention_bias", False)
+        return Biases(qkv=attention, out=attention, mlp=getattr(config, "mlp_bias", False))
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.model.embed_tokens(input_ids)
+
+    def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
+        return self.model(embeddings, ctx, kv)
 
 
 class LlamaModel(nn.Module):
-    def __init__(self, config: PretrainedConfig) -> None:
+    def __init__(self, config: PretrainedConfig, biases: Biases) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(LlamaLayer(config, biases) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = RotaryEmbedding(config)
 
-    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        rope = self.rotary(ctx)
-        residual, x = self.embed_tokens(input_ids), None
+    def forward(self, residual: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
+        rope, x = self.rotary(ctx), None
         for layer, cache in zip(self.layers, kv, strict=True):
             x = layer(residual, x, rope, ctx, cache)
         return self.norm(residual, x)
 
 
 class LlamaLayer(nn.Module):
-    def __init__(self, config: PretrainedConfig) -> None:
+    def __init__(self, config: PretrainedConfig, biases: Biases) -> None:
         super().__init__()
-        self.self_attn = LlamaAttention(config)
-        self.mlp = LlamaMLP(config)
+        self.self_attn = LlamaAttention(config, biases)
+        self.mlp = LlamaMLP(config, biases.mlp)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -103,14 +118,13 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, config: PretrainedConfig) -> None:
+    def __init__(self, config: PretrainedConfig, biases: Biases) -> None:
         super().__init__()
         hidden, heads, size = config.hidden_size, config.num_attention_heads, head_dim(config)
-        bias = getattr(config, "attention_bias", False)
-        self.q_proj = Linear(hidden, heads * size, bias=bias)
-        self.k_proj = Linear(hidden, kv_heads(config) * size, bias=bias)
-        self.v_proj = Linear(hidden, kv_heads(config) * size, bias=bias)
-        self.o_proj = Linear(heads * size, hidden, bias=bias)
+        self.q_proj = Linear(hidden, heads * size, bias=biases.qkv)
+        self.k_proj = Linear(hidden, kv_heads(config) * size, bias=biases.qkv)
+        self.v_proj = Linear(hidden, kv_heads(config) * size, bias=biases.qkv)
+        self.o_proj = Linear(heads * size, hidden, bias=biases.out)
         self.qkv = MergedLinear(self.q_proj, self.k_proj, self.v_proj)
         self.attend = PagedAttention(heads, kv_heads(config), size)
 
@@ -119,9 +133,9 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaMLP(nn.Module):
-    def __init__(self, config: PretrainedConfig) -> None:
+    def __init__(self, config: PretrainedConfig, bias: bool) -> None:
         super().__init__()
-        hidden, inner, bias = config.hidden_size, config.intermediate_size, getattr(config, "mlp_bias", False)
+        hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_proj = Linear(hidden, inner, bias=bias)
         self.up_proj = Linear(hidden, inner, bias=bias)
         self.down_proj = Linear(inner, hidden, bias=bias)

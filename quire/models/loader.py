@@ -18,6 +18,7 @@ from quire import registry
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.models.base import CausalLM
 from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_checkpoint
+from quire.models.torchvision import hide_if_broken
 from quire.models.weights import Wanted, read_weights
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
             f"config.json has {', '.join(media)}, but {row.architecture} is served as text only: a "
             "vision-language model is never quietly served without its eyes."
         )
+    if "image" in row.capabilities:
+        hide_if_broken()
     model_class = registry.resolve(architectures)
     if not issubclass(model_class, CausalLM):
         raise UnsupportedModelError(
@@ -148,7 +151,7 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     """Give every parameter of a model on the meta device its tensor. Raises CheckpointError."""
     parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
     source, unused = _match(model, checkpoint, parameters)
-    pairs = model.tied_weights if getattr(model.config, "tie_word_embeddings", False) else {}
+    pairs = model.tied_weights if model.is_tied else {}
     partner = {
         **pairs,
         **{shared: name for name, shared in pairs.items()},

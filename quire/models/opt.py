@@ -10,8 +10,8 @@ tie_word_embeddings and _remove_final_layer_norm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ POSITION_OFFSET = 2
 class OPTForCausalLM(CausalLM):
     # Checkpoints saved from the bare model, and the oldest ones, leave out parts of the prefix.
     checkpoint_renames = ((r"decoder\.(.+)", r"model.decoder.\1"),)
-    tied_weights: ClassVar = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+    tied_weights: Mapping[str, str] = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
@@ -50,8 +50,11 @@ class OPTForCausalLM(CausalLM):
                 f"num_attention_heads={config.num_attention_heads}."
             )
 
-    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        return self.model.decoder(input_ids, ctx, kv)
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.model.decoder.embed_tokens(input_ids)
+
+    def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
+        return self.model.decoder(embeddings, ctx, kv)
 
 
 class OPTModel(nn.Module):
@@ -75,8 +78,7 @@ class OPTDecoder(nn.Module):
         last_norm = config.do_layer_norm_before and not getattr(config, "_remove_final_layer_norm", False)
         self.final_layer_norm = layer_norm(config) if last_norm else None
 
-    def forward(self, input_ids: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        words = self.embed_tokens(input_ids)
+    def forward(self, words: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
         if self.project_in is not None:
             words = self.project_in(words)
         residual, x = self.embed_positions(ctx.positions, words, POSITION_OFFSET), None

@@ -1,5 +1,20 @@
 """Images on their way into prompts: from whatever the caller gave to pixels, within limits that are checked first."""
 
+from quire.multimodal.cache import FeatureCache
 from quire.multimodal.images import Picture, load_picture
+from quire.multimodal.prepare import Pixels, Prepared, Preparer
+from quire.multimodal.processor import ImageProcessor
+from quire.multimodal.prompt import check_count, expand, read_images
 
-__all__ = ["Picture", "load_picture"]
+__all__ = [
+    "FeatureCache",
+    "ImageProcessor",
+    "Picture",
+    "Pixels",
+    "Prepared",
+    "Preparer",
+    "check_count",
+    "expand",
+    "load_picture",
+    "read_images",
+]

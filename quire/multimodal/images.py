@@ -13,6 +13,7 @@ import hashlib
 import io
 import re
 import struct
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 # Deeper than 8 bits a channel: to make 8 of them is to choose a range, which is the caller's to choose.
 _DEEP = re.compile(r"I|F|I;.*")
 _CHANNELS = (1, 3, 4)
+# A caller's image may be in several requests, and Pillow's are decoded when they are first used, by one thread only.
+_DECODING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +42,16 @@ class Picture:
 
     image: Image.Image
     digest: bytes
+
+
+def read_source(source: Any, config: MediaConfig, item: int = 0) -> Any:
+    """A URL's bytes; any other source as it is. What is prepared again later must not be fetched again."""
+    if not isinstance(source, str):
+        return source
+    try:
+        return _read_url(source, config)
+    except RequestError as error:
+        raise RequestError(f"image {item}: {error}") from None
 
 
 def load_picture(source: Any, config: MediaConfig, item: int = 0) -> Picture:
@@ -54,7 +67,10 @@ def load_picture(source: Any, config: MediaConfig, item: int = 0) -> Picture:
     try:
         image = _image(source, config)
         _check_size(image.size, config)
-        return _picture(image)
+        if image is not source:
+            return _picture(image)
+        with _DECODING:
+            return _picture(image)
     except RequestError as error:
         raise RequestError(f"image {item}: {error}") from None
     except MemoryError:

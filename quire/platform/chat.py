@@ -1,64 +1,64 @@
 """Chat messages to prompt token ids, through the tokenizer's chat template.
 
-A chat template is a program that came with a checkpoint. It runs in jinja2's
-ImmutableSandboxedEnvironment, set up
-as transformers does it, and that in a process of its own: no inspection of a template can bound what it costs
-(string repetition, nested loops, doubling, filters that pad), but a process can be limited and killed.
-Bounded are:
+The template runs in a sandboxed process (`chat_renderer.py`), which sees no image: to a template an image is
+{"type": "image"}, or the text of the model's image token. Templates are of three forms (`_form_of`): those that want a
+message's content as a text, those that want a list of parts, and those that take either.
 
-* the template: MAX_TEMPLATE characters;  messages and tools: MAX_INPUT bytes of JSON;
-* the rendered text: MAX_RENDERED characters;
-* time: RENDER_SECONDS of waiting, after which the process is killed, and of its processor time by the system;
-* memory: RENDER_MEMORY bytes of address space (where the system has such a limit).
-
-The process is started on first use (some 0.1 s), kept, and replaced when it had to be killed.
+What a user typed never becomes an image token. Where it contains that token's text, an unguessable number takes its
+place while the template runs, and the text is encoded without regard to the token; that as many tokens come out as
+images went in is checked last.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import json
-import os
-import select
-import struct
-import subprocess
-import sys
-import threading
-import time
+import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
 
 from quire.errors import RequestError
-from quire.platform.tokenizer import encode_rendered
+from quire.platform.chat_messages import check_messages, check_template_kwargs, tool_schemas
+from quire.platform.chat_renderer import RENDERER, TemplateError
+from quire.platform.tokenizer import encode_rendered, token_id_of
 
 MAX_TEMPLATE = 1 << 20
-MAX_INPUT = 64 << 20
-MAX_RENDERED = 16 << 20
-MAX_MESSAGES = 100_000
-RENDER_SECONDS = 5.0
-RENDER_MEMORY = 512 << 20
 
-_START_SECONDS = 60.0
-_ROLE_LENGTH = 64
-_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ", "LANG")
-_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
-_LENGTH = struct.Struct("<Q")  # precedes every JSON text on the pipes
+# Words that no template writes of its own accord: a text, and what shows only where a part is written as it is.
+_PROBE, _BESIDE_IT = "quireprobe7c1e", "quirebeside7c1e"
+_FORMS_KEPT = 32
+
+Form = Literal["text", "parts", "either"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatPrompt:
+    """A prompt as intake takes it.
+
+    token_ids: each image stands there as one image token.
+    images: their sources, in the order of these tokens: what `quire.multimodal.images.load_picture` takes, or
+        {"image_embeds": tensor}.
+    """
+
+    token_ids: list[int]
+    images: list[Any]
 
 
 def render_chat(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
     *,
+    image_marker: str | None = None,
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     tools: Sequence[Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """The prompt token ids of OpenAI-shaped messages.
+) -> ChatPrompt:
+    """The prompt of OpenAI-shaped messages.
 
+    image_marker: the text of the model's image token; None refuses images.
     chat_template: used instead of the tokenizer's own.
     add_generation_prompt: end with what opens the assistant's answer.
     continue_final_message: leave the last message open instead, for the model to continue.
@@ -66,122 +66,81 @@ def render_chat(
     template, as JSON values.
 
     The template writes the special tokens: BOS is not added a second time. Raises RequestError for malformed
-    messages, a tokenizer without a template, and a template that fails or exceeds a limit.
+    messages, a tokenizer without a template, a template that fails or exceeds a limit, and one that does not write
+    each image once.
     """
-    text = render_text(
+    pieces, images = _render(
         tokenizer,
         messages,
+        image_marker,
         chat_template=chat_template,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
         tools=tools,
         template_kwargs=template_kwargs,
     )
-    return encode_rendered(tokenizer, text)
+    token_ids = encode_rendered(tokenizer, pieces, image_marker)
+    if image_marker is not None:
+        _check_count(tokenizer, token_ids, image_marker, len(images))
+    return ChatPrompt(token_ids, images)
 
 
 def render_text(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
     *,
-    chat_template: str | None = None,
+    image_marker: str | None = None,
     add_generation_prompt: bool = True,
+    **options: Any,
+) -> str:
+    """The text that `render_chat` makes tokens of, by the same options."""
+    pieces, _ = _render(tokenizer, messages, image_marker, add_generation_prompt=add_generation_prompt, **options)
+    return (image_marker or "").join(pieces)
+
+
+def _render(
+    tokenizer: Any,
+    messages: Any,
+    marker: str | None,
+    *,
+    add_generation_prompt: bool,
+    chat_template: str | None = None,
     continue_final_message: bool = False,
     tools: Sequence[Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
-) -> str:
-    """The text that `render_chat` makes tokens of."""
+) -> tuple[list[str], list[Any]]:
+    """The rendered text, cut where a user typed the marker, and the images' sources."""
     if tokenizer is None:
         raise RequestError("chat needs a tokenizer, and none is loaded: give token ids, or load one.")
-    checked = check_messages(messages)
-    more = _check_template_kwargs(template_kwargs)
     if continue_final_message and add_generation_prompt:
         raise RequestError("continue_final_message needs add_generation_prompt=False: they exclude each other.")
+    checked, images = check_messages(messages, marker is not None)
+    schemas, more = tool_schemas(tools), check_template_kwargs(template_kwargs)
+    template = _template_of(tokenizer, chat_template, tools)
+    special = tokenizer.special_tokens_map
+    form: Form = "text"
+    nonce = ""
+    if marker is not None:
+        form = _form_of(template, json.dumps(special))
+        nonce = str(secrets.randbits(128) | 1 << 127)  # digits: a template may change the case of what it is given
+        checked, schemas, more = (_hide(given, marker, nonce) for given in (checked, schemas, more))
+    for message in checked:
+        message["content"] = _content(message["content"], form, marker or "")
     variables = {
-        **tokenizer.special_tokens_map,
+        **special,
         **more,
         "messages": checked,
-        "tools": _tool_schemas(tools),
+        "tools": schemas,
         "documents": more.get("documents"),
         "add_generation_prompt": add_generation_prompt,
     }
-    text = _RENDERER.render(_template_of(tokenizer, chat_template, tools), variables)
-    return _cut_after_final(text, checked[-1]) if continue_final_message else text
-
-
-def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Messages as plain dicts; content given as text parts is joined to one text.
-
-    Raises RequestError naming the message's index, and the part's index and type.
-    """
-    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        raise RequestError(
-            "messages must be a list of messages, [{'role': ..., 'content': ...}]: "
-            f"a conversation of one message is a list too; {type(messages).__name__} was given."
-        )
-    if not 0 < len(messages) <= MAX_MESSAGES:
-        raise RequestError(f"messages has {len(messages)} entries; it must have 1 to {MAX_MESSAGES}.")
-    return [_check_message(index, message) for index, message in enumerate(messages)]
-
-
-def _check_message(index: int, message: Any) -> dict[str, Any]:
-    if not isinstance(message, Mapping) or not all(isinstance(key, str) for key in message):
-        raise RequestError(f"messages[{index}] must be an object with 'role' and 'content'.")
-    role = message.get("role")
-    if not isinstance(role, str) or not 0 < len(role) <= _ROLE_LENGTH:
-        raise RequestError(f"messages[{index}].role must be a string of 1 to {_ROLE_LENGTH} characters.")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(_text_of_part(index, place, part) for place, part in enumerate(content))
-    elif content is None and role != "assistant":  # an assistant may have made tool calls only
-        raise RequestError(f"messages[{index}].content is missing.")
-    elif content is not None and not isinstance(content, str):
-        raise RequestError(f"messages[{index}].content must be a string or a list of parts.")
-    return {**message, "content": content}
-
-
-def _text_of_part(index: int, place: int, part: Any) -> str:
-    where = f"messages[{index}].content[{place}]"
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if not isinstance(part, Mapping) or not isinstance(kind, str):
-        raise RequestError(f"{where} must be an object with a 'type', as {{'type': 'text', 'text': ...}}.")
-    if kind != "text":
-        raise RequestError(f"{where} is of type {kind[:40]!r}; this version of quire takes 'text' only.")
-    if not isinstance(part.get("text"), str):
-        raise RequestError(f"{where}.text must be a string.")
-    return str(part["text"])
-
-
-def _check_template_kwargs(given: Any) -> dict[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-        raise RequestError(f"chat_template_kwargs must be a dict of names and JSON values, not {type(given).__name__}.")
-    taken = sorted(_OWN_VARIABLES & set(given))
-    if taken:
-        raise RequestError(f"chat_template_kwargs cannot set {', '.join(taken)}: give it as an argument of its own.")
-    return dict(given)
-
-
-def _tool_schemas(tools: Sequence[Any] | None) -> list[Any] | None:
-    if not tools:
-        return None
-    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
-        raise RequestError("tools must be a list of JSON schemas or functions.")
-    schemas = []
-    for index, tool in enumerate(tools):
-        if isinstance(tool, Mapping):
-            schemas.append(dict(tool))
-        elif callable(tool):
-            from transformers.utils import get_json_schema
-
-            try:
-                schemas.append(get_json_schema(tool))
-            except Exception as error:
-                raise RequestError(f"tools[{index}] cannot be described as a schema: {error}") from error
-        else:
-            raise RequestError(f"tools[{index}] must be a JSON schema or a function.")
-    return schemas
+    try:
+        text = RENDERER.render(template, variables)
+    except TemplateError as error:  # which may quote what a user typed
+        raise TemplateError(str(error).replace(nonce, marker) if marker else str(error)) from None
+    if continue_final_message:
+        text = _cut_after_final(text, checked[-1]["content"])
+    return text.split(nonce) if nonce else [text], images
 
 
 def _template_of(tokenizer: Any, given: str | None, tools: Sequence[Any] | None) -> str:
@@ -203,12 +162,72 @@ def _template_of(tokenizer: Any, given: str | None, tools: Sequence[Any] | None)
     return template
 
 
-def _cut_after_final(text: str, final: Mapping[str, Any]) -> str:
+@lru_cache(maxsize=_FORMS_KEPT)
+def _form_of(template: str, special: str) -> Form:
+    """Which form of content the template wants, found by giving it both.
+
+    special: the tokenizer's special tokens as JSON (text can be a key of the cache).
+    """
+    if not _shows_probe(template, special, [{"type": "text", "text": _PROBE, _BESIDE_IT: ""}]):
+        return "text"
+    return "either" if _shows_probe(template, special, _PROBE) else "parts"
+
+
+def _shows_probe(template: str, special: str, content: Any) -> bool:
+    """Whether the template writes the text of the content, and not Python's or JSON's way of writing the parts.
+
+    A template that is stopped at its limits raises: nothing is known of it, and it is not to be remembered.
+    """
+    variables = {
+        **json.loads(special),
+        "messages": [{"role": "user", "content": content}],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+    }
+    try:
+        text = RENDERER.render(template, variables)
+    except TemplateError:
+        return False
+    return _PROBE in text and _BESIDE_IT not in text
+
+
+def _hide(value: Any, marker: str, nonce: str) -> Any:
+    """JSON values with `nonce` for `marker` in every text, keys included."""
+    try:
+        if isinstance(value, str):
+            return value.replace(marker, nonce)
+        if isinstance(value, dict):
+            keys = [key.replace(marker, nonce) if isinstance(key, str) else key for key in value]
+            return {key: _hide(held, marker, nonce) for key, held in zip(keys, value.values(), strict=True)}
+        if isinstance(value, (list, tuple)):
+            return [_hide(held, marker, nonce) for held in value]
+    except RecursionError:
+        raise RequestError("messages, tools and template_kwargs must be JSON values: nested too deeply.") from None
+    return value
+
+
+def _content(parts: list[str | None] | None, form: Form, marker: str) -> Any:
+    """A message's parts (None is an image) as the template wants them.
+
+    A template that takes either gets a list only where it must: some take one from users, and expect the system's
+    message to be a text. Content None is nothing that a template could iterate over, or test for being a text.
+    """
+    if form == "text":
+        return None if parts is None else "\n".join(marker if part is None else part for part in parts)
+    parts = parts or []
+    if form == "either" and len(parts) < 2 and None not in parts:
+        return "".join(part or "" for part in parts)
+    return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
+
+
+def _cut_after_final(text: str, content: Any) -> str:
     """The rendering up to the end of the last message's content."""
-    content = final["content"]
+    if isinstance(content, list):
+        content = content[-1].get("text") if content else None
     trimmed = (content or "").strip()
     if not trimmed:
-        raise RequestError("continue_final_message needs a last message with text in it.")
+        raise RequestError("continue_final_message needs a last message with text in it, and at its end.")
     for ending in (content, content.rstrip(), trimmed):  # templates may strip what they are given
         at = text.rfind(ending)
         if at >= 0:
@@ -216,216 +235,13 @@ def _cut_after_final(text: str, final: Mapping[str, Any]) -> str:
     raise RequestError("continue_final_message: the chat template changes the last message's content.")
 
 
-class _Renderer:
-    """The process that renders, and the parent's end of its pipes."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._parent = os.getpid()
-        self._number = 0  # of the last job
-
-    def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        try:
-            job = json.dumps([template, variables]).encode()
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(f"messages, tools and template_kwargs must be JSON values: {error}") from error
-        if len(job) > MAX_INPUT:
-            raise RequestError(f"the messages are {len(job)} bytes of JSON, the limit is {MAX_INPUT}.")
-        with self._lock:
-            done = self._ask(job)
-        if done is None:
-            raise RequestError(
-                f"the chat template did not finish within its limits ({RENDER_SECONDS:g} s, "
-                f"{RENDER_MEMORY >> 20} MiB) and was stopped."
-            )
-        if "error" in done:
-            raise RequestError(f"the chat template failed: {done['error']}")
-        return str(done["text"])
-
-    def _ask(self, job: bytes) -> dict[str, Any] | None:
-        """The worker's answer; None if it died or had to be killed.
-
-        Whatever interrupts this (Ctrl-C too) ends the process: an answer left in its pipe would be the next caller's.
-        """
-        try:
-            answer = self._exchange(job)
-            done = None if answer is None else json.loads(answer)
-            if done is not None and done.pop("job") != self._number:
-                raise RuntimeError("the process that renders chat templates answered another job; it was stopped")
-        except BaseException:
-            self.stop()
-            raise
-        if done is None:
-            self.stop()
-        return done
-
-    def _exchange(self, job: bytes) -> bytes | None:
-        process = self._process
-        if process is None or process.poll() is not None or self._parent != os.getpid():
-            process = self._start()
-        assert process.stdin is not None and process.stdout is not None
-        self._number += 1
-        limits = json.dumps([self._number, RENDER_SECONDS, RENDER_MEMORY, MAX_RENDERED]).encode()
-        answer = None
-        try:
-            for part in (limits, job):
-                process.stdin.write(_LENGTH.pack(len(part)) + part)
-            process.stdin.flush()
-            deadline = time.monotonic() + RENDER_SECONDS
-            head = _read(process.stdout.fileno(), _LENGTH.size, deadline)
-            if head is not None:
-                answer = _read(process.stdout.fileno(), _LENGTH.unpack(head)[0], deadline)
-        except BrokenPipeError:
-            pass
-        return answer
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # Isolated from the directory and the environment (which may hold secrets), but importing what this
-        # process imports.
-        start = "import sys; sys.path[:] = sys.argv[1:]; from quire.platform.chat import _serve; _serve()"
-        package = str(Path(__file__).resolve().parents[2])
-        self._parent = os.getpid()  # a fork must not share the pipes of the process it came from
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", start, package, *filter(None, sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the program, not for this process
-            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+def _check_count(tokenizer: Any, token_ids: list[int], marker: str, images: int) -> None:
+    image_id = token_id_of(tokenizer, marker)
+    if image_id is None and images:
+        raise RequestError(f"the tokenizer has no token {marker!r}, which stands for images: load the model's own.")
+    written = token_ids.count(image_id) if image_id is not None else 0
+    if written != images:
+        raise RequestError(
+            f"the chat template wrote {written} image marker{'s' * (written != 1)} for {images} "
+            f"image{'s' * (images != 1)}: {marker!r} must come from image parts alone, and from each of them once."
         )
-        assert self._process.stdout is not None
-        if _read(self._process.stdout.fileno(), 1, time.monotonic() + _START_SECONDS) is None:
-            self.stop()
-            raise RuntimeError("the process that renders chat templates did not start")
-        return self._process
-
-    def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is None or self._parent != os.getpid():  # a fork's copy is not the fork's to kill
-            return
-        process.kill()
-        process.wait()
-        for pipe in filter(None, (process.stdin, process.stdout)):
-            with contextlib.suppress(BrokenPipeError):  # what was left to write
-                pipe.close()
-
-
-_RENDERER = _Renderer()
-atexit.register(_RENDERER.stop)
-
-
-def _read(descriptor: int, length: int, deadline: float) -> bytes | None:
-    """Exactly `length` bytes; None when the pipe ends or the deadline passes first."""
-    parts, missing = [], length
-    poll = select.poll()  # select() itself knows no descriptor past 1023
-    poll.register(descriptor, select.POLLIN)
-    while missing:
-        ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        part = os.read(descriptor, min(missing, 1 << 20)) if ready else b""
-        if not part:
-            return None
-        parts.append(part)
-        missing -= len(part)
-    return b"".join(parts)
-
-
-def _serve() -> None:
-    """The rendering process: jobs from standard input, answers to standard output, until the input ends."""
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    environment = _environment()
-    target.write(b"!")  # ready
-    target.flush()
-    while head := source.read(_LENGTH.size):
-        number, seconds, memory, longest = json.loads(source.read(_LENGTH.unpack(head)[0]))
-        job = source.read(_LENGTH.unpack(source.read(_LENGTH.size))[0])
-        _limit(seconds, memory)
-        answer = json.dumps({**_render(environment, job, longest), "job": number}).encode()
-        target.write(_LENGTH.pack(len(answer)) + answer)
-        target.flush()
-
-
-def _limit(seconds: float, memory: int) -> None:
-    """Should the parent be gone, nobody kills this process: the system ends it."""
-    try:
-        import resource
-    except ImportError:  # not a Unix system: the parent's clock and MAX_RENDERED remain
-        return
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    cpu = int(used.ru_utime + used.ru_stime + seconds) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-def _render(environment: Any, job: bytes, longest: int) -> dict[str, str]:
-    try:
-        template, variables = json.loads(job)
-        parts, length = [], 0
-        for part in environment.from_string(template).generate(**variables):
-            length += len(part)
-            if length > longest:
-                return {"error": f"it writes more than {longest} characters"}
-            parts.append(part)
-        return {"text": "".join(parts)}
-    except MemoryError:
-        return {"error": "it needs too much memory"}
-    except Exception as error:  # whatever the template does wrong is its own
-        return {"error": f"{type(error).__name__}: {error}"[:2000]}
-
-
-def _environment() -> Any:
-    """The sandbox, with what templates written for transformers expect of it."""
-    from datetime import datetime
-
-    import jinja2
-    from jinja2 import ext, nodes
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(ext.Extension):
-        """{% generation %} marks what the assistant wrote, for training: here it is only its content."""
-
-        tags = {"generation"}  # noqa: RUF012 (jinja2's own way)
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body).set_lineno(line)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # jinja2's own escapes HTML
-
-    def strftime_now(form: str) -> str:
-        return datetime.now().strftime(form)
-
-    class Names(jinja2.utils.Namespace):
-        """Without names that could stand for Python's own attributes."""
-
-        def __init__(*args: Any, **kwargs: Any) -> None:
-            values = dict(*args[1:], **kwargs)
-            for name in values:
-                Names._check(name)
-            jinja2.utils.Namespace.__init__(args[0], values)
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            Names._check(name)
-            super().__setitem__(name, value)
-
-        @staticmethod
-        def _check(name: Any) -> None:
-            if not isinstance(name, str) or name.startswith("_"):
-                raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals.update(
-        raise_exception=raise_exception,
-        strftime_now=strftime_now,
-        namespace=Names,
-        dict=lambda *args, **kwargs: dict(*args, **kwargs),
-    )
-    return environment

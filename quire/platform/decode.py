@@ -22,7 +22,7 @@ logger = logging.getLogger("quire")
 _MOST_SHAPES = 256
 _LEAST_WIDTH = 16  # blocks
 
-_TENSORS = [field.name for field in fields(ForwardContext) if field.name != "position_limit"]
+_NAMES = [field.name for field in fields(ForwardContext) if field.name != "position_limit"]
 
 Shape = tuple[int, int, int]
 
@@ -37,8 +37,8 @@ class _Recorded:
 
     def run(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         _copy(token_ids, self.token_ids)
-        for name in _TENSORS:
-            _copy(getattr(context, name), getattr(self.context, name))
+        for name, tensor in _tensors(context).items():
+            _copy(tensor, getattr(self.context, name))
         self.recording.replay()
         logits: torch.Tensor = self.recording.results
         return logits
@@ -74,13 +74,15 @@ class DecodeStep:
         return self._record(shape, token_ids, context)
 
     def _forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        return self._model.logits(self._model(token_ids, context, self._caches))
+        model = self._model
+        return model.logits(model(model.embed(token_ids), context, self._caches))
 
     def _record(self, shape: Shape, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         assert self._recording is not None
         tokens, width, _ = shape
         table = torch.zeros((tokens, width), dtype=torch.int32)
-        own = {name: getattr(context, name).clone() for name in _TENSORS} | {"block_table": table}
+        own: dict[str, Any] = {name: tensor.clone() for name, tensor in _tensors(context).items()}
+        own["block_table"] = table
         _copy(context.block_table, table)
         ids, fixed = token_ids.clone(), replace(context, **own)
         try:
@@ -98,6 +100,12 @@ class DecodeStep:
         self._shapes[shape] = recorded
         if len(self._shapes) > _MOST_SHAPES:
             self._shapes.popitem(last=False)
+
+
+def _tensors(context: ForwardContext) -> dict[str, torch.Tensor]:
+    """Its tensors by name; whether one is None depends on the model alone."""
+    found = {name: getattr(context, name) for name in _NAMES}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -5,21 +5,45 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from quire.config import EngineConfig
 from quire.errors import RequestError
+from quire.multimodal import Prepared
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.detokenizer import Detokenizer
-from quire.platform.intake import Intake, PromptType
+from quire.platform.intake import Intake, Prompt, PromptType
 from quire.platform.loading import load
 from quire.platform.outputs import RequestOutput
 from quire.platform.plan import Chunk, StepPlan, StepResult
-from quire.platform.request import FinishReason, Request, SequenceState
+from quire.platform.request import FinishReason, Media, Request, SequenceState, next_serial
 from quire.platform.results import Results
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.platform.scheduler import Scheduler
 
 logger = logging.getLogger("quire")
+
+# How long a step with nothing to compute waits for an image to be ready.
+_PATIENCE = 0.1  # seconds
+
+
+@dataclass(eq=False)
+class _Arrival:
+    """A request whose images are being prepared."""
+
+    request_id: str
+    prompt: Prompt
+    params: SamplingParams | BeamSearchParams
+    serial: int = field(default_factory=next_serial)
+    time: float = field(default_factory=time.monotonic)
+
+
+@dataclass(eq=False)
+class _Again:
+    """An image that is prepared once more, as its features were evicted before the request was done with them."""
+
+    request: Request
+    media: Media
 
 
 class LLMEngine:
@@ -36,52 +60,74 @@ class LLMEngine:
         self.limits = parts.limits
         self.pool = parts.pool
         self.runner = parts.runner
-        self.intake = Intake(parts.limits, parts.tokenizer, parts.eos_ids, self.config.seed)
-        self.scheduler = Scheduler(self.config.scheduler, parts.pool)
+        eyes = parts.eyes
+        self._preparer = eyes.preparer if eyes else None
+        self.intake = Intake(
+            parts.limits, parts.tokenizer, parts.eos_ids, self.config.seed, eyes.sight if eyes else None
+        )
+        self.scheduler = Scheduler(
+            self.config.scheduler, parts.pool, eyes.features if eyes else None, eyes.feature_bytes if eyes else 0
+        )
         self._results = Results(parts.tokenizer)
+        self._arriving: dict[str, _Arrival] = {}
         self._requests: dict[str, Request] = {}
         self._failed: list[Request] = []
 
     def add_request(
         self, request_id: str, prompt: PromptType, params: SamplingParams | BeamSearchParams | None = None
     ) -> None:
-        """Queue a request: a text, token ids, or a dict with 'prompt' or 'prompt_token_ids' (and 'cache_salt').
+        """Queue a request: a text, token ids, or a dict with 'prompt' or 'prompt_token_ids' and what belongs to it:
+        'multi_modal_data' ({'image': one or a list}), 'mm_processor_kwargs', 'cache_salt'.
 
-        Raises RequestError, before anything is queued, when the request could never be served as given.
+        Raises RequestError, before anything is queued, when the request could never be served as given. What is wrong
+        inside an image is found out by the workers; such a request ends with finish_reason "error".
         """
         if not isinstance(request_id, str):
             raise RequestError(f"request_id={request_id!r}: must be a string")
-        if request_id in self._requests:
+        if request_id in self._requests or request_id in self._arriving:
             raise RequestError(f"request {request_id}: there is an unfinished request of this id")
-        if isinstance(params, BeamSearchParams):
-            request = self.intake.beam_request(request_id, prompt, params)
-        else:
-            request = self.intake.request(request_id, prompt, SamplingParams() if params is None else params)
+        params = SamplingParams() if params is None else params
+        read = self.intake.read(request_id, prompt, params)
+        if not read.images:
+            self._start(self.intake.request(request_id, read, params))
+            return
+        assert self._preparer is not None
+        arrival = self._arriving[request_id] = _Arrival(request_id, read, params)
+        self._preparer.submit(arrival, read.images, read.settings)
+
+    def _start(self, request: Request) -> None:
         detokenizer = None
         if self.tokenizer is not None and request.params.detokenize:
             detokenizer = Detokenizer(self.tokenizer, request.prompt_ids, request.params)
         request.sequences.append(SequenceState(request, 0, detokenizer))
-        self._requests[request_id] = request
+        self._requests[request.request_id] = request
         self.scheduler.add(request.sequences[0])
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests and free their blocks; unknown or finished ones are passed over. They yield no output."""
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
-            request = self._requests.get(request_id)
+            request, arrival = self._requests.get(request_id), self._arriving.pop(request_id, None)
             if request is not None:
                 self._end(request, "abort")
+            if arrival is not None and self._preparer is not None:
+                self._preparer.cancel(arrival)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self._arriving)
 
     def get_num_unfinished_requests(self) -> int:
-        return len(self._requests)
+        return len(self._requests) + len(self._arriving)
 
     def step(self) -> list[RequestOutput | BeamSearchOutput]:
         """Plan, execute, commit; return an output for each request that has something new to show."""
+        self._take_prepared(0.0)
         plan = self.scheduler.plan()
+        if not plan.chunks and self._preparer is not None:
+            self._prepare_again()
+            self._take_prepared(_PATIENCE)
         plan, result = self._execute(plan)
         advanced = self.scheduler.commit(plan, result)
+        self._prepare_again()
         if self.config.debug:
             self.check_integrity()
         return self._respond(advanced)
@@ -90,11 +136,57 @@ class LLMEngine:
         """Raise AssertionError unless all tables of the engine agree with each other."""
         self.scheduler.check_integrity()
 
+    def _take_prepared(self, patience: float) -> None:
+        """Queue the requests whose images are ready, waiting at most so many seconds for the first."""
+        if self._preparer is None:
+            return
+        for job, result in self._preparer.done(patience):
+            if isinstance(job, _Again):
+                self._see_again(job, result)
+            elif isinstance(job, _Arrival) and self._arriving.get(job.request_id) is job:
+                del self._arriving[job.request_id]
+                self._admit(job, result)
+
+    def _admit(self, arrival: _Arrival, images: list[Prepared] | RequestError) -> None:
+        error = ""
+        try:
+            if isinstance(images, RequestError):
+                raise RequestError(f"request {arrival.request_id}: {images}")
+            request = self.intake.request(arrival.request_id, arrival.prompt, arrival.params, images)
+        except RequestError as reason:
+            error = str(reason)
+            request = self.intake.request(arrival.request_id, arrival.prompt, arrival.params)
+        request.arrival, request.metrics.arrival_time = arrival.serial, arrival.time
+        if not error:
+            self._start(request)
+            return
+        request.sequences.append(SequenceState(request, 0, None))
+        request.sequences[0].finish_reason, request.error = "error", error
+        self._failed.append(request)
+
+    def _prepare_again(self) -> None:
+        wanted, self.scheduler.wanted = self.scheduler.wanted, []
+        for request, media in wanted:
+            assert self._preparer is not None
+            place = request.media.index(media)
+            self._preparer.submit(_Again(request, media), [media.source], media.settings, urgent=True, first=place)
+
+    def _see_again(self, job: _Again, result: list[Prepared] | RequestError) -> None:
+        if self._requests.get(job.request.request_id) is not job.request:
+            return
+        job.media.wanted = False
+        if not isinstance(result, RequestError) and result[0].digest == job.media.item.digest:
+            job.media.pixels = result[0].pixels
+            return
+        place = job.request.media.index(job.media)
+        what = result if isinstance(result, RequestError) else f"image {place} has changed since it was given"
+        self._fail(job.request, RequestError(f"request {job.request.request_id}: {what}"))
+
     def _execute(self, plan: StepPlan) -> tuple[StepPlan, StepResult]:
         """Run a plan. If it fails, run its chunks one by one, so that only the culprits' requests end."""
+        self.runner.prepare(plan)
         if not plan.chunks:
             return plan, StepResult((), ())
-        self.runner.prepare(plan)
         try:
             return plan, self.runner.execute(plan)
         except Exception:
@@ -108,12 +200,16 @@ class LLMEngine:
             request = self._request_of(chunk.sequence_id)
             if request is None:  # another of its sequences has failed
                 continue
+            shown = {item.digest for item in chunk.media}
+            images = [image for image in plan.encode if image.digest in shown]
             try:
-                results.append(self.runner.execute(StepPlan([chunk], ())))
+                results.append(self.runner.execute(StepPlan([chunk], (), encode=images)))
                 good.append(chunk)
             except Exception as error:
+                self.scheduler.forget_features(image.digest for image in images)
                 self._fail(request, error)
-        return StepPlan(good, ()), StepResult([r.sampled[0] for r in results], [r.scores[0] for r in results])
+        result = StepResult([r.sampled[0] for r in results], [r.scores[0] for r in results])
+        return StepPlan(good, (), encode=plan.encode), result
 
     def _request_of(self, sequence_id: int) -> Request | None:
         requests = self._requests.values()
@@ -133,6 +229,8 @@ class LLMEngine:
     def _forget(self, request: Request) -> None:
         request.metrics.finished_time = time.monotonic()
         self._requests.pop(request.request_id, None)
+        for media in request.media:  # which would count until the garbage collector comes
+            media.pixels = None
 
     def _respond(self, advanced: Iterable[SequenceState]) -> list[RequestOutput | BeamSearchOutput]:
         requests = {request.request_id: request for request in self._failed}

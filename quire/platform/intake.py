@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
+from quire.contracts import MediaItem
 from quire.errors import RequestError
+from quire.multimodal import Prepared, check_count, expand, read_images
 from quire.platform.beam import BeamGroup
 from quire.platform.prefix_index import root_key
-from quire.platform.request import Request
+from quire.platform.request import Media, Request
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.platform.tokenizer import encode_bad_words, encode_prompt
 
-# A text; token ids; or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt".
+# A text; token ids; or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt", "multi_modal_data" and
+# "mm_processor_kwargs".
 PromptType = str | Sequence[int] | Mapping[str, Any]
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
+_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_processor_kwargs"}
 
 
 @dataclass(frozen=True)
@@ -32,17 +37,100 @@ class Limits:
     rope_threshold: int | None
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What must be known to take images.
+
+    marker_id, marker: the token that stands where an image does, and its text. max_images: of a prompt.
+    max_tokens: of one image, that the features' budget can hold. settings: checks what a caller asks of the image
+    processor. rotary_positions: for models with `mrope`.
+    """
+
+    marker_id: int
+    marker: str | None
+    max_images: int
+    max_tokens: int
+    settings: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
+    rotary_positions: Callable[[int, Sequence[MediaItem]], np.ndarray] | None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as it was given, checked as far as it can be before its images are looked at.
+
+    ids: with one marker for each image (or with all placeholders). images: their sources; settings: for their
+    processor. seed: the request's, drawn when it arrived: images are ready in any order.
+    """
+
+    text: str | None
+    ids: list[int]
+    salt: str | None
+    images: list[Any] = field(default_factory=list)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+
 class Intake:
     """Makes requests. Whatever is wrong with one is a RequestError, raised before anything was queued."""
 
-    def __init__(self, limits: Limits, tokenizer: Any, eos_ids: frozenset[int], seed: int | None) -> None:
+    def __init__(
+        self, limits: Limits, tokenizer: Any, eos_ids: frozenset[int], seed: int | None, sight: Sight | None = None
+    ) -> None:
         self.limits = limits
+        self.sight = sight
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self._random = random.Random(seed)
 
-    def request(self, request_id: str, prompt: PromptType, params: SamplingParams) -> Request:
-        """A request to sample by `params`."""
+    def read(self, request_id: str, prompt: PromptType, params: SamplingParams | BeamSearchParams) -> Prompt:
+        """Check all of a request that can be checked at once."""
+        if not isinstance(params, BeamSearchParams):
+            self._check_params(request_id, params)
+        read = self._read_prompt(request_id, prompt)
+        self._max_tokens(request_id, len(read.ids), params.max_tokens)
+        if isinstance(params, BeamSearchParams):
+            return read
+        return replace(read, seed=self._random.getrandbits(63) if params.seed is None else params.seed)
+
+    def request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | BeamSearchParams,
+        images: Sequence[Prepared] = (),
+    ) -> Request:
+        """The request of a prompt that `read` has returned, with its images prepared."""
+        ids: list[int] = prompt.ids
+        items: list[MediaItem] = []
+        if images:
+            ids, items = self._place(request_id, prompt, images)
+        if isinstance(params, BeamSearchParams):
+            request = self._beam_request(request_id, prompt, ids, params)
+        else:
+            request = self._sampling_request(request_id, prompt, ids, params)
+        request.media = [
+            Media(item, image.pixels, image.source, prompt.settings) for item, image in zip(items, images, strict=True)
+        ]
+        if items and self.sight is not None and self.sight.rotary_positions is not None:
+            request.rotary = self.sight.rotary_positions(len(ids), items)
+        return request
+
+    def _place(self, request_id: str, prompt: Prompt, images: Sequence[Prepared]) -> tuple[list[int], list[MediaItem]]:
+        """The prompt's ids with all placeholders, and where they are."""
+        assert self.sight is not None
+        for number, image in enumerate(images):
+            if image.layout.tokens > self.sight.max_tokens:
+                raise RequestError(
+                    f"request {request_id}: image {number} takes {image.layout.tokens} tokens, and the features of "
+                    f"{self.sight.max_tokens} fit the budget: scale it down, or raise media_cache_bytes"
+                )
+            if image.layout.grid is None and self.sight.rotary_positions is not None:
+                raise RequestError(
+                    f"request {request_id}: image {number}: this model's image_embeds need image_grid_thw"
+                )
+        return expand(prompt.ids, images, self.sight.marker_id)
+
+    def _check_params(self, request_id: str, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"request {request_id}: sampling_params must be SamplingParams, not {params!r}")
         params.validate_for(self.limits.vocab_size, max_logprobs=self.limits.max_logprobs)
@@ -51,33 +139,32 @@ class Intake:
                 f"request {request_id}: stop and bad_words are texts, and no tokenizer is loaded; "
                 "use stop_token_ids, or load one."
             )
-        text, ids, salt = self._read_prompt(request_id, prompt)
+
+    def _sampling_request(self, request_id: str, prompt: Prompt, ids: list[int], params: SamplingParams) -> Request:
         eos_ids = frozenset() if params.ignore_eos else self.eos_ids
-        seed = self._random.getrandbits(63) if params.seed is None else params.seed
         return Request(
             request_id=request_id,
-            prompt=text,
+            prompt=prompt.text,
             prompt_ids=ids,
             params=params,
             max_tokens=self._max_tokens(request_id, len(ids), params.max_tokens),
-            seeds=tuple(_mix(seed, index) for index in range(params.n)),
+            seeds=tuple(_mix(prompt.seed, index) for index in range(params.n)),
             eos_ids=eos_ids,
             stop_ids=eos_ids | frozenset(params.stop_token_ids or ()),
             bad_words=encode_bad_words(self.tokenizer, params.bad_words or ()),
-            prefix_root=self._prefix_root(len(ids), salt),
+            prefix_root=self._prefix_root(len(ids), prompt.salt),
         )
 
-    def beam_request(self, request_id: str, prompt: PromptType, params: BeamSearchParams) -> Request:
-        """A request to search beams: sampled greedily, with the logprobs that the search chooses from."""
+    def _beam_request(self, request_id: str, prompt: Prompt, ids: list[int], params: BeamSearchParams) -> Request:
+        """Sampled greedily, with the logprobs that the search chooses from."""
         candidates = min(2 * params.beam_width, self.limits.vocab_size)
         sampling = SamplingParams(
             temperature=0.0, logprobs=candidates, max_tokens=params.max_tokens, ignore_eos=True, detokenize=False
         )
-        text, ids, salt = self._read_prompt(request_id, prompt)
         max_tokens = self._max_tokens(request_id, len(ids), params.max_tokens)
         return Request(
             request_id=request_id,
-            prompt=text,
+            prompt=prompt.text,
             prompt_ids=ids,
             params=sampling,
             max_tokens=max_tokens,
@@ -85,19 +172,20 @@ class Intake:
             eos_ids=frozenset(),
             stop_ids=frozenset(),
             bad_words=(),
-            prefix_root=self._prefix_root(len(ids), salt),
+            prefix_root=self._prefix_root(len(ids), prompt.salt),
             beam=BeamGroup(params, max_tokens, self.eos_ids),
         )
 
-    def _read_prompt(self, request_id: str, prompt: PromptType) -> tuple[str | None, list[int], str | None]:
-        """(text if one was given, token ids, cache salt)"""
-        salt = None
+    def _read_prompt(self, request_id: str, prompt: PromptType) -> Prompt:
+        salt: str | None = None
+        images: list[Any] = []
+        settings: Mapping[str, Any] = {}
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - _PROMPT_KEYS
             if unknown or ("prompt" in prompt) + ("prompt_token_ids" in prompt) == 0:
                 raise RequestError(
-                    f"request {request_id}: a prompt dict takes 'prompt' or 'prompt_token_ids', and 'cache_salt'; "
-                    f"it has {sorted(map(str, prompt))}"
+                    f"request {request_id}: a prompt dict takes 'prompt' or 'prompt_token_ids', and 'cache_salt', "
+                    f"'multi_modal_data', 'mm_processor_kwargs'; it has {sorted(map(str, prompt))}"
                 )
             salt = prompt.get("cache_salt")
             if salt is not None and (not isinstance(salt, str) or not salt):
@@ -105,20 +193,46 @@ class Intake:
             text = prompt.get("prompt")
             given = prompt["prompt_token_ids"] if prompt.get("prompt_token_ids") is not None else text
             text = text if isinstance(text, str) else None
+            images, settings = self._read_media(request_id, prompt)
         else:
             given, text = prompt, prompt if isinstance(prompt, str) else None
         ids = self._encode(request_id, given) if isinstance(given, str) else self._check_ids(request_id, given)
         if not ids:
             raise RequestError(f"request {request_id}: the prompt is empty; it must have at least one token")
-        return text, ids, salt
+        self._check_markers(request_id, ids, len(images), exactly=isinstance(given, str))
+        return Prompt(text, ids, salt, images, settings)
+
+    def _read_media(self, request_id: str, prompt: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
+        """(sources of images, settings of their processor)"""
+        data, settings = prompt.get("multi_modal_data"), prompt.get("mm_processor_kwargs")
+        if self.sight is None:
+            if data or settings:
+                raise RequestError(f"request {request_id}: multi_modal_data was given, and this model takes text only")
+            return [], {}
+        try:
+            return read_images(data, self.sight.max_images), self.sight.settings(settings)
+        except RequestError as error:
+            raise RequestError(f"request {request_id}: {error}") from None
+
+    def _check_markers(self, request_id: str, ids: list[int], images: int, exactly: bool) -> None:
+        """One for each image; ids that a caller made may have all placeholders already."""
+        if self.sight is None:
+            return
+        markers = ids.count(self.sight.marker_id)
+        if exactly or markers < images or not images:
+            try:
+                check_count(markers, images)
+            except RequestError as error:
+                raise RequestError(f"request {request_id}: {error}") from None
 
     def _encode(self, request_id: str, text: str) -> list[int]:
         if self.tokenizer is None:
             raise RequestError(f"request {request_id}: no tokenizer is loaded, so a prompt must be token ids, not text")
         ids = encode_prompt(self.tokenizer, text)
-        if ids and max(ids) >= self.limits.vocab_size:
+        most = max((token for token in ids if self.sight is None or token != self.sight.marker_id), default=0)
+        if most >= self.limits.vocab_size:
             raise RequestError(
-                f"request {request_id}: the tokenizer makes token {max(ids)} of this text, and the model's vocabulary "
+                f"request {request_id}: the tokenizer makes token {most} of this text, and the model's vocabulary "
                 f"ends at {self.limits.vocab_size - 1}: tokenizer and model do not belong together."
             )
         return ids
@@ -132,7 +246,8 @@ class Intake:
         if not isinstance(ids, list):
             raise RequestError(f"request {request_id}: a prompt's token ids are one-dimensional, not a single {ids!r}")
         for place, token in enumerate(ids):
-            if type(token) is not int or not 0 <= token < self.limits.vocab_size:
+            marker = self.sight is not None and token == self.sight.marker_id
+            if type(token) is not int or not (0 <= token < self.limits.vocab_size or marker):
                 raise RequestError(
                     f"request {request_id}: prompt token {place} is {token!r}; "
                     f"token ids are integers from 0 to {self.limits.vocab_size - 1}"

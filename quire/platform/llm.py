@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from quire.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from quire.config import CacheConfig, EngineConfig, MediaConfig, ModelConfig, SchedulerConfig
 from quire.errors import RequestError
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.chat import render_chat
@@ -42,6 +42,12 @@ class LLM:
         enable_prefix_caching: reuse the blocks of a prompt's beginning that was computed before.
         seed: makes requests without a seed repeatable.
         max_logprobs: the most logprobs that a request may ask for.
+        limit_mm_per_prompt: {"image": most images of a prompt}.
+        mm_processor_kwargs: settings for the checkpoint's image processor, on top of its own.
+        allowed_local_media_path: the folder that file: URLs may read; allowed_media_domains: the hosts that http: and
+            https: URLs may name. Without these both are refused. media_fetch_timeout: seconds for one URL.
+        max_image_bytes, max_image_pixels: the most of one image, as it comes and as it is decoded.
+        media_cache_bytes: for images that wait and the features of encoded ones.
         skip_tokenizer_init: load no tokenizer; prompts must be token ids, and outputs have no text.
         enforce_eager: run every step through the model's Python (to debug a model); else a step in which each
             sequence has one token is recorded and replayed.
@@ -72,6 +78,14 @@ class LLM:
         enable_prefix_caching: bool | None = None,
         seed: int | None = None,
         max_logprobs: int | None = None,
+        limit_mm_per_prompt: Mapping[str, int] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        allowed_local_media_path: str | None = None,
+        allowed_media_domains: Sequence[str] | None = None,
+        media_fetch_timeout: float | None = None,
+        max_image_bytes: int | None = None,
+        max_image_pixels: int | None = None,
+        media_cache_bytes: int | None = None,
         skip_tokenizer_init: bool | None = None,
         enforce_eager: bool | None = None,
         trust_remote_code: bool | None = None,
@@ -102,6 +116,18 @@ class LLM:
             ),
             scheduler=SchedulerConfig(
                 **_given(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+            ),
+            media=MediaConfig(
+                **_given(
+                    max_images=_image_limit(limit_mm_per_prompt),
+                    processor_settings=mm_processor_kwargs,
+                    allowed_local_media_path=allowed_local_media_path,
+                    allowed_media_domains=None if allowed_media_domains is None else tuple(allowed_media_domains),
+                    media_fetch_timeout=media_fetch_timeout,
+                    max_image_bytes=max_image_bytes,
+                    max_image_pixels=max_image_pixels,
+                    cache_bytes=media_cache_bytes,
+                )
             ),
             **_given(seed=seed, max_logprobs=max_logprobs, debug=debug),
         )
@@ -134,11 +160,15 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come back in the order of the prompts.
 
-        prompts: one or a list of texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids" (and
-        optionally "cache_salt": requests with different salts share no cached blocks).
+        prompts: one or a list of texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids". A dict may
+        also have "multi_modal_data": {"image": one image or a list}, as many as the prompt has image markers: PIL
+        images, uint8 arrays, bytes of image files, URLs, or features {"image_embeds": [tokens, width]};
+        "mm_processor_kwargs", settings for the image processor; and "cache_salt": requests with different salts share
+        no cached blocks.
         sampling_params: one for all, one for each, or None for `get_default_sampling_params()`.
 
-        Raises RequestError, a ValueError, when a prompt or its parameters are impossible; nothing is left running.
+        Raises RequestError, a ValueError, when a prompt or its parameters are impossible; nothing is left running. A
+        request whose image turns out to be no good ends with finish_reason "error", and its stop_reason says why.
         """
         batch = _prompt_list(prompts)
         params = self._params_list(sampling_params, len(batch))
@@ -155,29 +185,40 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: lists of {"role": ..., "content": ...}.
 
-        The tokenizer's chat template, or `chat_template`, makes the prompts; it runs in a sandbox. Raises
-        RequestError when there is no template or the messages do not fit it.
+        The tokenizer's chat template, or `chat_template`, makes the prompts; it runs in a sandbox. Content may be a
+        list of parts: {"type": "text", "text": ...} and images, as {"type": "image_url", "image_url": {"url": ...}},
+        {"type": "image_pil", "image_pil": ...} or {"type": "image", "image": ...}. Image markers in texts stay text.
+        Raises RequestError when there is no template or the messages do not fit it.
         """
         if not isinstance(messages, Sequence):
             raise RequestError(f"messages must be a list of messages, or a list of such lists, not {messages!r}")
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
+        sight = self.llm_engine.intake.sight
+        rendered = [
+            render_chat(
+                self.llm_engine.tokenizer,
+                conversation,
+                image_marker=sight.marker if sight else None,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
         prompts = [
             {
-                "prompt_token_ids": render_chat(
-                    self.llm_engine.tokenizer,
-                    conversation,
-                    chat_template=chat_template,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    tools=tools,
-                    template_kwargs=chat_template_kwargs,
-                )
+                "prompt_token_ids": chat.token_ids,
+                "multi_modal_data": {"image": chat.images} if chat.images else None,
+                "mm_processor_kwargs": mm_processor_kwargs if chat.images else None,
             }
-            for conversation in conversations
+            for chat in rendered
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
@@ -243,6 +284,14 @@ def _prompt_list(prompts: Any) -> list[Any]:
     if prompts and all(isinstance(token, int) for token in prompts):
         return [prompts]
     return list(prompts)
+
+
+def _image_limit(limits: Mapping[str, int] | None) -> int | None:
+    if limits is None:
+        return None
+    if not isinstance(limits, Mapping) or set(limits) - {"image"}:
+        raise RequestError(f"limit_mm_per_prompt={limits!r}: must be {{'image': a number}}; no other media are served.")
+    return limits.get("image")
 
 
 def _given(**settings: Any) -> dict[str, Any]:

@@ -15,8 +15,10 @@ from quire.errors import QuireError
 from quire.models.base import CausalLM
 from quire.models.checkpoint import HUB_TEXTS, resolve_checkpoint
 from quire.models.loader import load_model
+from quire.models.multimodal import VisionLanguageModel
+from quire.multimodal import FeatureCache, ImageProcessor, Preparer
 from quire.platform.block_pool import BlockPool
-from quire.platform.intake import Limits
+from quire.platform.intake import Limits, Sight
 from quire.platform.memory import block_bytes, count_blocks
 from quire.platform.prefix_index import PrefixIndex
 from quire.platform.runner import Runner, allocate_cache
@@ -35,6 +37,17 @@ class Parts:
     limits: Limits
     pool: BlockPool
     runner: Runner
+    eyes: Eyes | None
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """What a model that sees needs beside: of an image, what intake must know; workers; accounts of features."""
+
+    sight: Sight
+    preparer: Preparer
+    features: FeatureCache
+    feature_bytes: int  # of one placeholder's
 
 
 def load(config: EngineConfig) -> Parts:
@@ -46,15 +59,33 @@ def load(config: EngineConfig) -> Parts:
     if not config.model.skip_tokenizer_init:
         tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
     max_model_len = _max_model_len(config.model.max_model_len, model)
+    eyes = _eyes(config, path, model, tokenizer) if isinstance(model, VisionLanguageModel) else None
     pool, runner = _cache(config, model, max_model_len)
     limits = Limits(
-        vocab_size=model.config.vocab_size,
+        vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         pool_tokens=pool.num_blocks * pool.block_size,
         max_logprobs=config.max_logprobs,
         rope_threshold=model.rope_threshold,
     )
-    return Parts(path, tokenizer, eos_token_ids(path, tokenizer), limits, pool, runner)
+    return Parts(path, tokenizer, eos_token_ids(path, tokenizer), limits, pool, runner, eyes)
+
+
+def _eyes(config: EngineConfig, path: Path, model: VisionLanguageModel, tokenizer: Any) -> Eyes:
+    media = config.media
+    processor = ImageProcessor(path, media, media.processor_settings)
+    features = FeatureCache(media.feature_bytes)
+    width = model.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
+    preparer = Preparer(media, processor, model.image_layout, features.__contains__, width)
+    sight = Sight(
+        marker_id=model.image_token_id,
+        marker=None if tokenizer is None else tokenizer.convert_ids_to_tokens(model.image_token_id),
+        max_images=media.max_images,
+        max_tokens=media.feature_bytes // (width * next(model.parameters()).element_size()),
+        settings=processor.settings,
+        rotary_positions=model.rotary_positions if model.mrope else None,
+    )
+    return Eyes(sight, preparer, features, width * next(model.parameters()).element_size())
 
 
 def _checkpoint(model: str | None, revision: str | None) -> Path:

@@ -5,11 +5,18 @@ The scheduler never touches a tensor, and the runner keeps nothing of a request 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire.contracts import MediaItem
 from quire.platform.sampler import Sampled, TopLogprobs
 from quire.platform.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class Chunk:
     prompt_len: int
     draws: Sequence[Draw]  # empty while the sequence has more tokens to compute; several when it will fork
     score: PromptScore | None  # what to report about the prompt's own tokens
+    media: Sequence[MediaItem] = ()  # the images whose placeholders are among the tokens, whole or in part
+    rotary: np.ndarray | None = None  # [3, tokens] int64 in models with `mrope`; None: their positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +56,21 @@ class PromptScore:
 
 
 @dataclass(frozen=True, slots=True)
+class EncodeImage:
+    """An image whose features some chunk of this step, or a later one, needs."""
+
+    digest: bytes
+    length: int  # tokens, so many features it must have
+    inputs: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     chunks: Sequence[Chunk]
     copies: Sequence[tuple[int, int]]  # (from, to) blocks to copy before anything else
     poison: Sequence[int] = ()  # debug runs: freed blocks to overwrite with NaN before anything else
+    encode: Sequence[EncodeImage] = ()  # before the chunks
+    release: Sequence[bytes] = ()  # digests whose features to let go of, before the encoding
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Finding blocks that already hold a prompt's beginning.
 
-A full block's key is a SHA-256 chain over its parent's key and its token ids, so that equal keys mean equal
+A full block's key is a SHA-256 chain over its parent's key, its token ids and its images, so that equal keys mean equal
 contents from the sequence's first token on. The chain's root says under which conditions the contents hold.
 """
 
@@ -17,9 +17,15 @@ def root_key(cache_salt: str | None = None, rope_length: int | None = None) -> b
     return hashlib.sha256(parts).digest()
 
 
-def block_key(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """The key of a full block that holds `token_ids` and follows the block with key `parent`."""
-    return hashlib.sha256(parent + array("q", token_ids).tobytes()).digest()
+def block_key(parent: bytes, token_ids: Sequence[int], media: Sequence[tuple[bytes, int]] = ()) -> bytes:
+    """The key of a full block that holds `token_ids` and follows the block with key `parent`.
+
+    media: (digest, offset relative to the block's first token) of each image that reaches into the block.
+    """
+    hashed = hashlib.sha256(parent + array("q", token_ids).tobytes())
+    for digest, offset in media:
+        hashed.update(b"media" + digest + array("q", [offset]).tobytes())
+    return hashed.digest()
 
 
 class PrefixIndex:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
+from quire.contracts import MediaItem
+from quire.multimodal import Pixels
 from quire.platform.outputs import RequestMetrics
 from quire.platform.plan import Draw
 from quire.platform.sampler import Sampled, TopLogprobs
@@ -22,6 +27,26 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 _serial = count()
 
 
+@dataclass(eq=False, slots=True)
+class Media:
+    """An image of a request.
+
+    pixels: what to encode; None once its features have been seen, and while it is prepared again (`wanted`).
+    source, settings: from which it can be prepared again, should its features have been evicted.
+    """
+
+    item: MediaItem
+    pixels: Pixels | None
+    source: Any
+    settings: Mapping[str, Any]
+    wanted: bool = False
+
+
+def next_serial() -> int:
+    """A number for whatever arrives: larger ones came later."""
+    return next(_serial)
+
+
 @dataclass(eq=False)
 class Request:
     """One request, from its arrival until its last sequence has finished.
@@ -29,6 +54,8 @@ class Request:
     max_tokens: `params.max_tokens`, cut to what the model's length and the pool allow.
     stop_ids: the tokens that end a sequence; eos_ids: those among them that end it without being named a reason.
     prefix_root: the root of the request's prefix keys.
+    media: the prompt's images, in their order; prompt_ids has their placeholders.
+    rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
     prompt_scores: one entry a prompt token whose logprobs are wanted and known; the first token has none.
     """
 
@@ -43,11 +70,13 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...]
     prefix_root: bytes
     beam: BeamGroup | None = None
+    media: list[Media] = field(default_factory=list)
+    rotary: np.ndarray | None = None
     sequences: list[SequenceState] = field(default_factory=list)
     prompt_scores: list[TopLogprobs | None] = field(default_factory=lambda: [None])
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
     error: str | None = None
-    arrival: int = field(default_factory=lambda: next(_serial))
+    arrival: int = field(default_factory=next_serial)
 
     @property
     def finished(self) -> bool:
@@ -58,12 +87,25 @@ class Request:
         """Whether logprobs of prompt tokens are still wanted."""
         return self.params.prompt_logprobs is not None and len(self.prompt_scores) < len(self.prompt_ids)
 
+    def media_in(self, start: int, end: int) -> list[Media]:
+        """The images whose placeholders are among the tokens start .. end, whole or in part."""
+        return [media for media in self.media if media.item.offset < end and start < media.item.end]
+
+    def rotary_of(self, start: int, end: int) -> np.ndarray | None:
+        """What tokens start .. end turn by, [3, tokens]: the prompt's, and then one further for each token."""
+        if self.rotary is None:
+            return None
+        length = self.rotary.shape[1]
+        beyond = np.arange(max(start, length), max(end, length)) - length + int(self.rotary.max()) + 1
+        return np.concatenate((self.rotary[:, start:end], np.broadcast_to(beyond, (3, len(beyond)))), axis=1)
+
 
 class SequenceState:
     """One continuation of a request's prompt. The scheduler moves it; nobody else touches its blocks.
 
     token_ids: prompt and output; output_ids: the output alone, the same numbers once more.
     num_computed: tokens whose keys and values are in the cache. The scheduler lets it chase len(token_ids).
+    held: digests of the images whose features this sequence needs for what it computes now.
     keys: prefix keys of the blocks that are or were full; they outlive a preemption, since the tokens do.
     sent: how many tokens and characters a streamed request has handed out.
     pending: beam search only: the step's result, kept until the siblings have theirs.
@@ -75,6 +117,7 @@ class SequenceState:
         "detokenizer",
         "draw",
         "finish_reason",
+        "held",
         "id",
         "index",
         "keys",
@@ -101,6 +144,7 @@ class SequenceState:
         self.num_computed = 0
         self.block_ids: list[int] = []
         self.keys: list[bytes] = []
+        self.held: list[bytes] = []
         self.running = False
         self.sent = (0, 0)
         self.pending: TopLogprobs | None = None

@@ -10,9 +10,10 @@ import torch
 from quire import pages
 from quire.contracts import KVCache, KVSpec
 from quire.models.base import CausalLM
+from quire.models.multimodal import VisionLanguageModel
 from quire.platform import batch
 from quire.platform.decode import DecodeStep
-from quire.platform.plan import Chunk, StepPlan, StepResult
+from quire.platform.plan import Chunk, EncodeImage, StepPlan, StepResult
 from quire.platform.sampler import Sampled, SampleSpec, TopLogprobs, sample, top_logprobs
 
 # Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
@@ -35,7 +36,7 @@ def allocate_cache(
 
 
 class Runner:
-    """Holds the model and the pool's tensors, and nothing of any request."""
+    """Holds the model, the pool's tensors and the features of images, and nothing of any request."""
 
     def __init__(
         self, model: CausalLM, caches: Sequence[KVCache], device: torch.device, enforce_eager: bool = False
@@ -45,15 +46,20 @@ class Runner:
         self.device = device
         self.block_size = caches[0].keys.shape[2]
         self._decode = DecodeStep(model, caches, enforce_eager)
+        self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
+        self._features: dict[bytes, torch.Tensor] = {}  # by digest, each [tokens, E]
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
-        token_ids, context = batch.build(plan.chunks, self.block_size, self.device)
-        if all(len(chunk.token_ids) == 1 and chunk.draws and not chunk.score for chunk in plan.chunks):
+        for image in plan.encode:
+            if image.digest not in self._features:
+                self._features[image.digest] = self._encode(image)
+        token_ids, context = batch.build(plan.chunks, self.block_size, self.device, self._mrope)
+        if all(len(c.token_ids) == 1 and c.draws and not c.score and not c.media for c in plan.chunks):
             logits = self._decode(token_ids, context)
             return StepResult(self._sample(plan.chunks, logits), [[] for _ in plan.chunks])
-        hidden = self.model(token_ids, context, self.caches)
+        hidden = self.model(self._embed(token_ids, plan.chunks), context, self.caches)
         ends = context.query_start.tolist()
         rows = [end - 1 for chunk, end in zip(plan.chunks, ends[1:], strict=True) if chunk.draws]
         return StepResult(
@@ -62,12 +68,39 @@ class Runner:
         )
 
     def prepare(self, plan: StepPlan) -> None:
-        """Copy and poison the blocks that the plan names. Once a plan: a copy's source may be overwritten by now."""
+        """Copy and poison the blocks that the plan names, and let go of features.
+
+        Once a plan: a copy's source may be overwritten by now.
+        """
+        for digest in plan.release:
+            self._features.pop(digest, None)
         if plan.copies or plan.poison:
             with torch.inference_mode():
                 for cache in self.caches:
                     self._prepare(cache.keys, plan)
                     self._prepare(cache.values, plan)
+
+    def _encode(self, image: EncodeImage) -> torch.Tensor:
+        """One image's features, [length, E]. One by one: together they would take as long, and their sums would
+        depend on each other's number."""
+        given = image.inputs.get("image_embeds")
+        assert isinstance(self.model, VisionLanguageModel)
+        dtype = next(self.model.parameters()).dtype
+        features = self.model.encode(image.inputs) if given is None else given
+        features = features.to(self.device, dtype)
+        if len(features) != image.length:
+            raise RuntimeError(f"an image has {len(features)} features, and {image.length} placeholders")
+        return features.contiguous()
+
+    def _embed(self, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """The tokens' embeddings [T, E], and features in the place of placeholders."""
+        rows, parts = batch.media_rows(chunks)
+        if not rows:
+            return self.model.embed(token_ids)
+        token_ids[rows] = 0  # a placeholder need not be in the vocabulary
+        embeddings = self.model.embed(token_ids)
+        embeddings[rows] = torch.cat([self._features[digest][first:end] for digest, first, end in parts])
+        return embeddings
 
     def _prepare(self, blocks: torch.Tensor, plan: StepPlan) -> None:
         for source, target in plan.copies:  # one by one: a target may be a later copy's source

@@ -10,14 +10,15 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from quire.config import SchedulerConfig
+from quire.multimodal import FeatureCache
 from quire.platform.block_pool import BlockPool
-from quire.platform.plan import Chunk, PromptScore, StepPlan, StepResult
+from quire.platform.plan import Chunk, EncodeImage, PromptScore, StepPlan, StepResult
 from quire.platform.prefix_index import block_key
-from quire.platform.request import FinishReason, Request, SequenceState
+from quire.platform.request import FinishReason, Media, Request, SequenceState
 from quire.platform.sampler import Sampled
 
 
@@ -29,7 +30,9 @@ class _Draft:
     sequences_left: int
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    encode: list[EncodeImage] = field(default_factory=list)
     preempted: bool = False
+    waits: bool = False  # some sequence for an image
 
     @property
     def full(self) -> bool:
@@ -39,12 +42,19 @@ class _Draft:
 class Scheduler:
     """Owns the queue, the running sequences and their blocks. It never touches a tensor.
 
+    features: whose features the runner has; feature_bytes: of one placeholder's. For models that see.
+    wanted: images whose features and pixels are gone, to be prepared again.
     running: sequences that hold blocks, oldest first. waiting: those that hold none, oldest first.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, features: FeatureCache | None = None, feature_bytes: int = 0
+    ) -> None:
         self.config = config
         self.pool = pool
+        self.features = FeatureCache(0) if features is None else features
+        self.feature_bytes = feature_bytes
+        self.wanted: list[tuple[Request, Media]] = []
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
         self.num_preemptions = 0
@@ -77,17 +87,21 @@ class Scheduler:
         self._continue_running(draft)
         if not draft.preempted:
             self._admit_waiting(draft)
-        while not draft.chunks and self.waiting and self.running:
+        while not draft.chunks and not draft.waits and self.waiting and self.running:
             # Only beams run, and all wait for a sibling that waits for their blocks.
             self._preempt(self.running[-1])
             self._admit_waiting(draft)
-        return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison())
+        encode = self._shown(draft)
+        released = self.features.take_evicted()
+        return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison(), encode, released)
 
     def _continue_running(self, draft: _Draft) -> None:
         for sequence in list(self.running):
             if draft.full:
                 break
             count = min(sequence.num_uncomputed, draft.tokens_left)
+            if sequence.running and count:
+                count = self._see(sequence, sequence.num_computed, count, draft)
             if sequence.running and count and self._reserve(sequence, count, draft):
                 self._schedule(sequence, count, draft)
 
@@ -103,25 +117,95 @@ class Scheduler:
             # The whole sequence must fit, not only its first chunk: else it would be preempted half-way.
             if self.pool.blocks_for(len(sequence.token_ids)) - len(found) + revived > self.pool.num_free:
                 break
+            start = len(found) * self.pool.block_size
+            count = self._see(sequence, start, min(len(sequence.token_ids) - start, draft.tokens_left), draft)
+            if not count:
+                break
             del self.waiting[place]
-            self._admit(sequence, found, draft)
+            self._admit(sequence, found, count, draft)
 
-    def _admit(self, sequence: SequenceState, found: list[int], draft: _Draft) -> None:
+    def _admit(self, sequence: SequenceState, found: list[int], count: int, draft: _Draft) -> None:
         self.pool.share(found)
         sequence.block_ids = found
         sequence.num_computed = len(found) * self.pool.block_size
         sequence.running = True
         insort(self.running, sequence, key=lambda s: s.order)
+        for media in sequence.request.media_in(0, sequence.num_computed):
+            if media.item.end <= sequence.num_computed:
+                media.pixels = None  # it need not be encoded
         metrics = sequence.request.metrics
         if metrics.first_scheduled_time is None:
             metrics.first_scheduled_time = time.monotonic()
             metrics.time_in_queue = metrics.first_scheduled_time - metrics.arrival_time
             metrics.num_cached_tokens = sequence.num_computed
-        count = min(sequence.num_uncomputed, draft.tokens_left)
         sequence.block_ids += self.pool.allocate(
             self.pool.blocks_for(sequence.num_computed + count) - len(sequence.block_ids)
         )
         self._schedule(sequence, count, draft)
+
+    def _see(self, sequence: SequenceState, start: int, count: int, draft: _Draft) -> int:
+        """How many of the next `count` tokens can be computed: those before the first image that is not ready.
+
+        The features of the images among them are held from here on, and encoded in this step if they must be.
+        """
+        for media in sequence.request.media_in(start, start + count):
+            if media.item.digest in sequence.held or self._hold(sequence.request, media, draft):
+                if media.item.digest not in sequence.held:
+                    sequence.held.append(media.item.digest)
+            else:
+                draft.waits = True
+                return max(0, media.item.offset - start)
+        return count
+
+    def _hold(self, request: Request, media: Media, draft: _Draft) -> bool:
+        """Hold an image's features; False: not in this step."""
+        item = media.item
+        if self.features.hold(item.digest):
+            media.pixels = None
+            return True
+        if media.pixels is None:
+            if not media.wanted:
+                media.wanted = True
+                self.wanted.append((request, media))
+            return False
+        # One image at least; no more than as many tokens as a step has, lest others wait too long for theirs.
+        planned = sum(one.length for one in draft.encode)
+        if draft.encode and planned + item.length > self.config.max_num_batched_tokens:
+            return False
+        if not self.features.insert(item.digest, item.length * self.feature_bytes):
+            return False
+        draft.encode.append(EncodeImage(item.digest, item.length, media.pixels.inputs))
+        return True
+
+    def _shown(self, draft: _Draft) -> list[EncodeImage]:
+        """The images to encode: not those for a sequence that saw them and then got no blocks."""
+        if not draft.encode:
+            return []
+        shown = {item.digest for chunk in draft.chunks for item in chunk.media}
+        for image in draft.encode:
+            if image.digest not in shown:
+                self.features.discard(image.digest)
+        return [image for image in draft.encode if image.digest in shown]
+
+    def _let_go(self, sequence: SequenceState, computed: int) -> None:
+        """Release the features of all images but one that is computed half-way.
+
+        Not even those that come again: holding them, the sequence might wait for room that it takes itself.
+        """
+        if sequence.held:
+            items = [media.item for media in sequence.request.media]
+            needed = {item.digest for item in items if item.offset < computed < item.end}
+            for digest in [one for one in sequence.held if one not in needed]:
+                self.features.release(digest)
+                sequence.held.remove(digest)
+
+    def forget_features(self, digests: Iterable[bytes]) -> None:
+        """The runner has none of these after all: encoding them has failed."""
+        for digest in digests:
+            self.features.discard(digest)
+            for sequence in self._live.values():
+                if digest in sequence.held:
+                    sequence.held.remove(digest)
 
     def _find_prefix(self, sequence: SequenceState) -> list[int]:
         """Cached blocks that a sequence can start from; at least one of its tokens is left to compute."""
@@ -179,6 +263,8 @@ class Scheduler:
                 prompt_len=len(sequence.request.prompt_ids),
                 draws=sequence.draws() if end == len(sequence.token_ids) else (),
                 score=_prompt_score(sequence.request, start, end),
+                media=[media.item for media in sequence.request.media_in(start, end)],
+                rotary=sequence.request.rotary_of(start, end),
             )
         )
 
@@ -192,6 +278,7 @@ class Scheduler:
     def _leave(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
         self.pool.release(sequence.block_ids)
+        self._let_go(sequence, len(sequence.token_ids))
         sequence.running = False
         sequence.block_ids = []
         sequence.num_computed = 0
@@ -216,11 +303,17 @@ class Scheduler:
         """Record what a step computed; return the sequences that have a new token or have finished."""
         advanced: list[SequenceState] = []
         now = time.monotonic()
+        encoded = {one.digest for one in plan.encode}
         for chunk, sampled, scores in zip(plan.chunks, result.sampled, result.scores, strict=True):
             sequence = self._live.get(chunk.sequence_id)
             if sequence is None:  # aborted while the step ran
                 continue
             sequence.num_computed += len(chunk.token_ids)
+            if chunk.media:
+                self._let_go(sequence, sequence.num_computed)
+                for media in sequence.request.media:
+                    if media.item.digest in encoded:
+                        media.pixels = None
             sequence.request.prompt_scores.extend(scores)
             self._publish(sequence, chunk.start)
             if not sampled:
@@ -301,19 +394,22 @@ class Scheduler:
         keys = sequence.keys
         for place in range(len(keys), tokens // size):
             parent = keys[-1] if keys else sequence.request.prefix_root
-            keys.append(block_key(parent, sequence.token_ids[place * size : (place + 1) * size]))
+            start, end = place * size, (place + 1) * size
+            media = [(m.item.digest, m.item.offset - start) for m in sequence.request.media_in(start, end)]
+            keys.append(block_key(parent, sequence.token_ids[start:end], media))
 
     # -- integrity ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queue, sequences, pool and prefix index agree."""
         self.pool.check_integrity(s.block_ids for s in self.running)
+        self.features.check_integrity(s.held for s in self._live.values())
         for sequence in self._live.values():
             home = self.running if sequence.running else self.waiting
             if sum(other is sequence for other in home) != 1:
                 raise AssertionError(f"sequence {sequence.id} is not in its queue exactly once")
-            if not sequence.running and (sequence.block_ids or sequence.num_computed):
-                raise AssertionError(f"waiting sequence {sequence.id} holds blocks")
+            if not sequence.running and (sequence.block_ids or sequence.num_computed or sequence.held):
+                raise AssertionError(f"waiting sequence {sequence.id} holds blocks or features")
             if sequence.running and self.pool.blocks_for(sequence.num_computed) > len(sequence.block_ids):
                 raise AssertionError(f"sequence {sequence.id} has computed tokens without a block")
         if len(self.running) + len(self.waiting) != len(self._live):

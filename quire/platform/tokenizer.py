@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,18 @@ def load_tokenizer(path: str | Path, revision: str | None = None, trust_remote_c
         tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers raises nearly everything, from OSError to AttributeError
         raise CheckpointError(f"{path}: its tokenizer cannot be loaded ({error}); {way_out}.") from error
+    if getattr(tokenizer, "chat_template", None) is None:
+        tokenizer.chat_template = _processor_template(Path(path))
     if not len(tokenizer):
         raise CheckpointError(f"{path}: its tokenizer has no tokens, a file is missing; {way_out}.")
     return tokenizer
+
+
+def _processor_template(path: Path) -> str | None:
+    """The template in chat_template.json, where processors of older vision-language models keep theirs."""
+    file = path / "chat_template.json"
+    template = _read_object(file).get("chat_template") if file.is_file() else None
+    return template if isinstance(template, str) else None
 
 
 def eos_token_ids(path: str | Path, tokenizer: Any = None) -> frozenset[int]:
@@ -83,9 +92,55 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     return _encode(tokenizer, text, add_special_tokens=True)
 
 
-def encode_rendered(tokenizer: Any, text: str) -> list[int]:
-    """The same for a rendered chat template, which has written the special tokens itself: none are added."""
-    return _encode(tokenizer, text, add_special_tokens=False)
+def encode_rendered(tokenizer: Any, pieces: Sequence[str], typed: str | None = None) -> list[int]:
+    """The same for a rendered chat template, which has written the special tokens itself: none are added.
+
+    pieces: the text, cut wherever a user typed `typed`, the text of a special token. There, it stays text.
+
+    Raises RequestError for a tokenizer that makes the token of it nonetheless.
+    """
+    ids = _encode(tokenizer, pieces[0], add_special_tokens=False)
+    if len(pieces) == 1:
+        return ids
+    assert typed is not None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    typed_ids = [] if backend is None else next(_continued(lambda text: _encode_plain(backend, text), [typed]))
+    if not typed_ids or token_id_of(tokenizer, typed) in typed_ids:
+        raise RequestError(f"the tokenizer cannot write {typed!r} but as its special token: take it out of the text.")
+    for piece_ids in _continued(lambda text: _encode(tokenizer, text, add_special_tokens=False), pieces[1:]):
+        ids += typed_ids + piece_ids
+    return ids
+
+
+def _continued(encode: Callable[[str], list[int]], texts: Sequence[str]) -> Iterator[list[int]]:
+    """The token ids of texts, each of which goes on after another.
+
+    Tokenizers like Llama's put a space before what they take for a beginning. After a line's end they put none.
+    """
+    line = encode("\n")
+    for text in texts:
+        whole = encode("\n" + text) if text else line
+        yield whole[len(line) :] if whole[: len(line)] == line else encode(text)
+
+
+def _encode_plain(backend: Any, text: str) -> list[int]:
+    """The token ids of a text in which no added token is looked for, by the `tokenizers` object of a tokenizer.
+
+    Not by split_special_tokens=True, which sets a switch of the tokenizer under the feet of other threads, and
+    leaves added tokens that are not special.
+    """
+    if backend.normalizer is not None:
+        text = backend.normalizer.normalize_str(text)
+    words = [text]
+    if backend.pre_tokenizer is not None:
+        words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+    return [token.id for word in words for token in backend.model.tokenize(word)]
+
+
+def token_id_of(tokenizer: Any, token: str) -> int | None:
+    """The id of a token; None where the tokenizer does not know it."""
+    found = tokenizer.convert_tokens_to_ids(token)  # an unknown one may get the id of the unknown token
+    return found if isinstance(found, int) and tokenizer.convert_ids_to_tokens(found) == token else None
 
 
 def _encode(tokenizer: Any, text: str, add_special_tokens: bool, what: str = "the prompt") -> list[int]:

@@ -17,15 +17,19 @@ from importlib import import_module
 
 from quire.errors import UnsupportedModelError
 from quire.registry.plugins import plugin_rows, root_cause
-from quire.registry.row import Row
+from quire.registry.row import IMAGES, Row
 
 logger = logging.getLogger("quire")
 
 
 BUILT_IN = (
     Row("LlamaForCausalLM", "quire.models.llama:LlamaForCausalLM"),
+    Row("Qwen2ForCausalLM", "quire.models.qwen2:Qwen2ForCausalLM"),
     Row("OPTForCausalLM", "quire.models.opt:OPTForCausalLM"),
     Row("GPT2LMHeadModel", "quire.models.gpt2:GPT2LMHeadModel"),
+    Row("LlavaForConditionalGeneration", "quire.models.llava:LlavaForConditionalGeneration", IMAGES),
+    Row("LlavaNextForConditionalGeneration", "quire.models.llava_next:LlavaNextForConditionalGeneration", IMAGES),
+    Row("Qwen2VLForConditionalGeneration", "quire.models.qwen2_vl:Qwen2VLForConditionalGeneration", IMAGES),
 )
 
 # What a name tells of models that are no plain text decoders; the first match gives the reason.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TEXT = frozenset({"text"})
+IMAGES = TEXT | {"image"}
 
 
 @dataclass(frozen=True)

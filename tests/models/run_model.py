@@ -23,7 +23,7 @@ def logits(
     for size in chunks or [len(ids)]:
         ctx = context(table, start, size, prompt_len or len(ids), block_size)
         with torch.inference_mode():
-            hidden = model(torch.tensor(ids[start : start + size]), ctx, caches)
+            hidden = model(model.embed(torch.tensor(ids[start : start + size])), ctx, caches)
             parts.append(model.logits(hidden))
         start += size
     assert start == len(ids)

@@ -22,7 +22,7 @@ from quire.models import loader, weights
 from quire.models.checkpoint import INDEX, SINGLE
 from quire.models.loader import load_config, load_model, resolve_checkpoint
 
-LLAMA, OPT, GPT2 = tiny.TABLE
+LLAMA, QWEN2, OPT, GPT2 = tiny.TABLE
 
 
 @pytest.fixture
@@ -408,12 +408,15 @@ def test_a_configuration_that_transformers_refuses(copy_of):
         (LLAMA, {"vision_config": {"hidden_size": 8}}, "vision_config"),
         (
             LLAMA,
-            {"architectures": ["LlavaForConditionalGeneration", "LlamaForCausalLM"]},
-            "LlavaForConditionalGeneration",
+            {"architectures": ["PaliGemmaForConditionalGeneration", "LlamaForCausalLM"]},
+            "PaliGemmaForConditionalGeneration",
         ),
         (LLAMA, {"architectures": []}, "no architecture"),
         (LLAMA, {"architectures": ...}, "no architecture"),
         (LLAMA, {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "never runs code"),
+        (QWEN2, {"use_sliding_window": True, "sliding_window": 8, "layer_types": ...}, "sliding_window=8"),
+        (QWEN2, {"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "layer_types"),
+        (QWEN2, {"partial_rotary_factor": 0.5, "rope_parameters": ...}, "transformers' qwen2 turns whole heads"),
         (OPT, {"num_attention_heads": 5}, "num_attention_heads=5"),
         (GPT2, {"add_cross_attention": True}, "add_cross_attention=True"),
         (GPT2, {"n_head": 5}, "n_head=5"),
@@ -422,6 +425,15 @@ def test_a_configuration_that_transformers_refuses(copy_of):
 def test_configurations_that_are_not_served(copy_of, architecture, fields, named):
     variant = next(iter(tiny.TABLE[architecture][2]))
     fails(edit_config(copy_of(architecture, variant), **fields), UnsupportedModelError, named)
+
+
+def test_a_window_that_is_not_used_is_none(copy_of, checkpoint):
+    """Published Qwen2 checkpoints, written by transformers 4, have one (131072 or so) and use_sliding_window=false."""
+    path = edit_config(
+        copy_of(QWEN2, "gqa"), use_sliding_window=False, sliding_window=8, max_window_layers=1, layer_types=...,
+        rope_parameters=..., rope_theta=10000.0,
+    )  # fmt: skip
+    assert torch.equal(logits_of(path), logits_of(checkpoint(QWEN2, "gqa")))
 
 
 ROPE = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}

@@ -114,7 +114,8 @@ def run_together(model, sequences, block_size: int = 4) -> list[torch.Tensor]:
         position_limit=2048,
     )
     with torch.inference_mode():
-        hidden = model(torch.tensor([token for ids, _ in sequences for token in ids]), ctx, caches)
+        ids = torch.tensor([token for ids, _ in sequences for token in ids])
+        hidden = model(model.embed(ids), ctx, caches)
         return list(model.logits(hidden).split(sizes))
 
 

@@ -100,6 +100,27 @@ TABLE: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             **_ROPE,
         },
     ),
+    "Qwen2ForCausalLM": (
+        "Qwen2Config",
+        _LLAMA,
+        {
+            "gqa": {},
+            "mqa": {"num_key_value_heads": 1},
+            "mha": {"num_key_value_heads": 4},
+            "tied": {"tie_word_embeddings": True},
+            "eps": {"rms_norm_eps": 1e-2},
+            "head_dim_apart": {"head_dim": 16},
+            "fields_of_llama": {"attention_bias": False, "mlp_bias": True},  # without effect
+            "odd_sizes": {
+                "hidden_size": 36,
+                "num_attention_heads": 6,
+                "num_key_value_heads": 3,
+                "intermediate_size": 51,
+                "vocab_size": 101,
+            },
+            **{name: _ROPE[name] for name in ("rope_default", "rope_yarn", "rope_dynamic")},
+        },
+    ),
     "OPTForCausalLM": (
         "OPTConfig",
         _OPT,
@@ -139,7 +160,7 @@ TABLE: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
 
 # Standard deviation of a projection's result for an input of one. Learned positions need more to be
 # outweighed.
-GAIN = {"LlamaForCausalLM": 2.5, "OPTForCausalLM": 4.0, "GPT2LMHeadModel": 4.0}
+GAIN = {"LlamaForCausalLM": 2.5, "Qwen2ForCausalLM": 2.5, "OPTForCausalLM": 4.0, "GPT2LMHeadModel": 4.0}
 
 
 def cases() -> list[tuple[str, str]]:

@@ -37,7 +37,8 @@ PROMPTS = {
     "neither text nor ids": (3, "must be a text"),
     "bytes": ([b"hello"], "not bytes"),
     "dict without prompt": ({"text": "a"}, "takes 'prompt'"),
-    "dict with an unknown key": ({"prompt": "a", "multi_modal_data": {}}, "multi_modal_data"),
+    "dict with an unknown key": ({"prompt": "a", "encoder_prompt": "b"}, "encoder_prompt"),
+    "an image for a model without eyes": ({"prompt": "a", "multi_modal_data": {"image": b""}}, "takes text only"),
     "empty salt": ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
 }
 

@@ -14,8 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from quire.errors import CheckpointError, RequestError
-from quire.platform import chat
-from quire.platform.chat import check_messages, render_chat, render_text
+from quire.platform import chat, chat_renderer
+from quire.platform.chat import render_chat, render_text
+from quire.platform.chat_messages import check_messages
 from quire.platform.tokenizer import encode_bad_words, encode_prompt, eos_token_ids, load_tokenizer
 
 TEMPLATE = """{{ bos_token }}{% if tools %}
@@ -78,7 +79,7 @@ def test_renders_what_transformers_renders(tools: Any, generation: bool, templat
 
 
 def test_bos_is_not_doubled() -> None:
-    ids = render_chat(tokenizer(), CHAT)
+    ids = render_chat(tokenizer(), CHAT).token_ids
     assert ids.count(tokenizer().bos_token_id) == 1 and ids[0] == tokenizer().bos_token_id
     assert tokenizer().decode(ids) == render_text(tokenizer(), CHAT)
     assert encode_prompt(tokenizer(), "Hello")[0] == tokenizer().bos_token_id
@@ -119,11 +120,32 @@ def test_continue_needs_text_that_the_template_shows() -> None:
 
 
 def test_text_parts_are_joined() -> None:
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert check_messages([{"role": "user", "content": parts, "name": "x"}]) == [
-        {"role": "user", "content": "a\nb", "name": "x"}
-    ]
-    assert check_messages([{"role": "assistant", "tool_calls": []}])[0]["content"] is None
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    messages = [{"role": "user", "content": parts, "name": "x"}, {"role": "assistant", "tool_calls": []}]
+    seen = "{{ messages[0].content }}{{ messages[0].name }}{{ messages[1].content }}{{ messages[1].tool_calls }}"
+    assert render_text(tokenizer(), messages, chat_template=seen) == "a\nbxNone[]"
+    assert check_messages(messages) == (
+        [
+            {"role": "user", "content": ["a", "b"], "name": "x"},
+            {"role": "assistant", "content": None, "tool_calls": []},
+        ],
+        [],
+    )
+
+
+def test_a_text_model_is_rendered_once_and_its_messages_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = []
+    render_as_before = chat_renderer.RENDERER.render
+
+    def spy(template: str, variables: Any) -> str:
+        jobs.append(variables)
+        return render_as_before(template, variables)
+
+    monkeypatch.setattr(chat_renderer.RENDERER, "render", spy)
+    prompt = render_chat(tokenizer(), CHAT)
+    assert [job["messages"] for job in jobs] == [CHAT] and prompt.images == []
+    text = tokenizer().apply_chat_template(CHAT, add_generation_prompt=True, tokenize=False)
+    assert prompt.token_ids == tokenizer().encode(text, add_special_tokens=False)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +166,7 @@ def test_text_parts_are_joined() -> None:
         ([{"role": "user", "content": [{"text": "x"}]}], r"messages\[0\].content\[0\]"),
         ([{"role": "user", "content": [{"type": "text", "text": 3}]}], r"content\[0\].text"),
         ([CHAT[0], {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}],
-         r"messages\[1\].content\[1\] is of type 'image_url'"),
+         r"messages\[1\].content\[1\] is of type 'image_url', and this model takes text only"),
     ],
 )  # fmt: skip
 def test_malformed_messages_are_refused(messages: Any, named: str) -> None:
@@ -168,7 +190,7 @@ def test_no_template_and_no_tokenizer() -> None:
     bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer)
     with pytest.raises(RequestError, match="pass chat_template"):
         render_chat(bare, CHAT)
-    assert render_chat(bare, CHAT, chat_template="Hello") == encode_prompt(tokenizer(), "Hello")[1:]
+    assert render_chat(bare, CHAT, chat_template="Hello").token_ids == encode_prompt(tokenizer(), "Hello")[1:]
     with pytest.raises(RequestError, match="tokenizer"):
         render_chat(None, CHAT)
 
@@ -227,7 +249,7 @@ def test_escapes_are_refused(template: str) -> None:
 )
 def test_endless_templates_are_stopped(template: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat, "RENDER_SECONDS", 0.5)
+        patch.setattr(chat_renderer, "RENDER_SECONDS", 0.5)
         begun = time.monotonic()
         with pytest.raises(RequestError, match=r"stopped|memory|failed"):
             render(template)
@@ -248,7 +270,7 @@ def test_endless_templates_are_stopped(template: str) -> None:
     ],
 )
 def test_memory_bombs_are_stopped(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "RENDER_MEMORY", 200 << 20)
+    monkeypatch.setattr(chat_renderer, "RENDER_MEMORY", 200 << 20)
     render("warm")
     with pytest.raises(RequestError, match=r"memory|characters|stopped"):
         render(template)
@@ -258,10 +280,10 @@ def test_memory_bombs_are_stopped(template: str, monkeypatch: pytest.MonkeyPatch
 def test_size_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="characters, the limit"):
         render("x" * (chat.MAX_TEMPLATE + 1))
-    monkeypatch.setattr(chat, "MAX_INPUT", 1000)
+    monkeypatch.setattr(chat_renderer, "MAX_INPUT", 1000)
     with pytest.raises(RequestError, match="bytes of JSON, the limit"):
         render_chat(tokenizer(), [{"role": "user", "content": "x" * 1000}])
-    monkeypatch.setattr(chat, "MAX_RENDERED", 100)
+    monkeypatch.setattr(chat_renderer, "MAX_RENDERED", 100)
     assert len(render("{{ 'a' * 100 }}")) == 100
     with pytest.raises(RequestError, match="more than 100 characters"):
         render("{{ 'a' * 50 }}b{{ 'a' * 50 }}")
@@ -269,12 +291,12 @@ def test_size_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_process_knows_no_secrets_and_is_replaced_when_it_dies() -> None:
     assert render("a") == "a"
-    process = chat._RENDERER._process
+    process = chat_renderer.RENDERER._process
     assert process is not None
     environment = Path(f"/proc/{process.pid}/environ")
     if environment.exists():
         names = {entry.split(b"=")[0].decode() for entry in environment.read_bytes().split(b"\0") if entry}
-        assert names <= set(chat._ENVIRONMENT) and "HOME" in os.environ
+        assert names <= set(chat_renderer._ENVIRONMENT) and "HOME" in os.environ
     process.kill()
     process.wait()
     assert render("b") == "b"
@@ -282,14 +304,14 @@ def test_the_process_knows_no_secrets_and_is_replaced_when_it_dies() -> None:
 
 def test_an_interrupted_render_leaves_nothing_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     assert render("warm") == "warm"
-    interrupted = chat._RENDERER._process
+    interrupted = chat_renderer.RENDERER._process
     assert interrupted is not None
 
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(chat, "_read", interrupt)
+        patched.setattr(chat_renderer, "_read", interrupt)
         with pytest.raises(KeyboardInterrupt):
             render("the first user's secret")
     assert interrupted.poll() is not None
@@ -298,11 +320,11 @@ def test_an_interrupted_render_leaves_nothing_for_the_next(monkeypatch: pytest.M
 
 def test_an_answer_to_another_job_is_not_taken() -> None:
     assert render("warm") == "warm"
-    process = chat._RENDERER._process
+    process = chat_renderer.RENDERER._process
     assert process is not None and process.stdin is not None
-    for value in ([0, 5.0, chat.RENDER_MEMORY, 100], ["a secret", {}]):
+    for value in ([0, 5.0, chat_renderer.RENDER_MEMORY, 100], ["a secret", {}]):
         part = json.dumps(value).encode()
-        process.stdin.write(chat._LENGTH.pack(len(part)) + part)
+        process.stdin.write(chat_renderer._LENGTH.pack(len(part)) + part)
     process.stdin.flush()
     with pytest.raises(RuntimeError, match="another job"):
         render("mine")
@@ -311,7 +333,7 @@ def test_an_answer_to_another_job_is_not_taken() -> None:
 
 def test_ctrl_c_does_not_reach_the_process() -> None:
     assert render("warm") == "warm"
-    process = chat._RENDERER._process
+    process = chat_renderer.RENDERER._process
     assert process is not None
     assert os.getpgid(process.pid) != os.getpgid(0) and os.getsid(process.pid) != os.getsid(0)
 
@@ -323,7 +345,7 @@ def test_a_saved_tokenizer_loads(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert encode_prompt(loaded, "Hello é") == encode_prompt(tokenizer(), "Hello é")
-    assert render_chat(loaded, CHAT) == render_chat(tokenizer(), CHAT)
+    assert render_chat(loaded, CHAT).token_ids == render_chat(tokenizer(), CHAT).token_ids
 
 
 def test_a_directory_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_beams_equal_those_of_transformers(tmp_path):
     assert llm.llm_engine.pool.num_owned == 0
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel"])
 def test_bf16_is_as_close_to_float64_as_transformers_is(architecture, tmp_path):
     """The mean error of logprobs is at most that of transformers' own bf16 run."""
     variant = next(v for a, v in cases() if a == architecture)

@@ -231,24 +231,24 @@ def test_an_id_in_use_is_refused(tiny_llm):
 
 @pytest.mark.parametrize("where", ["embedding", "nan"])
 def test_a_failing_request_fails_alone(tiny_path, where, monkeypatch):
-    model = ModelConfig(str(tiny_path), enforce_eager=True)  # forward is replaced below
+    model = ModelConfig(str(tiny_path), enforce_eager=True)  # embed is replaced below
     engine = LLMEngine(EngineConfig(model, CacheConfig(num_blocks=64), debug=True))
     good = [[5, 6, 7], [8, 9]]
     expected = {}
     for place, ids in enumerate(good):
         engine.add_request(str(place), ids, GREEDY)
         expected |= {k: v[-1].outputs[0].token_ids for k, v in drain(engine).items()}
-    model, forward = engine.runner.model, engine.runner.model.forward
+    model, embed = engine.runner.model, engine.runner.model.embed
 
-    def faulty(input_ids, ctx, kv):
-        hidden = forward(input_ids, ctx, kv)
+    def faulty(input_ids):
+        embeddings = embed(input_ids)
         if (input_ids == 383).any():
             if where == "embedding":
                 raise RuntimeError("broken row")
-            hidden[input_ids == 383] = float("nan")
-        return hidden
+            embeddings[input_ids == 383] = float("nan")
+        return embeddings
 
-    monkeypatch.setattr(model, "forward", faulty)
+    monkeypatch.setattr(model, "embed", faulty)
     engine.add_request("bad", [383], GREEDY)
     for place, ids in enumerate(good):
         engine.add_request(str(place), ids, GREEDY)

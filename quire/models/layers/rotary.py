@@ -9,6 +9,9 @@ of a forward call. Here a token's frequencies must not depend on how its request
 * an output token at position p takes those for length p + 1.
 
 That is what transformers computes for a request alone: the whole prompt at once, then token by token.
+
+Multimodal rotation (M-RoPE, arXiv:2409.12191) turns sections of a head by a token's place in time, in height and in
+width (`mrope_section`, in frequencies of each). The three are one number for text.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ class RotaryEmbedding:
     max_positions: how far the embedding reaches; types that stretch the context by a factor reach that much
     further.
     threshold: None for a static type, or the length above which the frequencies depend on it.
+    mrope: whether the configuration has `mrope_section`, so that steps need `rotary_positions`.
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -76,6 +80,12 @@ class RotaryEmbedding:
             self.threshold = config.max_position_embeddings
         elif kind == "longrope":
             self.threshold = original
+        self._axes = _axes(parameters, len(self._base[0]))
+        self.mrope = self._axes is not None
+        if self.mrope and self.threshold is not None:
+            raise UnsupportedModelError(
+                f"config.json: mrope_section is not served with rope_type {kind!r}: its frequencies vary with length."
+            )
         # longrope has one other set of frequencies; dynamic has one for every length
         self._two_sets = kind == "longrope"
         self._long = lru_cache(maxsize=4096)(self._long_frequencies)
@@ -84,8 +94,20 @@ class RotaryEmbedding:
         """Return the step's table; call it once a step."""
         if self.threshold is not None and max(int(ctx.positions.max()) + 1, int(ctx.prompt_len.max())) > self.threshold:
             return self._by_length(ctx)
-        rows = min(ctx.position_limit, self.max_positions)
-        return RotaryTable(ctx.positions, self._static(rows, ctx.positions.device))
+        table = self._static(min(ctx.position_limit, self.max_positions), ctx.positions.device)
+        if ctx.rotary_positions is None:
+            return RotaryTable(ctx.positions, table)
+        if ctx.rotary_positions.dim() == 1:
+            return RotaryTable(ctx.rotary_positions, table)
+        return self._by_axis(ctx.rotary_positions, table)
+
+    def _by_axis(self, positions: torch.Tensor, table: torch.Tensor) -> RotaryTable:
+        """A table with one row for each of the step's tokens; positions: [3, T]."""
+        assert self._axes is not None
+        axes = self._axes.to(table.device).repeat(2)  # of cosines, then of sines
+        rows = table[positions]  # [3, T, R]
+        own = rows.gather(0, axes.expand(1, *rows.shape[1:])).squeeze(0)
+        return RotaryTable(torch.arange(positions.shape[1], device=table.device), own.contiguous())
 
     def _static(self, rows: int, device: torch.device) -> torch.Tensor:
         """The table of the model's own frequencies, [at least `rows`, R]."""
@@ -133,6 +155,25 @@ def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
     parameters.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
     parameters.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None) or 1.0)
     return parameters
+
+
+def _axes(parameters: dict[str, Any], frequencies: int) -> torch.Tensor | None:
+    """Which of time, height and width (0, 1, 2) each frequency turns by, [R / 2]; None: no such thing."""
+    sections = parameters.get("mrope_section")
+    if sections is None:
+        return None
+    if (
+        not isinstance(sections, (list, tuple))
+        or any(type(size) is not int or size < 0 for size in sections)
+        or sum(sections) != frequencies
+    ):
+        raise UnsupportedModelError(
+            f"config.json: mrope_section={sections!r} must be whole numbers that add up to the {frequencies} rotary "
+            "frequencies of a head."
+        )
+    with torch.device("cpu"):
+        axes = torch.tensor([section % 3 for section in range(len(sections))])
+        return axes.repeat_interleave(torch.tensor(sections))
 
 
 def _init_function(

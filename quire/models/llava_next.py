@@ -1,0 +1,85 @@
+"""LLaVA-NeXT (https://llava-vl.github.io/blog/2024-01-30-llava-next/): an image whole, and once more in tiles.
+
+The tiles are cut from the image scaled into the best of several resolutions; what was padding is left out of their
+features again, and each row of them ends in a learned `image_newline`. Configuration fields beyond LLaVA's:
+image_grid_pinpoints, the resolutions [height, width].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from quire.contracts import ImageLayout
+from quire.models.base import refuse
+from quire.models.llava import LlavaForConditionalGeneration
+from quire.models.multimodal import ImageInputs
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(config)
+        self.image_newline = nn.Parameter(torch.empty(config.text_config.hidden_size), requires_grad=False)
+        self.resolutions = [tuple(one) for one in config.image_grid_pinpoints]
+        if self.see.tokens != self.see.grid**2:
+            refuse(
+                config,
+                "vision_feature_select_strategy",
+                "it must leave one feature for each patch, or tiles cannot be put together",
+            )
+
+    @classmethod
+    def check_config(cls, config: PretrainedConfig) -> None:
+        super().check_config(config)
+        side, points = config.vision_config.image_size, config.image_grid_pinpoints
+        if not isinstance(points, (list, tuple)) or not points:
+            refuse(config, "image_grid_pinpoints", "it must be a list of [height, width]")
+        for one in points:
+            if len(one) != 2 or any(type(size) is not int or size < side or size % side for size in one):
+                refuse(config, "image_grid_pinpoints", f"each must be two multiples of image_size={side}")
+
+    def image_layout(self, inputs: ImageInputs) -> ImageLayout:
+        self._check_pixels(inputs["pixel_values"])
+        rows, columns = self._tiles(inputs)
+        if inputs["pixel_values"].shape[1] != 1 + rows * columns:
+            raise ValueError(
+                f"the image processor makes {inputs['pixel_values'].shape[1]} tiles of it, and "
+                f"image_grid_pinpoints asks for {1 + rows * columns}"
+            )
+        (top, bottom), (left, right) = self._kept(inputs)
+        return ImageLayout(self.see.tokens + (bottom - top) * (right - left + 1))  # each row has its newline
+
+    def encode(self, inputs: ImageInputs) -> torch.Tensor:
+        features = self._project(inputs["pixel_values"][0])  # [1 + tiles, grid * grid, C]
+        whole, tiles = features[0], features[1:]
+        rows, columns = self._tiles(inputs)
+        grid, channels = self.see.grid, features.shape[-1]
+        picture = tiles.view(rows, columns, grid, grid, channels).transpose(1, 2)
+        picture = picture.reshape(rows * grid, columns * grid, channels)
+        (top, bottom), (left, right) = self._kept(inputs)
+        newline = self.image_newline.expand(bottom - top, 1, channels)
+        lines = torch.cat((picture[top:bottom, left:right], newline), dim=1)
+        return torch.cat((whole, lines.flatten(0, 1)))
+
+    def _tiles(self, inputs: ImageInputs) -> tuple[int, int]:
+        """Rows and columns of the image's tiles."""
+        from transformers.image_processing_utils import select_best_resolution
+
+        height, width = select_best_resolution(tuple(inputs["image_sizes"][0].tolist()), self.resolutions)
+        return height // self.see.side, width // self.see.side
+
+    def _kept(self, inputs: ImageInputs) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(first row, end), (first column, end) of the features that are no padding."""
+        height, width = inputs["image_sizes"][0].tolist()
+        rows, columns = (count * self.see.grid for count in self._tiles(inputs))
+        # Rounded to the seventh decimal before it is cut, as in transformers: 23.99999999 are 24.
+        if width / height > columns / rows:
+            padding = (rows - int(round(height * (columns / width), 7))) // 2
+            return (padding, rows - padding), (0, columns)
+        padding = (columns - int(round(width * (rows / height), 7))) // 2
+        return (0, rows), (padding, columns - padding)

@@ -1,0 +1,74 @@
+"""Qwen2-VL (arXiv:2409.12191): images of any resolution, four patches a token, and rotation in three dimensions.
+
+Configuration fields that shape the arithmetic: vision_config (depth, embed_dim, num_heads, mlp_ratio, hidden_act,
+patch_size, spatial_merge_size, temporal_patch_size), text_config (a Qwen2 with `mrope_section` among its rotary
+parameters), image_token_id. Videos are not served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from quire.contracts import ImageLayout, MediaItem
+from quire.models.base import refuse
+from quire.models.multimodal import ImageInputs, VisionLanguageModel
+from quire.models.qwen2 import Qwen2ForCausalLM
+from quire.models.vision import build_tower
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class Qwen2VLForConditionalGeneration(VisionLanguageModel):
+    mrope = True
+    # Hugging Face's names before release 4.52 and since then.
+    own_renames: ClassVar = (
+        (r"(?:model\.)?visual\.(.+)", r"visual.\1"),
+        (r"model\.((?:embed_tokens|layers|norm)\..+)", r"language_model.model.\1"),
+    )
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(config)
+        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+        self.visual = build_tower(lambda: Qwen2VisionTransformerPretrainedModel._from_config(config.vision_config))
+        self.merge: int = config.vision_config.spatial_merge_size
+        text = Qwen2ForCausalLM(config.text_config)
+        if not text.model.rotary.mrope:
+            refuse(config, "text_config", "its rotary parameters have no mrope_section")
+        self.adopt(text)
+
+    def image_layout(self, inputs: ImageInputs) -> ImageLayout:
+        time, height, width = inputs["image_grid_thw"][0].tolist()
+        merge = self.merge
+        if time != 1 or height < merge or width < merge or height % merge or width % merge:
+            raise ValueError(
+                f"its grid of patches is {[time, height, width]}; an image's is [1, a multiple of {merge}, another]"
+            )
+        return ImageLayout(height * width // merge**2, (time, height // merge, width // merge))
+
+    def encode(self, inputs: ImageInputs) -> torch.Tensor:
+        pixels = inputs["pixel_values"].to(next(self.visual.parameters()).dtype)
+        result = self.visual(pixels, grid_thw=inputs["image_grid_thw"])
+        # Before transformers 5 the merged features were the result itself.
+        return result if isinstance(result, torch.Tensor) else result.pooler_output
+
+    def rotary_positions(self, length: int, media: Sequence[MediaItem]) -> np.ndarray:
+        """Text counts on in all three dimensions; an image's tokens count in each by their place in its grid, and the
+        text behind it goes on from the largest."""
+        positions = np.empty((3, length), dtype=np.int64)
+        at = following = 0
+        for item in media:
+            positions[:, at : item.offset] = np.arange(following, following + item.offset - at)
+            following += item.offset - at
+            assert item.grid is not None
+            places = np.indices(item.grid).reshape(3, -1)
+            positions[:, item.offset : item.end] = following + places
+            following += max(item.grid[1:])
+            at = item.end
+        positions[:, at:] = np.arange(following, following + length - at)
+        return positions

@@ -1,0 +1,121 @@
+"""A prompt's images as callers give them, and its token ids with placeholders in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quire.contracts import MediaItem
+from quire.errors import RequestError
+from quire.multimodal.prepare import Prepared, is_embeds
+
+_KEYS = {"image", "image_embeds"}
+
+
+def read_images(data: Any, most: int) -> list[Any]:
+    """The sources in a prompt's `multi_modal_data`, in their order; what is in them is not looked at yet.
+
+    data: {"image": one image or a list of them}, or {"image_embeds": features [tokens, width], several of those as a
+    list or as [images, tokens, width], or vLLM's {"image_embeds": ..., "image_grid_thw": [images, 3]}}. Among other
+    images, one may be {"image_embeds": ...}. Raises RequestError.
+    """
+    if data is None:
+        return []
+    if not isinstance(data, Mapping) or set(data) - _KEYS or len(data) > 1:
+        raise RequestError(
+            "multi_modal_data takes {'image': one image or a list} or {'image_embeds': features}, not "
+            + (f"the keys {sorted(map(str, data))}" if isinstance(data, Mapping) else type(data).__name__)
+        )
+    sources = _as_list(data["image"]) if "image" in data else _as_features(data.get("image_embeds"))
+    if len(sources) > most:
+        raise RequestError(
+            f"the prompt has {len(sources)} images, and {most} are allowed: use fewer, or raise limit_mm_per_prompt"
+        )
+    return sources
+
+
+def _as_list(images: Any) -> list[Any]:
+    if images is None:
+        return []
+    if is_embeds(images):
+        return _as_features(images)
+    sources = list(images) if isinstance(images, (list, tuple)) else [images]
+    # As in vLLM, a float tensor among images is their features.
+    return [{"image_embeds": one} if isinstance(one, torch.Tensor) else one for one in sources]
+
+
+def _as_features(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    if isinstance(given, Mapping):
+        return _split_by_grid(given)
+    if isinstance(given, torch.Tensor) and given.dim() == 3:
+        given = list(given)
+    return [one if is_embeds(one) else {"image_embeds": one} for one in (given if isinstance(given, list) else [given])]
+
+
+def _split_by_grid(given: Mapping[str, Any]) -> list[Any]:
+    """One image with its grid, or several whose features lie end to end, as many as their grids ask for."""
+    embeds, grids = given.get("image_embeds"), given.get("image_grid_thw")
+    if set(given) - {"image_embeds", "image_grid_thw"}:
+        raise RequestError(f"image_embeds takes 'image_embeds' and 'image_grid_thw', not {sorted(map(str, given))}")
+    if grids is None:
+        return _as_features(embeds)
+    try:
+        table = torch.as_tensor(grids).reshape(-1, 3)
+        if table.is_floating_point():
+            raise ValueError("its numbers must be whole")
+        areas = [int(row.prod()) for row in table]
+        if not isinstance(embeds, torch.Tensor) or embeds.dim() != 2 or len(table) == 1:
+            parts = list(embeds) if isinstance(embeds, (list, tuple)) else [embeds]
+        else:
+            merged = sum(areas) // len(embeds)
+            parts = list(embeds.split([area // merged for area in areas]))
+        pairs = list(zip(parts, table.tolist(), strict=True))
+    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        raise RequestError(
+            f"image_embeds: image_grid_thw must be [images, 3], one row for each image: {error}"
+        ) from None
+    return [{"image_embeds": part, "image_grid_thw": grid} for part, grid in pairs]
+
+
+def expand(ids: Sequence[int], images: Sequence[Prepared], marker: int) -> tuple[list[int], list[MediaItem]]:
+    """Put as many placeholders in the place of each marker as its image takes.
+
+    ids: with one token `marker` for each image, or, as Hugging Face's processors leave them, with all placeholders in
+    their places already. Returns the prompt's ids and where each image lies in it. Raises RequestError for any other
+    number.
+    """
+    places = [place for place, token in enumerate(ids) if token == marker]
+    lengths = [image.layout.tokens for image in images]
+    if len(places) == len(images):
+        expanded: list[int] = []
+        items, last = [], 0
+        for place, image in zip(places, images, strict=True):
+            expanded += ids[last:place]
+            items.append(_item(image, len(expanded)))
+            expanded += [marker] * image.layout.tokens
+            last = place + 1
+        return expanded + list(ids[last:]), items
+    if len(places) == sum(lengths):
+        starts = [sum(lengths[:number]) for number in range(len(lengths))]
+        runs = [places[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+        if all(run[-1] - run[0] == len(run) - 1 for run in runs):
+            return list(ids), [_item(image, run[0]) for image, run in zip(images, runs, strict=True)]
+    check_count(len(places), len(images))
+    raise AssertionError("unreachable: the numbers differ")
+
+
+def check_count(markers: int, images: int) -> None:
+    """Raise RequestError unless there is a marker for each image."""
+    if markers != images:
+        raise RequestError(
+            f"the prompt has {markers} image {'marker' if markers == 1 else 'markers'} and {images} "
+            f"{'image' if images == 1 else 'images'}: there must be one marker for each image"
+        )
+
+
+def _item(image: Prepared, offset: int) -> MediaItem:
+    return MediaItem(image.digest, offset, image.layout.tokens, image.layout.grid)

@@ -1,0 +1,170 @@
+"""What a caller of chat gives, checked: messages and their parts, tools, variables for the template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from quire.errors import RequestError
+
+MAX_MESSAGES = 100_000
+
+_ROLE_LENGTH = 64
+_OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
+_TEXT = ("text", "input_text")
+
+
+def check_messages(messages: Any, takes_images: bool = False) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Messages as plain dicts, and the sources of their images in order.
+
+    The content of each is a list of parts, a text or, for an image, None; content None stays None (an assistant may
+    have made tool calls only). A source is what `quire.multimodal.images.load_picture` takes, or
+    {"image_embeds": tensor}.
+
+    Raises RequestError naming the message's index, and the part's index and type.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError(
+            "messages must be a list of messages, [{'role': ..., 'content': ...}]: "
+            f"a conversation of one message is a list too; {type(messages).__name__} was given."
+        )
+    if not 0 < len(messages) <= MAX_MESSAGES:
+        raise RequestError(f"messages has {len(messages)} entries; it must have 1 to {MAX_MESSAGES}.")
+    images: list[Any] = []
+    return [_check_message(index, message, takes_images, images) for index, message in enumerate(messages)], images
+
+
+def _check_message(index: int, message: Any, takes_images: bool, images: list[Any]) -> dict[str, Any]:
+    """The message with its content as parts; appends its images' sources to `images`."""
+    if not isinstance(message, Mapping) or not all(isinstance(key, str) for key in message):
+        raise RequestError(f"messages[{index}] must be an object with 'role' and 'content'.")
+    role = message.get("role")
+    if not isinstance(role, str) or not 0 < len(role) <= _ROLE_LENGTH:
+        raise RequestError(f"messages[{index}].role must be a string of 1 to {_ROLE_LENGTH} characters.")
+    content = message.get("content")
+    parts: list[str | None] | None = None
+    if isinstance(content, str):
+        parts = [content]
+    elif isinstance(content, list):
+        parts = []
+        for place, part in enumerate(content):
+            text, source = _check_part(f"messages[{index}].content[{place}]", part, takes_images)
+            parts.append(text)
+            if text is None:
+                images.append(source)
+    elif content is None and role != "assistant":
+        raise RequestError(f"messages[{index}].content is missing.")
+    elif content is not None:
+        raise RequestError(f"messages[{index}].content must be a string or a list of parts.")
+    return {**message, "content": parts}
+
+
+def _check_part(where: str, part: Any, takes_images: bool) -> tuple[str | None, Any]:
+    """A text part's text and None; None and an image part's source."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(kind, str):
+        raise RequestError(f"{where} must be an object with a 'type', as {{'type': 'text', 'text': ...}}.")
+    if kind in _TEXT:
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"{where}.text must be a string.")
+        return str(part["text"]), None
+    if not takes_images:
+        raise RequestError(f"{where} is of type {kind[:40]!r}, and this model takes text only.")
+    if kind not in _SOURCES:
+        raise RequestError(
+            f"{where} is of type {kind[:40]!r}; this version of quire takes {', '.join((*_TEXT, *_SOURCES))}."
+        )
+    return None, _SOURCES[kind](where, part)
+
+
+def _from_url(where: str, part: Mapping[str, Any]) -> str:
+    """OpenAI's {"url": ..., "detail": ...}, or the URL itself; `detail` is OpenAI's own affair."""
+    given = part.get("image_url")
+    url = given.get("url") if isinstance(given, Mapping) else given
+    if not isinstance(url, str):
+        raise RequestError(f"{where}.image_url must be a URL, as {{'url': 'https://...'}} or as a string.")
+    return url
+
+
+def _from_pil(where: str, part: Mapping[str, Any]) -> Image.Image:
+    image = part.get("image_pil")
+    if not isinstance(image, Image.Image):
+        raise RequestError(f"{where}.image_pil must be a PIL image, not {type(image).__name__}.")
+    return image
+
+
+def _from_image(where: str, part: Mapping[str, Any]) -> Any:
+    """Hugging Face's way: the image under one of several names."""
+    given = [name for name in ("image", "url", "path", "base64") if part.get(name) is not None]
+    if len(given) != 1:
+        raise RequestError(
+            f"{where} must have either an 'image' or a 'url'; it has {' and '.join(given) or 'neither'}."
+        )
+    name, source = given[0], part[given[0]]
+    if name == "path":
+        raise RequestError(
+            f"{where}.path is not read: give a file: URL (within allowed_local_media_path) as 'url', or the opened "
+            "PIL image as 'image'."
+        )
+    if name == "base64":
+        raise RequestError(f"{where}.base64 is not taken: give it as a 'url', data:image/png;base64,...")
+    if name == "url" and not isinstance(source, str):
+        raise RequestError(f"{where}.url must be a URL as a string, not {type(source).__name__}.")
+    if not isinstance(source, (str, bytes, bytearray, memoryview, np.ndarray, Image.Image)):
+        raise RequestError(
+            f"{where}.image must be a PIL image, a numpy array, bytes or a URL, not {type(source).__name__}."
+        )
+    return source
+
+
+def _from_embeds(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
+    embeds = part.get("image_embeds")
+    if not hasattr(embeds, "shape"):  # a tensor, without importing torch to ask
+        raise RequestError(f"{where}.image_embeds must be a tensor, not {type(embeds).__name__}.")
+    return {"image_embeds": embeds}
+
+
+_SOURCES: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
+    "image_url": _from_url,
+    "input_image": _from_url,
+    "image": _from_image,
+    "image_pil": _from_pil,
+    "image_embeds": _from_embeds,
+}
+
+
+def check_template_kwargs(given: Any) -> dict[str, Any]:
+    """The template's further variables. Raises RequestError for names that are the template's own."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise RequestError(f"chat_template_kwargs must be a dict of names and JSON values, not {type(given).__name__}.")
+    taken = sorted(_OWN_VARIABLES & set(given))
+    if taken:
+        raise RequestError(f"chat_template_kwargs cannot set {', '.join(taken)}: give it as an argument of its own.")
+    return dict(given)
+
+
+def tool_schemas(tools: Sequence[Any] | None) -> list[Any] | None:
+    """Tools as JSON schemas, functions described by transformers. Raises RequestError naming the tool's index."""
+    if not tools:
+        return None
+    if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Sequence):
+        raise RequestError("tools must be a list of JSON schemas or functions.")
+    schemas = []
+    for index, tool in enumerate(tools):
+        if isinstance(tool, Mapping):
+            schemas.append(dict(tool))
+        elif callable(tool):
+            from transformers.utils import get_json_schema
+
+            try:
+                schemas.append(get_json_schema(tool))
+            except Exception as error:
+                raise RequestError(f"tools[{index}] cannot be described as a schema: {error}") from error
+        else:
+            raise RequestError(f"tools[{index}] must be a JSON schema or a function.")
+    return schemas

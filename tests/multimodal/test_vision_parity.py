@@ -1,0 +1,74 @@
+"""Vision-language models against transformers: features, placeholders and greedy tokens.
+
+Twelve requests with none to four images each run together; the token budget cuts images in two, the prefix cache is
+on, and the pool is so small that some requests are preempted. Transformers runs each alone, in float64.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.models.loader import load_model
+from tests.multimodal.tiny_vision import CASES, IMAGE, Oracle, build, picture
+
+STEPS = 32
+REQUESTS = 12
+SIZES = [(30, 100), (100, 30), (24, 24), (53, 47), (64, 33), (200, 90), (9, 17), (48, 48)]
+
+
+def prompts(seed: int = 5) -> list[tuple[list[int], list]]:
+    """(ids with a marker for each image, images); several begin alike, and some images come again elsewhere."""
+    rng = random.Random(seed)
+    shared, first = [rng.randrange(3, 300) for _ in range(14)], picture(0, (40, 40))
+    made = []
+    for number in range(REQUESTS):
+        ids, images = list(shared[: rng.choice([3, 9, 14])]), []
+        for place in range(number % 5):
+            images.append(first if place == 0 and number % 2 else picture(rng.randrange(9), rng.choice(SIZES)))
+            ids += [IMAGE, *(rng.randrange(3, 300) for _ in range(rng.randint(1, 6)))]
+        made.append((ids + [rng.randrange(3, 300) for _ in range(rng.randint(0, 9))], images))
+    return made
+
+
+@pytest.mark.parametrize(("architecture", "variant"), CASES)
+def test_features(architecture, variant, tmp_path):
+    oracle = Oracle(architecture, variant)
+    model = load_model(build(architecture, variant, tmp_path, oracle.model))
+    for number, size in enumerate(SIZES):
+        image = picture(number, size)
+        inputs = oracle.processor(image, return_tensors="pt")
+        with torch.inference_mode():
+            ours = model.encode(inputs)
+        theirs = oracle.features(image)
+        assert ours.shape == theirs.shape == (model.image_layout(inputs).tokens, 32)
+        assert (ours - theirs).abs().max() < 1e-4
+        assert theirs.std() > 0.1  # or equal would mean nothing
+
+
+@pytest.mark.parametrize(("architecture", "variant"), CASES)
+def test_greedy_tokens(architecture, variant, tmp_path):
+    oracle = Oracle(architecture, variant)
+    llm = LLM(
+        str(build(architecture, variant, tmp_path, oracle.model)),
+        max_num_batched_tokens=29,
+        block_size=4,
+        num_gpu_blocks_override=110,
+        debug=True,
+    )
+    batch = prompts()
+    given = [{"prompt_token_ids": ids, "multi_modal_data": {"image": images}} for ids, images in batch]
+    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
+    outputs = llm.generate(given, params, use_tqdm=False)
+    engine = llm.llm_engine
+    assert engine.scheduler.num_preemptions > 0
+    assert sum(output.num_cached_tokens for output in outputs) > 0
+    assert engine.pool.num_owned == 0
+    engine.check_integrity()
+    for (ids, images), output in zip(batch, outputs, strict=True):
+        expanded, answer = oracle.answer(ids, images, STEPS)
+        assert output.prompt_token_ids == expanded
+        assert output.outputs[0].token_ids == answer
