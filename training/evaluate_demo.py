@@ -1,9 +1,8 @@
-"""Examines quire-demo: greedy answers to questions that training never saw.
+"""Examines quire-demo: greedy answers to questions about texts and pictures that training never saw.
 
-    python training/evaluate_demo.py [--backend transformers] [--questions 1300]
+    python training/evaluate_demo.py [--exam text|pictures|all] [--backend transformers]
 
-Prints the share of right answers by kind of question and overall, and exits with status 1 when
-the overall share is under the required one.
+Prints the share of right answers by kind of question, and exits with status 1 when a share is under the required one.
 """
 
 from __future__ import annotations
@@ -12,69 +11,124 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from dialogues import Conversation, ExamItem, exam
+from dialogues import Conversation, exam
+from picture_chats import picture_exam
+from PIL import Image
 from world import is_held_out
 
 HERE = Path(__file__).resolve().parent
 MODEL_FOLDER = HERE.parent / "quire" / "demo" / "model"
-REQUIRED = 0.95
-MAX_NEW_TOKENS = 12  # the longest right answer has 6
+# Of the groups of each exam, the least share of right answers.
+REQUIRED = {"text": {"overall": 0.95}, "pictures": {"color": 0.95, "shape": 0.95, "count": 0.90}}
+MAX_NEW_TOKENS = 40  # the longest right answer, a description, has about 30
 
-Answerer = Callable[[list[Conversation]], list[str]]
+
+@dataclass(frozen=True)
+class Item:
+    """A conversation that ends with a question, its picture if it is about one, and how its answer counts."""
+
+    chat: Conversation
+    image: Image.Image | None
+    expected: str
+    groups: tuple[str, ...]
 
 
-def main() -> None:
+Answerer = Callable[[Sequence[Item]], list[str]]
+
+
+def text_items(seed: int, size: int) -> list[Item]:
+    """Held-out questions about scenes and stories that are told."""
+    return [
+        Item(one.chat, None, one.expected, (one.question.kind, _seen(one.about), "overall"))
+        for one in exam(Random(f"exam {seed}"), size)
+    ]
+
+
+def _seen(about: Any) -> str:
+    return "(scene or story held out)" if is_held_out(about) else "(question held out)"
+
+
+def picture_items(seed: int, size: int) -> list[Item]:
+    """Questions about pictures that nobody has seen, a tenth of them of scenes that are held out."""
+    return [
+        Item(
+            [{"role": "user", "content": one.question.text}],
+            one.picture.image,
+            one.expected,
+            (one.question.kind, *(["(scene held out)"] if is_held_out(one.picture.scene) else []), "overall"),
+        )
+        for one in picture_exam(Random(f"pictures {seed}"), size)
+    ]
+
+
+EXAMS = {"text": text_items, "pictures": picture_items}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Asks the questions and judges the answers."""
-    options = _options()
-    items = exam(Random(f"exam {options.seed}"), options.questions)
-    answerer = {"quire": _quire, "transformers": _transformers}[options.backend](options)
-    started = time.monotonic()
-    answers = answerer([item.chat for item in items])
-    seconds = time.monotonic() - started
-    if options.wrong:
-        _show_wrong(items, answers)
-    share = _report(items, answers)
-    print(f"{options.backend}: {seconds:.1f} s for {len(items)} held-out questions")
-    if share < options.required:
-        sys.exit(f"{share:.2%} is under the required {options.required:.0%}")
+    options = _options(arguments)
+    answerer = {"quire": _quire, "transformers": _transformers}[options.backend](options.model)
+    failed = []
+    for name in EXAMS if options.exam == "all" else [options.exam]:
+        items = EXAMS[name](options.seed, options.questions)
+        started = time.monotonic()
+        answers = answerer(items)
+        print(f"{name}: {options.backend} took {time.monotonic() - started:.1f} s for {len(items)} questions")
+        if options.wrong:
+            _show_wrong(items, answers)
+        shares = _report(items, answers)
+        failed += [
+            f"{name}: {group} {shares[group]:.2%} is under the required {least:.0%}"
+            for group, least in REQUIRED[name].items()
+            if shares[group] < least
+        ]
+    if failed:
+        sys.exit("\n".join(failed))
 
 
-def _options() -> argparse.Namespace:
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--exam", choices=("text", "pictures", "all"), default="all")
     parser.add_argument("--backend", choices=("quire", "transformers"), default="quire")
-    parser.add_argument("--model", type=Path, help="a folder (default: the bundled model)")
+    parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="a folder (default: the bundled model)")
     parser.add_argument("--questions", type=int, default=1300)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--required", type=float, default=REQUIRED)
     parser.add_argument("--wrong", action="store_true", help="print the wrong answers")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
-def _report(items: list[ExamItem], answers: list[str]) -> float:
-    """Prints the table and returns the overall share of right answers."""
+def _report(items: Sequence[Item], answers: Sequence[str]) -> dict[str, float]:
+    """Prints the table and returns the share of right answers of each group."""
     asked: Counter[str] = Counter()
     right: Counter[str] = Counter()
     for item, answer in zip(items, answers, strict=True):
-        seen = "scene or story held out" if is_held_out(item.about) else "question held out"
-        for group in (item.question.kind, f"({seen})", "overall"):
-            asked[group] += 1
-            right[group] += answer.strip() == item.expected
+        asked.update(item.groups)
+        right.update(item.groups if answer.strip() == item.expected else ())
     for group in sorted(asked, key=lambda name: (name == "overall", name[0] == "(")):
-        print(
-            f"{group:26s} {right[group]:5d} / {asked[group]:5d}  {right[group] / asked[group]:.2%}"
-        )
-    return right["overall"] / asked["overall"]
+        print(f"{group:26s} {right[group]:5d} / {asked[group]:5d}  {right[group] / asked[group]:.2%}")
+    return {group: right[group] / asked[group] for group in asked}
 
 
-def _show_wrong(items: list[ExamItem], answers: list[str]) -> None:
+def _show_wrong(items: Sequence[Item], answers: Sequence[str]) -> None:
     for item, answer in zip(items, answers, strict=True):
         if answer.strip() != item.expected:
             said = " | ".join(message["content"] for message in item.chat)
             print(f"{said}\n    said {answer!r}, right is {item.expected!r}")
+
+
+def _messages(item: Item) -> list[dict[str, Any]]:
+    """The conversation, with the picture before the first question's text."""
+    if item.image is None:
+        return [dict(message) for message in item.chat]
+    first, *others = item.chat
+    parts = [{"type": "image", "image": item.image}, {"type": "text", "text": first["content"]}]
+    return [{"role": first["role"], "content": parts}, *others]
 
 
 # --------------------------------------------------------------------------------------------
@@ -82,39 +136,54 @@ def _show_wrong(items: list[ExamItem], answers: list[str]) -> None:
 # --------------------------------------------------------------------------------------------
 
 
-def _quire(options: argparse.Namespace) -> Answerer:
+def _quire(folder: Path) -> Answerer:
     from quire import LLM, SamplingParams
 
-    llm = LLM(str(options.model)) if options.model else LLM()
+    llm = LLM(str(folder))
     params = SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS)
-    return lambda chats: [result.outputs[0].text for result in llm.chat(chats, params)]
+
+    def answer(items: Sequence[Item]) -> list[str]:
+        return [result.outputs[0].text for result in llm.chat([_messages(item) for item in items], params)]
+
+    return answer
 
 
-def _transformers(options: argparse.Namespace) -> Answerer:
+def _transformers(folder: Path) -> Answerer:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoProcessor, LlavaForConditionalGeneration
 
     torch.set_num_threads(2)
-    folder = options.model or MODEL_FOLDER
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    processor = AutoProcessor.from_pretrained(folder)
+    processor.tokenizer.padding_side = "left"
+    model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
-    def answer_some(chats: list[Conversation]) -> list[str]:
-        inputs = tokenizer.apply_chat_template(
-            chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+    def answer_some(items: Sequence[Item]) -> list[str]:
+        texts = [
+            processor.tokenizer.apply_chat_template(_messages(item), add_generation_prompt=True, tokenize=False)
+            for item in items
+        ]
+        images = [item.image for item in items if item.image is not None]
+        inputs = processor(
+            text=texts, images=images or None, padding=True, add_special_tokens=False, return_tensors="pt"
         )
+        if images:
+            inputs["pixel_values"] = inputs["pixel_values"].to(torch.bfloat16)
+        wanted = ("input_ids", "attention_mask", "pixel_values")
         with torch.no_grad():
-            tokens = model.generate(**inputs, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
-        new = tokens[:, inputs["input_ids"].shape[1] :]
-        return tokenizer.batch_decode(new, skip_special_tokens=True)
+            tokens = model.generate(
+                **{name: inputs[name] for name in wanted if name in inputs},
+                do_sample=False,
+                max_new_tokens=MAX_NEW_TOKENS,
+            )
+        return processor.batch_decode(tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
-    def answer(chats: list[Conversation], size: int = 64) -> list[str]:
+    def answer(items: Sequence[Item], size: int = 64) -> list[str]:
         # Chats of similar length share a batch, so that little of it is padding.
-        order = sorted(range(len(chats)), key=lambda i: sum(len(m["content"]) for m in chats[i]))
-        answers = [""] * len(chats)
+        order = sorted(range(len(items)), key=lambda i: sum(len(m["content"]) for m in items[i].chat))
+        answers = [""] * len(items)
         for start in range(0, len(order), size):
             some = order[start : start + size]
-            for i, text in zip(some, answer_some([chats[i] for i in some]), strict=True):
+            for i, text in zip(some, answer_some([items[i] for i in some]), strict=True):
                 answers[i] = text
         return answers
 

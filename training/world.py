@@ -344,9 +344,7 @@ def story_questions(story: Story, rng: Random) -> list[Question]:
 
 
 def _worded(rng: Random, asked: Iterator[Asked]) -> list[Question]:
-    return [
-        Question(kind, key, rng.choice(wordings), answer) for kind, key, wordings, answer in asked
-    ]
+    return [Question(kind, key, rng.choice(wordings), answer) for kind, key, wordings, answer in asked]
 
 
 def _color(scene: Scene) -> Iterator[Asked]:

@@ -1,15 +1,20 @@
 """quire-demo: the small model that quire brings along, so that it runs before any download.
 
-It knows a world of coloured shapes; ``model/README.md`` says what it can do and how well.
+It knows a world of coloured shapes, told and in pictures; ``model/README.md`` says what it can do and how well.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["model_path"]
+__all__ = ["model_path", "picture_path"]
 
 
 def model_path() -> Path:
     """The folder of the bundled model, laid out as Hugging Face lays out a model."""
     return Path(__file__).resolve().parent / "model"
+
+
+def picture_path() -> Path:
+    """A picture that the bundled model can be asked about (drawn by training/pictures.py)."""
+    return Path(__file__).resolve().parent / "picture.png"
