@@ -1,4 +1,4 @@
-# make run    set everything up, then let the bundled model answer a prompt
+# make run    set everything up, then ask the bundled model about a picture (IMAGE= asks without one)
 # make test   the same set-up, then all tests
 #
 # PYTHON=python3.12 chooses the interpreter; VENV=dir another place for the environment.
@@ -7,7 +7,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 MODEL ?=
-PROMPT ?= Tell me a story about a red star.
+PROMPT ?= What do you see?
+IMAGE ?= quire/demo/picture.png
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BIN := $(VENV)/bin
@@ -18,7 +19,7 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type
 .DEFAULT_GOAL := run
 
 run: $(READY)
-	@$(BIN)/quire run "$(PROMPT)"
+	@$(BIN)/quire run $(if $(IMAGE),--image "$(IMAGE)") "$(PROMPT)"
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -34,28 +36,32 @@ _serial = count()
 
 @dataclass(frozen=True)
 class Task:
-    """What the arguments ask for. model None: the bundled one. prompt None: none yet, ask for it."""
+    """What the arguments ask for.
+
+    model None: the bundled one. prompt None: none yet, ask for it. images: paths of files, or URLs.
+    """
 
     model: str | None
     prompt: str | None
     chat: bool
     raw: bool
+    images: Sequence[str] = ()
 
     @classmethod
-    def from_words(cls, words: list[str], chat: bool | None, raw: bool) -> Task:
+    def from_words(cls, words: list[str], chat: bool | None, raw: bool, images: Sequence[str] = ()) -> Task:
         """Tell the model from the prompt by the number of words; read stdin where that is the prompt."""
         if len(words) > 2:
             raise QuireError(f"{len(words)} arguments: quote the prompt, as in quire run MODEL 'a prompt'.")
         if chat:
             model, prompt = [*words, None, None][:2]
-            return cls(model, _stdin_text(raw) if prompt == "-" else prompt, True, raw)
+            return cls(model, _stdin_text(raw) if prompt == "-" else prompt, True, raw, images)
         model, prompt = [None, None, *words][-2:]
         # os.path's answer is no, where Path's may be an OSError: a long prompt is no name of a file
         if len(words) == 1 and words[0] and os.path.isfile(os.path.join(words[0], "config.json")):
             raise QuireError(f"{words[0]} is a model: add a prompt, or '-' to read it from stdin, or --chat.")
         if prompt is None and chat is None and not raw and sys.stdin.isatty():
-            return cls(model, None, True, raw)
-        return cls(model, _stdin_text(raw) if prompt in (None, "-") else prompt, False, raw)
+            return cls(model, None, True, raw, images)
+        return cls(model, _stdin_text(raw) if prompt in (None, "-") else prompt, False, raw, images)
 
 
 def _stdin_text(raw: bool) -> str:
@@ -82,27 +88,56 @@ def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], ve
     if task.model is None and settings.get("revision"):
         raise QuireError("--revision is for models of the hub; the bundled model has none. Name a model.")
     params = SamplingParams(**sampling, output_kind=RequestOutputKind.DELTA)
-    llm = LLM(task.model, max_num_seqs=1, **settings)
+    images = [_read_image(source) for source in task.images]
+    # Whoever names a URL here wants it fetched.
+    hosts = [urlsplit(source).netloc for source in images if isinstance(source, str) and source.startswith("http")]
+    llm = LLM(task.model, max_num_seqs=1, allowed_media_domains=hosts, **settings)
     if task.chat:
-        _converse(llm, params, task.prompt, verbose)
+        _converse(llm, params, task.prompt, images, verbose)
         return
     assert task.prompt is not None
     prompt: PromptType = task.prompt
     if not task.raw and getattr(llm.get_tokenizer(), "chat_template", None):
-        prompt = _render(llm, [{"role": "user", "content": task.prompt}])
+        prompt = _render(llm, [_message(task.prompt, images)])
+    elif images:
+        prompt = {"prompt": task.prompt, "multi_modal_data": {"image": images}}
     answer = stream(llm.llm_engine, prompt, params, _write)
     _report(answer, verbose)
     if answer.finish_reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
 
-def _render(llm: LLM, messages: list[dict[str, str]]) -> PromptType:
-    return {"prompt_token_ids": render_chat(llm.get_tokenizer(), messages)}
+def _read_image(source: str) -> str | bytes:
+    """A URL as it is; of a file, its bytes."""
+    if source.startswith(("http://", "https://", "data:")):
+        return source
+    try:
+        return Path(source).expanduser().read_bytes()
+    except OSError as error:
+        raise QuireError(f"--image {source}: {error.strerror or error}") from None
 
 
-def _converse(llm: LLM, params: SamplingParams, first: str | None, verbose: bool) -> None:
+def _message(text: str, images: Sequence[str | bytes]) -> dict[str, Any]:
+    if not images:
+        return {"role": "user", "content": text}
+    parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": text}]}
+
+
+def _render(llm: LLM, messages: list[dict[str, Any]]) -> PromptType:
+    sight = llm.llm_engine.intake.sight
+    chat = render_chat(llm.get_tokenizer(), messages, image_marker=sight.marker if sight else None)
+    return {
+        "prompt_token_ids": chat.token_ids,
+        "multi_modal_data": {"image": chat.images} if chat.images else None,
+    }
+
+
+def _converse(
+    llm: LLM, params: SamplingParams, first: str | None, images: Sequence[str | bytes], verbose: bool
+) -> None:
     """Ask and answer until the user leaves. What has been said before is found in the prefix cache."""
-    messages: list[dict[str, str]] = []
+    messages: list[dict[str, Any]] = []
     if sys.stdin.isatty():
         error_console().print("/clear forgets the conversation, /exit or Ctrl-D leaves.", style="dim")
     while True:
@@ -114,7 +149,7 @@ def _converse(llm: LLM, params: SamplingParams, first: str | None, verbose: bool
             messages.clear()
         if text in ("", "/clear"):
             continue
-        messages.append({"role": "user", "content": text})
+        messages.append(_message(text, () if messages else images))
         try:
             answer = stream(llm.llm_engine, _render(llm, messages), params, _write)
         except RequestError as error:

@@ -1,0 +1,199 @@
+"""Measure images: images.py [MODEL] [--dtype D] [--rounds N] [--memory N] [--json]
+
+24 requests, each with one image and 32 tokens of answer, next to transformers' `generate` on the same requests as one
+padded batch, in the same process and in turns; then the same with every image repeated four times. Both sides begin
+with PIL images and include their processing. Without MODEL, a LLaVA of about 300 M parameters is made, with random
+weights. `--memory 2000` sends so many different images through the engine instead, and prints its resident memory every
+200; `images.py quire/demo/model --memory 2000` is the quick way to see that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from PIL import Image
+
+REQUESTS, ANSWER, QUESTION = 24, 32, 24  # requests; tokens of each answer; of each question
+REPEATS = 4
+SIZES = ((336, 336), (640, 480), (480, 640), (800, 600))
+TARGETS = {"each its own": 2.0, "each four times": 3.0}  # times transformers' images a second
+IMAGE = 31999
+
+
+def make_llava(folder: Path, dtype: torch.dtype) -> Path:
+    """A CLIP tower of 12 layers and a Llama of 12, with random weights."""
+    from tokenizers import Tokenizer, models
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        PreTrainedTokenizerFast,
+    )
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(
+            hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, image_size=224,
+            patch_size=16,
+        ),
+        text_config=LlamaConfig(
+            vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, num_attention_heads=16,
+            num_key_value_heads=8, max_position_embeddings=4096,
+        ),
+        image_token_index=IMAGE,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(config).to(dtype)
+    print(f"a LLaVA of {model.num_parameters() / 1e6:.0f} M parameters, {str(dtype).removeprefix('torch.')}")
+    model.save_pretrained(folder)
+    CLIPImageProcessorPil().save_pretrained(folder)
+    words = {"<unk>": 0, **{f"w{number}": number for number in range(1, IMAGE)}, "<image>": IMAGE}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(folder)
+    return folder
+
+
+def picture(seed: int) -> Image.Image:
+    """Random blots: no two alike, and no cheaper to process than a photograph."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (24, 24, 3), dtype=np.uint8))
+    return small.resize(SIZES[seed % len(SIZES)], Image.Resampling.BICUBIC)
+
+
+def requests(repeats: int, seed: int) -> list[tuple[list[int], Image.Image]]:
+    """(ids with a marker, image) of each request; every image is used `repeats` times."""
+    rng = np.random.default_rng(seed)
+    images = [picture(1000 * seed + number) for number in range(REQUESTS // repeats)]
+    return [
+        ([1, IMAGE, *rng.integers(2, 30000, QUESTION).tolist()], images[number % len(images)])
+        for number in range(REQUESTS)
+    ]
+
+
+class Quire:
+    name = "quire"
+
+    def __init__(self, model: Path, dtype: str, cache_bytes: int | None = None) -> None:
+        from quire import LLM
+
+        self.llm = LLM(str(model), dtype=dtype, max_num_seqs=REQUESTS, media_cache_bytes=cache_bytes)
+
+    def run(self, batch: list[tuple[list[int], Image.Image]], answer: int = ANSWER) -> tuple[float, float]:
+        """(seconds, median seconds to the first token)"""
+        from quire import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+        prompts = [{"prompt_token_ids": ids, "multi_modal_data": {"image": image}} for ids, image in batch]
+        begin = time.perf_counter()
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        assert all(len(output.outputs[0].token_ids) == answer for output in outputs)
+        waits = [output.metrics.first_token_time - output.metrics.arrival_time for output in outputs]
+        return seconds, statistics.median(waits)
+
+
+class Transformers:
+    name = "transformers"
+
+    def __init__(self, model: Path, dtype: str) -> None:
+        from transformers import AutoImageProcessor, LlavaForConditionalGeneration
+
+        self.model = LlavaForConditionalGeneration.from_pretrained(model, dtype=dtype).eval()
+        self.processor = AutoImageProcessor.from_pretrained(model, backend="pil")
+
+    @torch.inference_mode()
+    def run(self, batch: list[tuple[list[int], Image.Image]]) -> tuple[float, float]:
+        """One padded batch of all requests; every answer's first token comes at the same time."""
+        begin = time.perf_counter()
+        first: list[float] = []
+
+        def note(ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+            first.append(time.perf_counter() - begin)
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        pixels = self.processor([image for _, image in batch], return_tensors="pt")["pixel_values"]
+        count = self.model.config.vision_config.image_size // self.model.config.vision_config.patch_size
+        rows = [[t for one in ids for t in ([IMAGE] * count**2 if one == IMAGE else [one])] for ids, _ in batch]
+        ids = torch.tensor(rows)  # all of one length, so nothing is padding
+        out = self.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels.to(self.model.dtype),
+            max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False, eos_token_id=None, pad_token_id=0,
+            stopping_criteria=[note],
+        )  # fmt: skip
+        assert out.shape[1] == ids.shape[1] + ANSWER
+        return time.perf_counter() - begin, first[0]
+
+
+def compare(model: Path, dtype: str, rounds: int) -> list[dict[str, Any]]:
+    """Both engines by turns; medians. Every round has images of its own, so that no cache serves an earlier round's."""
+    engines = [Quire(model, dtype), Transformers(model, dtype)]
+    report = []
+    for number, (case, target) in enumerate(TARGETS.items()):
+        repeats = 1 if number == 0 else REPEATS
+        taken: dict[str, list[tuple[float, float]]] = {engine.name: [] for engine in engines}
+        for turn in range(rounds + 1):  # the first, of two requests, warms up
+            batch = requests(repeats, 100 * number + turn + 1)
+            for engine in engines:
+                taken[engine.name].append(engine.run(batch if turn else batch[:2]))
+        row: dict[str, Any] = {"case": case, "target": target}
+        for name, runs in taken.items():
+            seconds = statistics.median(one for one, _ in runs[1:])
+            row[name] = {"images_per_s": REQUESTS / seconds, "first_token_s": statistics.median(w for _, w in runs[1:])}
+        row["ratio"] = row["quire"]["images_per_s"] / row["transformers"]["images_per_s"]
+        report.append(row)
+    return report
+
+
+def watch_memory(model: Path, dtype: str, images: int) -> list[tuple[int, float]]:
+    """(images so far, resident MB) every 200 images, all different, one token each; features fill their budget soon."""
+    engine, process, readings = Quire(model, dtype, cache_bytes=16 << 20), psutil.Process(), []
+    marker = engine.llm.llm_engine.runner.model.image_token_id
+    for first in range(0, images, 40):
+        batch = [([1, marker, 5, 6, first // 40 + 7], picture(10**6 + first + number)) for number in range(40)]
+        engine.run(batch, answer=1)
+        if (first + 40) % 200 == 0:
+            gc.collect()
+            readings.append((first + 40, process.memory_info().rss / 1e6))
+            print(f"{first + 40:6d} images {readings[-1][1]:8.0f} MB resident", flush=True)
+    return readings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--memory", type=int, default=0, metavar="N", help="watch memory over N images instead")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = options.model or make_llava(Path(folder), getattr(torch, options.dtype))
+        if options.memory:
+            watch_memory(model, options.dtype, options.memory)
+            return
+        report = compare(model, options.dtype, options.rounds)
+    if options.json:
+        print(json.dumps(report, indent=2))
+    for row in report:
+        print(f"{REQUESTS} requests with one image, {row['case']}:")
+        for name in ("quire", "transformers"):
+            print(f"  {name:13s} {row[name]['images_per_s']:6.2f} images/s, first token after "
+                  f"{row[name]['first_token_s']:6.2f} s")  # fmt: skip
+        print(f"  {row['ratio']:.2f} x (target {row['target']:g})")
+    sys.exit(any(row["ratio"] < row["target"] for row in report))
+
+
+if __name__ == "__main__":
+    main()
