@@ -10,10 +10,11 @@ import random
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from quire import LLM, SamplingParams
 from quire.models.loader import load_model
-from tests.multimodal.tiny_vision import CASES, IMAGE, Oracle, build, picture
+from tests.multimodal.tiny_vision import CASES, IMAGE, Oracle, build, make, picture
 
 STEPS = 32
 REQUESTS = 12
@@ -72,3 +73,44 @@ def test_greedy_tokens(architecture, variant, tmp_path):
         expanded, answer = oracle.answer(ids, images, STEPS)
         assert output.prompt_token_ids == expanded
         assert output.outputs[0].token_ids == answer
+
+
+def renamed(name: str, naming: str) -> str:
+    """A parameter's name in transformers 5, as one of the releases before wrote it to files."""
+    if naming == "since 4.52":
+        return name
+    name = name.removeprefix("model.")
+    if naming == "clip with vision_model":
+        name = name.replace("vision_tower.", "vision_tower.vision_model.")
+    if name.startswith("language_model."):
+        return name.replace("language_model.", "language_model.model.", 1)
+    return f"language_model.{name}" if name.startswith("lm_head") else name
+
+
+@pytest.mark.parametrize("naming", ["since 4.52", "before 4.52", "clip with vision_model"])
+@pytest.mark.parametrize(("architecture", "variant"), [("LlavaForConditionalGeneration", "clip"),
+                                                       ("LlavaNextForConditionalGeneration", "clip")])  # fmt: skip
+def test_both_namings_load(architecture, variant, naming, tmp_path):
+    theirs = make(architecture, variant)
+    plain = load_model(build(architecture, variant, tmp_path / "plain", theirs))
+    path = build(architecture, variant, tmp_path / "named", theirs)
+    save_file({renamed(k, naming): v.contiguous() for k, v in theirs.state_dict().items()}, path / "model.safetensors")
+    named = load_model(path)
+    for (name, one), (other_name, other) in zip(plain.named_parameters(), named.named_parameters(), strict=True):
+        assert name == other_name and torch.equal(one, other)
+
+
+@pytest.mark.parametrize("naming", ["since 4.52", "before 4.52"])
+def test_both_namings_of_qwen2_vl_load(naming, tmp_path):
+    theirs = make("Qwen2VLForConditionalGeneration", "mrope")
+    path = build("Qwen2VLForConditionalGeneration", "mrope", tmp_path, theirs)
+    state = theirs.state_dict()
+    if naming == "before 4.52":
+        old = [("model.visual", "visual"), ("model.language_model", "model")]
+        state = {k.replace(*old[0]).replace(*old[1]): v for k, v in state.items()}
+    save_file({k: v.contiguous() for k, v in state.items()}, path / "model.safetensors")
+    ours = load_model(path)
+    found = dict(ours.named_parameters())
+    assert torch.equal(found["visual.merger.mlp.2.weight"], theirs.model.visual.merger.mlp[2].weight)
+    embeddings = theirs.model.language_model.embed_tokens.weight
+    assert torch.equal(found["language_model.model.embed_tokens.weight"], embeddings)
