@@ -81,9 +81,7 @@ def run(code: str, *paths: Path, **variables: str) -> str:
     """What a fresh interpreter prints, with `paths` in front of its own."""
     search = os.pathsep.join([*map(str, paths), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": search} | variables
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=TESTS
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=TESTS)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -242,9 +240,7 @@ def test_a_package_may_replace_a_built_in_and_the_log_says_so(tmp_path: Path) ->
     assert "other-llama takes the place of quire's own" in log
 
 
-def test_two_packages_for_one_architecture_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_packages_for_one_architecture_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     distribution(tmp_path, "one", "[quire.models]\nFooForCausalLM = collections:OrderedDict\n")
     distribution(tmp_path, "two", "[quire.models]\nFooForCausalLM = collections:Counter\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -256,9 +252,7 @@ def test_of_two_copies_of_a_package_the_first_on_the_path_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place, target in (("late", "Counter"), ("early", "OrderedDict")):
-        site = distribution(
-            tmp_path / place, "one", f"[quire.models]\nFooForCausalLM = collections:{target}\n"
-        )
+        site = distribution(tmp_path / place, "one", f"[quire.models]\nFooForCausalLM = collections:{target}\n")
         monkeypatch.syspath_prepend(str(site))
     assert registry.resolve(["FooForCausalLM"]).__name__ == "OrderedDict"
 

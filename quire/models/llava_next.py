@@ -7,12 +7,14 @@ image_grid_pinpoints, the resolutions [height, width].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from quire.contracts import ImageLayout
+from quire.errors import CheckpointError
 from quire.models.base import refuse
 from quire.models.llava import LlavaForConditionalGeneration
 from quire.models.multimodal import ImageInputs
@@ -42,6 +44,14 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
         for one in points:
             if len(one) != 2 or any(type(size) is not int or size < side or size % side for size in one):
                 refuse(config, "image_grid_pinpoints", f"each must be two multiples of image_size={side}")
+
+    def check_processor(self, settings: Mapping[str, Any]) -> None:
+        points = settings.get("image_grid_pinpoints", self.resolutions)
+        if [tuple(one) for one in points] != self.resolutions:
+            raise CheckpointError(
+                f"the image processor's image_grid_pinpoints={points} are not config.json's {self.resolutions}: tiles "
+                "would be put together wrongly."
+            )
 
     def image_layout(self, inputs: ImageInputs) -> ImageLayout:
         self._check_pixels(inputs["pixel_values"])

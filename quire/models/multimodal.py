@@ -56,6 +56,9 @@ class VisionLanguageModel(CausalLM):
         """The features of one image: [tokens, E], to stand in the place of embeddings."""
         raise NotImplementedError
 
+    def check_processor(self, settings: Mapping[str, Any]) -> None:
+        """Raise CheckpointError where the image processor's settings contradict the model's configuration."""
+
     def adopt(self, text: CausalLM) -> None:
         """Take the text model, its limits and its loading tables."""
         self.language_model = text

@@ -7,13 +7,14 @@ parameters), image_token_id. Videos are not served.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
 from quire.contracts import ImageLayout, MediaItem
+from quire.errors import CheckpointError
 from quire.models.base import refuse
 from quire.models.multimodal import ImageInputs, VisionLanguageModel
 from quire.models.qwen2 import Qwen2ForCausalLM
@@ -37,6 +38,8 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
 
         self.visual = build_tower(lambda: Qwen2VisionTransformerPretrainedModel._from_config(config.vision_config))
         self.merge: int = config.vision_config.spatial_merge_size
+        vision = config.vision_config
+        self.columns: int = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2  # of a patch
         text = Qwen2ForCausalLM(config.text_config)
         if not text.model.rotary.mrope:
             refuse(config, "text_config", "its rotary parameters have no mrope_section")
@@ -49,7 +52,19 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
             raise ValueError(
                 f"its grid of patches is {[time, height, width]}; an image's is [1, a multiple of {merge}, another]"
             )
+        if "pixel_values" in inputs and tuple(inputs["pixel_values"].shape) != (height * width, self.columns):
+            raise ValueError(
+                f"the image processor makes {list(inputs['pixel_values'].shape)} of it, and the tower takes "
+                f"{[height * width, self.columns]}: their patch sizes differ"
+            )
         return ImageLayout(height * width // merge**2, (time, height // merge, width // merge))
+
+    def check_processor(self, settings: Mapping[str, Any]) -> None:
+        merge = settings.get("merge_size", self.merge)
+        if merge != self.merge:
+            raise CheckpointError(
+                f"the image processor's merge_size={merge} is not config.json's spatial_merge_size={self.merge}."
+            )
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         pixels = inputs["pixel_values"].to(next(self.visual.parameters()).dtype)

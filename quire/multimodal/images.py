@@ -77,7 +77,7 @@ def load_picture(source: Any, config: MediaConfig, item: int = 0) -> Picture:
         raise RequestError(f"image {item}: there is not enough memory to decode it") from None
     # Pillow's decoders raise whatever their inner workings do, on damaged files.
     except Exception as error:
-        raise RequestError(f"image {item}: it cannot be decoded: {_described(error)}") from None
+        raise RequestError(f"image {item}: it cannot be decoded: {described(error)}") from None
 
 
 def _image(source: Any, config: MediaConfig) -> Image.Image:
@@ -171,7 +171,7 @@ def _picture(image: Image.Image) -> Picture:
     return Picture(rgb, digest.digest())
 
 
-def _described(error: Exception) -> str:
+def described(error: Exception) -> str:
     """The error's own words, without what Python says of objects: addresses are nobody's business."""
     words = re.sub(r"<[^>]*>?|0x[0-9a-fA-F]+", "it", " ".join(str(error).split()))[:200]
     return f"{type(error).__name__}: {words}" if words else type(error).__name__

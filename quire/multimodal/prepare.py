@@ -30,14 +30,11 @@ _LAYOUTS = 65_536  # remembered by digest
 class Pixels:
     """What a model's tower takes of one image; counted for as long as anybody has it."""
 
-    __slots__ = ("__weakref__", "inputs")
+    __slots__ = ("__weakref__", "inputs", "nbytes")
 
     def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
         self.inputs = inputs
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.inputs.values())
+        self.nbytes = sum(tensor.nbytes for tensor in inputs.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +56,7 @@ class _Job:
     sources: Sequence[Any]
     settings: Mapping[str, Any]
     first: int
+    room: int | None
 
 
 class Preparer:
@@ -90,14 +88,16 @@ class Preparer:
         self._running: list[_Job] = []  # those whose results somebody waits for
         self._finished: list[tuple[Hashable, list[Prepared] | RequestError]] = []
         self._changed = threading.Condition()
-        self._bytes = 0  # of the pixels alive
-        self._shared: weakref.WeakValueDictionary[bytes, Pixels] = weakref.WeakValueDictionary()
+        self._shared: weakref.WeakValueDictionary[bytes, Pixels] = weakref.WeakValueDictionary()  # all that are alive
         self._layouts: dict[bytes, ImageLayout] = {}
 
     @property
     def pixel_bytes(self) -> int:
-        """Bytes of the pixels that are ready and not yet let go of."""
-        return self._bytes
+        """Bytes of the pixels that are ready and not yet let go of.
+
+        Added up anew: what is let go of, is so in any thread and between any two operations of it.
+        """
+        return sum(pixels.nbytes for reference in self._shared.valuerefs() if (pixels := reference()) is not None)
 
     def submit(
         self,
@@ -106,14 +106,16 @@ class Preparer:
         settings: Mapping[str, Any],
         urgent: bool = False,
         first: int = 0,
+        room: int | None = None,
     ) -> None:
-        """Queue the images of one request, under a name of the caller's.
+        """Queue the images of one request, under a name of the caller's; together they may take `room` tokens.
 
         urgent: a request that holds blocks waits for it, so it goes first and needs no room. first: the place of the
         first of them among the prompt's, for messages.
         """
-        (self._urgent if urgent else self._queue).append(_Job(key, sources, settings, first))
-        self._begin()
+        with self._changed:
+            (self._urgent if urgent else self._queue).append(_Job(key, sources, settings, first, room))
+            self._begin()
 
     def cancel(self, key: Hashable) -> None:
         """Forget a job; if it runs, its result will be let go of at once."""
@@ -143,9 +145,8 @@ class Preparer:
         """Start jobs while there are workers and room. (How much room a job takes is known when it is done.)"""
         with self._changed:
             while self._busy < self._workers_count:
-                has_room = self._bytes <= self._config.pixel_bytes
-                queue = self._urgent or (self._queue if has_room else None)
-                if not queue:
+                queue = self._urgent or self._queue
+                if not queue or (queue is self._queue and self.pixel_bytes > self._config.pixel_bytes):
                     break
                 self._busy += 1
                 if self._workers is None:
@@ -154,26 +155,40 @@ class Preparer:
                 self._workers.submit(self._run, queue.popleft())
 
     def _run(self, job: _Job) -> None:
-        result: list[Prepared] | RequestError
-        item, images = job.first, []
-        try:
-            for item, source in enumerate(job.sources, job.first):
-                images.append(self._prepare(source, job.settings, item))
-            result = images
-        except RequestError as error:
-            result = RequestError(str(error))  # without the traceback, which holds all that was decoded
-        except BaseException as error:  # a fault of ours must not leave the request waiting for ever
-            result = RequestError(f"image {item}: it cannot be prepared: {type(error).__name__}")
+        result = self._result(job)
         with self._changed:
             self._busy -= 1
             if job in self._running:
                 self._running.remove(job)
                 self._finished.append((job.key, result))
+            del result  # from here on it is the engine's alone
             self._changed.notify_all()
+            self._begin()
 
-    def _prepare(self, source: Any, settings: Mapping[str, Any], item: int) -> Prepared:
+    def _result(self, job: _Job) -> list[Prepared] | RequestError:
+        item, images = job.first, list[Prepared]()
+        try:
+            for item, source in enumerate(job.sources, job.first):
+                images.append(self._prepare(source, job.settings, item, job.room))
+                self._check_room(images, item, job.room)
+        except RequestError as error:
+            return RequestError(str(error))  # without the traceback, which holds all that was decoded
+        except BaseException as error:  # a fault of ours must not leave the request waiting for ever
+            return RequestError(f"image {item}: it cannot be prepared: {type(error).__name__}")
+        return images
+
+    def _check_room(self, images: Sequence[Prepared], item: int, room: int | None) -> None:
+        """Before further images of a prompt that cannot be served take time and memory."""
+        tokens = sum(image.layout.tokens for image in images)
+        if room is not None and tokens > room:
+            raise RequestError(
+                f"image {item}: the prompt's images take {tokens} tokens up to this one, and max_model_len leaves room "
+                f"for {room}: use fewer or smaller ones"
+            )
+
+    def _prepare(self, source: Any, settings: Mapping[str, Any], item: int, room: int | None) -> Prepared:
         if is_embeds(source):
-            return self._given_features(source, item)
+            return self._given_features(source, item, room)
         source = read_source(source, self._config, item)
         picture = load_picture(source, self._config, item)
         digest = self.processor.digest(picture, settings)
@@ -195,22 +210,16 @@ class Preparer:
             pixels = self._shared.get(digest)  # another worker may have been at the same image
             if pixels is None:
                 pixels = self._shared[digest] = Pixels(inputs)
-                self._bytes += pixels.nbytes
-                weakref.finalize(pixels, self._let_go, pixels.nbytes).atexit = False
             if len(self._layouts) >= _LAYOUTS:
                 self._layouts.clear()
             self._layouts[digest] = layout
         return pixels
 
-    def _let_go(self, size: int) -> None:
-        with self._changed:
-            self._bytes -= size
-
-    def _given_features(self, source: Any, item: int) -> Prepared:
+    def _given_features(self, source: Any, item: int, room: int | None) -> Prepared:
         """Features that the caller has computed: [tokens, width], checked as strictly as an image is."""
         tensor, grid = source["image_embeds"], source.get("image_grid_thw")
         try:
-            features = _checked_features(tensor, self._width)
+            features = _checked_features(tensor, self._width, room)
             layout = self._layout_of_features(features, grid)
         except ValueError as error:
             raise RequestError(f"image {item}: {error}") from None
@@ -240,13 +249,15 @@ def is_embeds(source: Any) -> bool:
     return isinstance(source, Mapping) and "image_embeds" in source
 
 
-def _checked_features(tensor: Any, width: int) -> torch.Tensor:
+def _checked_features(tensor: Any, width: int, room: int | None) -> torch.Tensor:
     wanted = f"image_embeds must be a dense float tensor [tokens, {width}]"
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or not tensor.is_floating_point():
         kind = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise ValueError(f"{wanted}, not {kind}")
     if tensor.dim() != 2 or tensor.shape[0] < 1 or tensor.shape[1] != width:
         raise ValueError(f"{wanted}, not {list(tensor.shape)}")
+    if room is not None and len(tensor) > room:
+        raise ValueError(f"image_embeds has {len(tensor)} rows, and max_model_len leaves room for {room}")
     features = tensor.detach().to("cpu", copy=True).contiguous()
     if not bool(features.isfinite().all()):
         raise ValueError("image_embeds has values that are infinite or no numbers")

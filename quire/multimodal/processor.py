@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,17 @@ import torch
 
 from quire.config import MediaConfig
 from quire.errors import CheckpointError, RequestError
-from quire.multimodal.images import Picture
+from quire.multimodal.images import Picture, described
 
-# Settings that say where and in which form results come: the engine's to choose.
-_OURS = {"return_tensors", "device", "data_format", "input_data_format", "disable_grouping", "do_convert_rgb"}
+# What a caller may set, where the checkpoint's processor knows it. The rest is the tower's to decide (patch sizes,
+# grids) or the engine's (the form of results).
+_SETTINGS = {
+    "crop_size", "do_center_crop", "do_normalize", "do_pad", "do_rescale", "do_resize", "image_mean", "image_std",
+    "max_pixels", "min_pixels", "resample", "rescale_factor", "size",
+}  # fmt: skip
+_SIZES = ("size", "crop_size")
 
-Inputs = Mapping[str, torch.Tensor]
+_FAR = 1 << 60
 
 
 class ImageProcessor:
@@ -49,11 +53,11 @@ class ImageProcessor:
             return self._settings
         if not isinstance(given, Mapping):
             raise RequestError(f"mm_processor_kwargs must be a dict, not {type(given).__name__}")
-        known = _setting_names(self._processor) - _OURS
+        known = _setting_names(self._processor) & _SETTINGS
         for name, value in given.items():
             if name not in known:
                 raise RequestError(
-                    f"mm_processor_kwargs: {type(self._processor).__name__} has no setting {name!r}; it has "
+                    f"mm_processor_kwargs: {type(self._processor).__name__} has no setting {str(name)[:40]!r}; it has "
                     f"{', '.join(sorted(known))}"
                 )
             self._check_value(name, value)
@@ -61,17 +65,47 @@ class ImageProcessor:
 
     def _check_value(self, name: str, value: Any) -> None:
         """A size is work to be done: so large a one as no image may have is refused."""
-        values = list(value.values()) if isinstance(value, Mapping) else value
-        values = values if isinstance(values, (list, tuple)) else [values]
-        numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-        sides = math.prod(max(1, n) for n in numbers) if isinstance(value, Mapping) and "height" in value else 1
-        most = self._config.max_image_pixels
-        if any(abs(n) > most or math.isnan(n) for n in numbers) or sides > most:
-            raise RequestError(f"mm_processor_kwargs: {name}={value!r} is more than max_image_pixels={most:,}")
+        most, shown = self._config.max_image_pixels, repr(value)[:100]
+        if name in _SIZES:
+            value = {"shortest_edge": value} if type(value) is int else value
+            allowed = [{"height", "width"}, {"shortest_edge"}]
+            if self._counts_pixels:
+                allowed.append({"shortest_edge", "longest_edge"})
+            if (
+                not isinstance(value, Mapping)
+                or set(value) not in allowed
+                or any(type(v) is not int for v in value.values())
+            ):
+                forms = " or ".join(str(sorted(keys)) for keys in allowed)
+                raise RequestError(
+                    f"mm_processor_kwargs: {name} must be a dict of whole numbers with {forms}, not {shown}"
+                )
+            sides = list(value.values())
+            pixels = max(sides) if "longest_edge" in value else sides[0] * sides[-1]
+            if min(sides) < 1 or pixels > most:
+                raise RequestError(
+                    f"mm_processor_kwargs: {name}={shown} is more than max_image_pixels={most:,}, or none"
+                )
+            return
+        numbers = value if isinstance(value, (list, tuple)) and name in ("image_mean", "image_std") else [value]
+        if len(numbers) > 4 or not all(v is None or isinstance(v, (bool, int, float)) for v in numbers):
+            raise RequestError(f"mm_processor_kwargs: {name}={shown} must be a number or a flag (means: one a channel)")
+        if any(v is not None and not abs(v) <= most for v in numbers):
+            raise RequestError(f"mm_processor_kwargs: {name}={shown} is more than max_image_pixels={most:,}")
+
+    @property
+    def _counts_pixels(self) -> bool:
+        """Whether the edges in `size` are numbers of pixels, as Qwen2-VL's are, and not lengths."""
+        return hasattr(self._processor, "merge_size")
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The checkpoint's own settings."""
+        return dict(self._processor.to_dict())
 
     def digest(self, picture: Picture, settings: Mapping[str, Any]) -> bytes:
         """The same for pictures and settings of which the model sees the same."""
-        own = json.dumps(settings, sort_keys=True, default=repr)
+        own = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(self._fingerprint + picture.digest + own.encode()).digest()
 
     def __call__(self, picture: Picture, settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -80,18 +114,20 @@ class ImageProcessor:
         try:
             found = self._processor(picture.image, return_tensors="pt", **settings)
         except Exception as error:  # whatever extreme sizes and settings lead to
-            words = " ".join(str(error).split())[:200]
-            raise RequestError(f"the image processor cannot take it: {type(error).__name__}: {words}") from None
+            raise RequestError(f"the image processor cannot take it: {described(error)}") from None
         return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
     def _check_stretch(self, picture: Picture, settings: Mapping[str, Any]) -> None:
         """Scaling the shorter side to a length makes a very long image very large."""
-        size = settings.get("size", getattr(self._processor, "size", None))
-        edge = _edge(size)
+        edge, longest = _edges(settings.get("size", getattr(self._processor, "size", None)))
         width, height = picture.image.size
-        if edge is None or not settings.get("do_resize", getattr(self._processor, "do_resize", True)):
+        if (
+            edge is None
+            or self._counts_pixels
+            or not settings.get("do_resize", getattr(self._processor, "do_resize", True))
+        ):
             return
-        pixels = edge * edge * max(width, height) // min(width, height)
+        pixels = edge * min(edge * max(width, height) // min(width, height), longest or _FAR)
         if pixels > self._config.max_image_pixels:
             raise RequestError(
                 f"scaled to {edge} pixels on its shorter side, {width} x {height} become {pixels:,}, and "
@@ -99,16 +135,12 @@ class ImageProcessor:
             )
 
 
-def _edge(size: Any) -> int | None:
-    """The length that the shorter side is scaled to, where that alone is said."""
+def _edges(size: Any) -> tuple[int | None, int | None]:
+    """The lengths that the shorter side is scaled to, and the longer one at most, where those are said."""
     if isinstance(size, int):
-        return size
-    if isinstance(size, Mapping):
-        edge, other = size.get("shortest_edge"), size.get("longest_edge") or size.get("height")
-    else:
-        edge = getattr(size, "shortest_edge", None)
-        other = getattr(size, "longest_edge", None) or getattr(size, "height", None)
-    return edge if isinstance(edge, int) and other is None else None
+        return size, None
+    named = size if isinstance(size, Mapping) else vars(size) if hasattr(size, "__dict__") else {}
+    return named.get("shortest_edge"), named.get("longest_edge")
 
 
 def _pil_backend() -> dict[str, Any]:

@@ -104,17 +104,20 @@ def expand(ids: Sequence[int], images: Sequence[Prepared], marker: int) -> tuple
         runs = [places[start : start + length] for start, length in zip(starts, lengths, strict=True)]
         if all(run[-1] - run[0] == len(run) - 1 for run in runs):
             return list(ids), [_item(image, run[0]) for image, run in zip(images, runs, strict=True)]
-    check_count(len(places), len(images))
-    raise AssertionError("unreachable: the numbers differ")
+    raise _mismatch(len(places), len(images))
 
 
 def check_count(markers: int, images: int) -> None:
     """Raise RequestError unless there is a marker for each image."""
     if markers != images:
-        raise RequestError(
-            f"the prompt has {markers} image {'marker' if markers == 1 else 'markers'} and {images} "
-            f"{'image' if images == 1 else 'images'}: there must be one marker for each image"
-        )
+        raise _mismatch(markers, images)
+
+
+def _mismatch(markers: int, images: int) -> RequestError:
+    return RequestError(
+        f"the prompt has {markers} image {'marker' if markers == 1 else 'markers'} and {images} "
+        f"{'image' if images == 1 else 'images'}: there must be one marker for each image"
+    )
 
 
 def _item(image: Prepared, offset: int) -> MediaItem:

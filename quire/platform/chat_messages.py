@@ -122,9 +122,10 @@ def _from_image(where: str, part: Mapping[str, Any]) -> Any:
 
 def _from_embeds(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
     embeds = part.get("image_embeds")
-    if not hasattr(embeds, "shape"):  # a tensor, without importing torch to ask
+    if not hasattr(embeds, "is_sparse"):  # a tensor, without importing torch to ask
         raise RequestError(f"{where}.image_embeds must be a tensor, not {type(embeds).__name__}.")
-    return {"image_embeds": embeds}
+    grid = part.get("image_grid_thw")
+    return {"image_embeds": embeds} if grid is None else {"image_embeds": embeds, "image_grid_thw": grid}
 
 
 _SOURCES: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {

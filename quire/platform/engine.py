@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -80,7 +81,8 @@ class LLMEngine:
         'multi_modal_data' ({'image': one or a list}), 'mm_processor_kwargs', 'cache_salt'.
 
         Raises RequestError, before anything is queued, when the request could never be served as given. What is wrong
-        inside an image is found out by the workers; such a request ends with finish_reason "error".
+        inside an image is found out by the workers; such a request ends with finish_reason "error". Images are read
+        after this returns: leave arrays and PIL images as they are until the request has ended.
         """
         if not isinstance(request_id, str):
             raise RequestError(f"request_id={request_id!r}: must be a string")
@@ -93,7 +95,7 @@ class LLMEngine:
             return
         assert self._preparer is not None
         arrival = self._arriving[request_id] = _Arrival(request_id, read, params)
-        self._preparer.submit(arrival, read.images, read.settings)
+        self._preparer.submit(arrival, read.images, read.settings, room=self.intake.room(read))
 
     def _start(self, request: Request) -> None:
         detokenizer = None
@@ -148,18 +150,21 @@ class LLMEngine:
                 self._admit(job, result)
 
     def _admit(self, arrival: _Arrival, images: list[Prepared] | RequestError) -> None:
-        error = ""
         try:
             if isinstance(images, RequestError):
                 raise RequestError(f"request {arrival.request_id}: {images}")
             request = self.intake.request(arrival.request_id, arrival.prompt, arrival.params, images)
-        except RequestError as reason:
-            error = str(reason)
-            request = self.intake.request(arrival.request_id, arrival.prompt, arrival.params)
-        request.arrival, request.metrics.arrival_time = arrival.serial, arrival.time
-        if not error:
+            request.arrival, request.metrics.arrival_time = arrival.serial, arrival.time
             self._start(request)
             return
+        except RequestError as reason:
+            error = str(reason)
+        except Exception as reason:  # a fault of ours: the others that are ready must not be lost with it
+            # As text: the record of a traceback would keep the images.
+            logger.error("request %s fails:\n%s", arrival.request_id, traceback.format_exc())
+            error = f"{type(reason).__name__}: {reason}"
+        request = self.intake.unserved(arrival.request_id, arrival.prompt, arrival.params)
+        request.metrics.arrival_time = arrival.time
         request.sequences.append(SequenceState(request, 0, None))
         request.sequences[0].finish_reason, request.error = "error", error
         self._failed.append(request)

@@ -90,7 +90,23 @@ class Intake:
         self._max_tokens(request_id, len(read.ids), params.max_tokens)
         if isinstance(params, BeamSearchParams):
             return read
+        if self.sight is not None and read.images:  # what the request's making would find out too late
+            encode_bad_words(self.tokenizer, params.bad_words or ())
+            if params.prompt_logprobs is not None and self.sight.marker_id >= self.limits.vocab_size:
+                raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
         return replace(read, seed=self._random.getrandbits(63) if params.seed is None else params.seed)
+
+    def room(self, prompt: Prompt) -> int:
+        """How many tokens the images of a prompt may take together."""
+        assert self.sight is not None
+        return self.limits.max_model_len - len(prompt.ids) + prompt.ids.count(self.sight.marker_id)
+
+    def unserved(self, request_id: str, prompt: Prompt, params: SamplingParams | BeamSearchParams) -> Request:
+        """What stands for a request whose images turn out to be no good."""
+        beam = BeamGroup(params, 1, self.eos_ids) if isinstance(params, BeamSearchParams) else None
+        sampling = SamplingParams() if isinstance(params, BeamSearchParams) else params
+        none: frozenset[int] = frozenset()
+        return Request(request_id, prompt.text, prompt.ids, sampling, 1, (0,), none, none, (), b"", beam)
 
     def request(
         self,
@@ -113,6 +129,7 @@ class Intake:
         ]
         if items and self.sight is not None and self.sight.rotary_positions is not None:
             request.rotary = self.sight.rotary_positions(len(ids), items)
+            request.rotary_end = int(request.rotary.max()) + 1
         return request
 
     def _place(self, request_id: str, prompt: Prompt, images: Sequence[Prepared]) -> tuple[list[int], list[MediaItem]]:

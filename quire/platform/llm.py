@@ -122,7 +122,7 @@ class LLM:
                     max_images=_image_limit(limit_mm_per_prompt),
                     processor_settings=mm_processor_kwargs,
                     allowed_local_media_path=allowed_local_media_path,
-                    allowed_media_domains=None if allowed_media_domains is None else tuple(allowed_media_domains),
+                    allowed_media_domains=_hosts(allowed_media_domains),
                     media_fetch_timeout=media_fetch_timeout,
                     max_image_bytes=max_image_bytes,
                     max_image_pixels=max_image_pixels,
@@ -284,6 +284,14 @@ def _prompt_list(prompts: Any) -> list[Any]:
     if prompts and all(isinstance(token, int) for token in prompts):
         return [prompts]
     return list(prompts)
+
+
+def _hosts(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise RequestError(f"allowed_media_domains={names!r}: must be a list of host names.")
+    return tuple(names)
 
 
 def _image_limit(limits: Mapping[str, int] | None) -> int | None:

@@ -74,6 +74,7 @@ def load(config: EngineConfig) -> Parts:
 def _eyes(config: EngineConfig, path: Path, model: VisionLanguageModel, tokenizer: Any) -> Eyes:
     media = config.media
     processor = ImageProcessor(path, media, media.processor_settings)
+    model.check_processor(processor.known)
     features = FeatureCache(media.feature_bytes)
     width = model.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
     preparer = Preparer(media, processor, model.image_layout, features.__contains__, width)

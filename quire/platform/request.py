@@ -56,6 +56,7 @@ class Request:
     prefix_root: the root of the request's prefix keys.
     media: the prompt's images, in their order; prompt_ids has their placeholders.
     rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
+        rotary_end: what the first token behind them turns by.
     prompt_scores: one entry a prompt token whose logprobs are wanted and known; the first token has none.
     """
 
@@ -72,6 +73,7 @@ class Request:
     beam: BeamGroup | None = None
     media: list[Media] = field(default_factory=list)
     rotary: np.ndarray | None = None
+    rotary_end: int = 0
     sequences: list[SequenceState] = field(default_factory=list)
     prompt_scores: list[TopLogprobs | None] = field(default_factory=lambda: [None])
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
@@ -96,7 +98,7 @@ class Request:
         if self.rotary is None:
             return None
         length = self.rotary.shape[1]
-        beyond = np.arange(max(start, length), max(end, length)) - length + int(self.rotary.max()) + 1
+        beyond = np.arange(max(start, length), max(end, length)) - length + self.rotary_end
         return np.concatenate((self.rotary[:, start:end], np.broadcast_to(beyond, (3, len(beyond)))), axis=1)
 
 

@@ -149,9 +149,12 @@ class Scheduler:
         The features of the images among them are held from here on, and encoded in this step if they must be.
         """
         for media in sequence.request.media_in(start, start + count):
-            if media.item.digest in sequence.held or self._hold(sequence.request, media, draft):
-                if media.item.digest not in sequence.held:
-                    sequence.held.append(media.item.digest)
+            digest = media.item.digest
+            if digest in sequence.held:
+                if all(image.digest != digest for image in draft.encode):
+                    media.pixels = None
+            elif self._hold(sequence.request, media, draft):
+                sequence.held.append(digest)
             else:
                 draft.waits = True
                 return max(0, media.item.offset - start)

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import typer
 
@@ -90,7 +91,7 @@ def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], ve
     params = SamplingParams(**sampling, output_kind=RequestOutputKind.DELTA)
     images = [_read_image(source) for source in task.images]
     # Whoever names a URL here wants it fetched.
-    hosts = [urlsplit(source).netloc for source in images if isinstance(source, str) and source.startswith("http")]
+    hosts = [_host(source) for source in images if isinstance(source, str)]
     llm = LLM(task.model, max_num_seqs=1, allowed_media_domains=hosts, **settings)
     if task.chat:
         _converse(llm, params, task.prompt, images, verbose)
@@ -108,13 +109,24 @@ def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], ve
 
 
 def _read_image(source: str) -> str | bytes:
-    """A URL as it is; of a file, its bytes."""
-    if source.startswith(("http://", "https://", "data:")):
+    """A URL of the web, and a data: URL, as they are; of a file, its bytes."""
+    if source.lower().startswith(("http://", "https://", "data:")):
         return source
+    path = url2pathname(urlsplit(source).path) if source.lower().startswith("file:") else source
     try:
-        return Path(source).expanduser().read_bytes()
+        return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise QuireError(f"--image {source}: {error.strerror or error}") from None
+
+
+def _host(url: str) -> str:
+    """As `allowed_media_domains` has it: with the port, where that is not the scheme's own."""
+    try:
+        parts = urlsplit(url)
+        name, port = parts.hostname or "", parts.port
+    except ValueError as error:
+        raise QuireError(f"--image {url[:100]}: {error}") from None
+    return name if port in (None, 80, 443) else f"{name}:{port}"
 
 
 def _message(text: str, images: Sequence[str | bytes]) -> dict[str, Any]:

@@ -171,9 +171,7 @@ def test_long_contexts_of_several_spans(isa: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("heads", "dim"), [((16, 8), 64), ((4, 4), 20), ((7, 1), 80), ((8, 2), 128)])
-def test_bits_do_not_depend_on_company(
-    isa: str, heads: tuple[int, int], dim: int, dtype: torch.dtype
-) -> None:
+def test_bits_do_not_depend_on_company(isa: str, heads: tuple[int, int], dim: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     length = 200
     subject = make_sequence(length, heads, dim, dtype, generator)
@@ -183,9 +181,7 @@ def test_bits_do_not_depend_on_company(
         alone = page([(subject, position, position + 1)], 16, generator).run()
         assert same_bits(alone[0], whole[position]), position
     for size in [2, 3, 13, 70, 128]:
-        parts = [
-            page([(subject, i, min(i + size, length))], 8, generator).run() for i in range(0, length, size)
-        ]
+        parts = [page([(subject, i, min(i + size, length))], 8, generator).run() for i in range(0, length, size)]
         assert same_bits(torch.cat(parts), whole), size
     for start, end, block_size in [(0, 50, 1), (50, 51, 4), (51, 150, 32), (150, 200, 7)]:
         crowd = [(others[0], 89, 90), (others[1], 0, 90), (subject, start, end), (others[2], 30, 77)]

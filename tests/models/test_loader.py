@@ -499,8 +499,20 @@ def test_a_directory_is_itself(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["./absent", "../absent", "/absent/model", "~/absent", "a/b/c", "absent/", "a\\b", "", " ", "~nouserzz/x",
-     "./" + "x" * 300]
+    "name",
+    [
+        "./absent",
+        "../absent",
+        "/absent/model",
+        "~/absent",
+        "a/b/c",
+        "absent/",
+        "a\\b",
+        "",
+        " ",
+        "~nouserzz/x",
+        "./" + "x" * 300,
+    ],
 )
 def test_paths_never_reach_the_hub(monkeypatch, name):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: pytest.fail("sent to the hub"))

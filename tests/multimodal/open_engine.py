@@ -129,10 +129,10 @@ def held_back(llm: LLM, chosen: Callable[[Any], bool] = lambda source: True) -> 
     preparer, gate = llm.llm_engine._preparer, threading.Event()
     prepare, preparer._workers_count = preparer._prepare, 2
 
-    def late(source: Any, settings: Any, item: int) -> Any:
-        if chosen(source):
+    def late(*args: Any) -> Any:
+        if chosen(args[0]):
             gate.wait(20)
-        return prepare(source, settings, item)
+        return prepare(*args)
 
     preparer._prepare = late
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 import threading
 
@@ -16,6 +17,7 @@ from tests.multimodal.open_engine import (
     ask,
     count_encodes,
     drive,
+    error_of,
     greedy,
     held_back,
     nothing_left,
@@ -204,3 +206,39 @@ def test_a_placeholder_outside_the_vocabulary(outside, llava):
     with pytest.raises(RequestError, match="token 1 is 401"):
         ask(outside, prompt([5, 401, 6], [A]))
     nothing_left(outside)
+
+
+def test_parameters_that_cannot_be_are_refused_before_images_are_looked_at(llava):
+    llm = open_llm(llava)
+    with pytest.raises(RequestError, match="bad_words"):
+        llm.llm_engine.add_request("bad", one(A), SamplingParams(bad_words=[" "]))
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_a_fault_in_making_one_request_loses_no_other(llava, monkeypatch):
+    llm = open_llm(llava)
+    engine, made = llm.llm_engine, llm.llm_engine.intake.request
+
+    def faulty(request_id, *rest):
+        if request_id == "bad":
+            raise KeyError("a fault of ours")
+        return made(request_id, *rest)
+
+    monkeypatch.setattr(engine.intake, "request", faulty)
+    for name in ("bad", "good"):
+        engine.add_request(name, one(A), greedy())
+    outputs = drive(engine)
+    assert "a fault of ours" in outputs["bad"].outputs[0].stop_reason
+    assert [outputs["good"].outputs[0].token_ids] == alone(llava, one(A))
+    nothing_left(llm)
+
+
+def test_images_beyond_the_model_s_length_are_refused_before_all_are_processed(llava, monkeypatch):
+    llm = open_llm(llava, max_model_len=40)
+    processor = llm.llm_engine._preparer.processor
+    seen, call = [], type(processor).__call__
+    monkeypatch.setattr(type(processor), "__call__", lambda self, *args: seen.append(1) or call(self, *args))
+    many = prompt([IMAGE] * 20, [picture(number, (24, 24)) for number in range(20)])
+    assert re.search(r"image 4: .* 45 tokens .* room for 40", error_of(ask(llm, many)[0]))
+    assert len(seen) == 5
+    nothing_left(llm)

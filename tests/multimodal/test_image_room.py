@@ -9,6 +9,7 @@ from tests.multimodal.open_engine import (
     all_ready,
     alone,
     ask,
+    count_encodes,
     drive,
     error_of,
     greedy,
@@ -125,6 +126,22 @@ def test_a_source_that_changes_harms_its_request_alone(llava, change):
         assert "request changing: image 1" in error_of(outputs["changing"])
         assert ("int8" if change == "gone" else "has changed since it was given") in error_of(outputs["changing"])
     assert [outputs[name].outputs[0].token_ids for name in ("before", "after")] == alone(llava, one(B), one(C))
+    nothing_left(llm)
+
+
+def test_a_file_is_read_once(llava, tmp_path):
+    A.save(tmp_path / "a.png")
+    llm = open_llm(
+        llava, features=9, max_num_seqs=1, enable_prefix_caching=False, allowed_local_media_path=str(tmp_path)
+    )
+    engine, calls = llm.llm_engine, count_encodes(llm)
+    assert tokens(llm, one(A))
+    for name, asked in (("before", one(B)), ("file", one((tmp_path / "a.png").as_uri()))):
+        engine.add_request(name, asked, greedy())
+    all_ready(engine)
+    (tmp_path / "a.png").unlink()
+    assert [drive(engine)["file"].outputs[0].token_ids] == alone(llava, one(A))
+    assert len(calls) == 3, "it was prepared again, and encoded again"
     nothing_left(llm)
 
 

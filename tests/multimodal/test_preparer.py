@@ -230,6 +230,27 @@ def test_features_count_as_pixels_until_they_are_let_go_of():
     assert preparer.pixel_bytes == 0
 
 
+def test_pixels_that_go_while_others_are_counted_leave_no_trace():
+    """The garbage collector may come at any moment; what it frees must not stay in the account."""
+    preparer, results = Made(), []
+
+    class Inputs(dict):
+        def values(self):
+            results.clear()
+            return super().values()
+
+    preparer.submit("a", [image(1)], {})
+    results += preparer.collect()
+    assert preparer.pixel_bytes == SIZE
+    process = preparer.processor
+    preparer.processor = type("P", (), {"digest": process.digest, "__call__": lambda _, *a: Inputs(process(*a))})()
+    preparer.submit("b", [image(2)], {})
+    found = preparer.collect()
+    assert not results and preparer.pixel_bytes == SIZE
+    del found
+    assert preparer.pixel_bytes == 0
+
+
 # Cancelled and closed
 
 

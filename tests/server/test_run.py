@@ -51,10 +51,7 @@ def test_the_bundled_model_reads_its_prompt_from_stdin() -> None:
 
 
 def test_a_model_without_template_continues_the_prompt(plain_model: Path) -> None:
-    assert (
-        answered(quire_run(plain_model, "Once", "--max-tokens", 12))
-        == continuation(plain_model, "Once") + "\n"
-    )
+    assert answered(quire_run(plain_model, "Once", "--max-tokens", 12)) == continuation(plain_model, "Once") + "\n"
 
 
 def test_a_model_with_template_is_asked(chat_model: Path) -> None:
@@ -91,9 +88,7 @@ def test_speed_is_reported_on_stderr_when_asked(plain_model: Path) -> None:
 
 
 def test_a_conversation_remembers(chat_model: Path) -> None:
-    result = quire_run(
-        "--chat", chat_model, "--max-tokens", 12, stdin="One\nTwo\n/clear\nTwo\n/exit\nNever\n"
-    )
+    result = quire_run("--chat", chat_model, "--max-tokens", 12, stdin="One\nTwo\n/clear\nTwo\n/exit\nNever\n")
     first = reply(chat_model, "One")
     second = reply(chat_model, "One", first, "Two")
     assert answered(result) == f"{first}\n{second}\n{reply(chat_model, 'Two')}\n"
@@ -123,9 +118,7 @@ def test_a_conversation_ends_with_its_input(chat_model: Path) -> None:
         (("--chat", "PLAIN", "hello"), "", "template"),
     ],
 )
-def test_an_error_is_one_line(
-    plain_model: Path, args: tuple[str, ...], stdin: str | None, message: str
-) -> None:
+def test_an_error_is_one_line(plain_model: Path, args: tuple[str, ...], stdin: str | None, message: str) -> None:
     result = quire_run(*(plain_model if word == "PLAIN" else word for word in args), stdin=stdin)
     assert result.exit_code == 1
     assert message in result.stderr
@@ -186,9 +179,7 @@ class Terminal:
     def __init__(self, *args: str) -> None:
         ours, theirs = pty.openpty()
         command = [sys.executable, "-m", "quire", *args]
-        self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-        )
+        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
         os.close(theirs)
         self.fd, self.seen = ours, ""
 
@@ -249,9 +240,7 @@ def test_interrupting_the_only_answer_ends_the_program(plain_model: Path) -> Non
 
 def test_a_reader_that_goes_away_ends_the_program(plain_model: Path) -> None:
     command = [sys.executable, "-m", "quire", "run", str(plain_model), "Once", "--max-tokens", "4000"]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(1)
         process.stdout.close()
