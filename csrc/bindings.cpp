@@ -101,6 +101,33 @@ void linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, con
   make(call, rows * features * tokens);
 }
 
+// parts: (table, slots, columns) for each layer, flat; table 0: no adapter changes it.
+void lora(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const py::tuple& parts, uintptr_t segments,
+          int64_t num_segments, uintptr_t y, int dtype, int out_dtype) {
+  const size_t count = parts.size() / 3;
+  std::vector<LoraPart> list(count);
+  int64_t columns = 0;
+  const auto number = [&](size_t i) { return PyLong_AsSsize_t(PyTuple_GET_ITEM(parts.ptr(), i)); };
+  for (size_t i = 0; i < count; ++i) {
+    list[i] = {at<LoraEntry>(number(3 * i)), number(3 * i + 1), number(3 * i + 2)};
+    columns += list[i].columns;
+  }
+  const auto call = [=, list = std::move(list)] {
+    const LoraSegment* segment = at<LoraSegment>(segments);
+    for (int64_t s = 0; s < num_segments; ++s) {
+      if (segment[s].start < 0 || segment[s].end > tokens)
+        throw py::index_error("segments: a segment is outside the rows of x");
+      for (const LoraPart& part : list)
+        if (part.table && (segment[s].slot < 0 || segment[s].slot >= part.slots))
+          throw py::index_error("segments: a slot is outside a layer's table");
+    }
+    current->kernels->lora({at<void>(x), at<void>(y), list.data(), segment, static_cast<int64_t>(list.size()),
+                            num_segments, tokens, features, x_stride, static_cast<DType>(dtype),
+                            static_cast<DType>(out_dtype)});
+  };
+  make(call, columns * tokens);
+}
+
 void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks, int64_t table_width) {
   if (args.query_start[0] != 0 || args.query_start[args.sequences] != tokens)
     throw py::value_error("query_start: must begin with 0 and end with the number of tokens");
@@ -213,6 +240,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("max_threads", &max_threads);
 
   module.def("linear", &linear);
+  module.def("lora", &lora);
   module.def("paged_attention", &paged_attention);
   module.def("embedding", &embedding);
   module.def("rms_norm", &norm<false>);

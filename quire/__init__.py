@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.errors import CheckpointError, QuireError, RequestError, UnsupportedModelError
+    from quire.errors import AdapterError, CheckpointError, QuireError, RequestError, UnsupportedModelError
+    from quire.lora import AdapterInfo, LoadReport, LoRARequest
     from quire.platform.beam import BeamSearchOutput, BeamSearchSequence
     from quire.platform.engine import LLMEngine
     from quire.platform.llm import LLM
@@ -21,6 +22,10 @@ __version__ = "0.1.0"
 _HOME = {
     "LLM": "quire.platform.llm",
     "LLMEngine": "quire.platform.engine",
+    "LoRARequest": "quire.lora",
+    "LoadReport": "quire.lora",
+    "AdapterInfo": "quire.lora",
+    "AdapterError": "quire.errors",
     "SamplingParams": "quire.platform.sampling_params",
     "BeamSearchParams": "quire.platform.sampling_params",
     "BeamSearchOutput": "quire.platform.beam",
@@ -40,6 +45,7 @@ __all__ = [  # noqa: RUF022 (the order that a reader wants)
     "LLM",
     "LLMEngine",
     "SamplingParams",
+    "LoRARequest",
     "BeamSearchParams",
     "RequestOutputKind",
     "BeamSearchOutput",
@@ -48,9 +54,12 @@ __all__ = [  # noqa: RUF022 (the order that a reader wants)
     "CompletionOutput",
     "Logprob",
     "RequestMetrics",
+    "LoadReport",
+    "AdapterInfo",
     "QuireError",
     "UnsupportedModelError",
     "CheckpointError",
+    "AdapterError",
     "RequestError",
     "__version__",
 ]

@@ -120,6 +120,34 @@ class MediaConfig:
 
 
 @dataclass(frozen=True)
+class LoRAConfig:
+    """LoRA adapters.
+
+    host_bytes, device_bytes: what adapters may take in main memory, and those of them that steps can use. (On a CPU the
+        second are the first's, not a copy.)
+    max_loras, max_cpu_loras: how many adapters may be there, besides; None sets no limit.
+    max_lora_rank: a larger rank is refused; None takes any.
+    roots: the folders that adapters may be read from, links resolved; None allows all.
+    workers: adapters that are read at once.
+    """
+
+    enabled: bool = False
+    host_bytes: int = 4 << 30
+    device_bytes: int = 2 << 30
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
+    max_lora_rank: int | None = None
+    roots: tuple[str, ...] | None = None
+    workers: int = 2
+
+    def __post_init__(self) -> None:
+        _of_type(bool, enabled=self.enabled)
+        _at_least(1, host_bytes=self.host_bytes, device_bytes=self.device_bytes, workers=self.workers)
+        _at_least(1, max_loras=self.max_loras, max_cpu_loras=self.max_cpu_loras, max_lora_rank=self.max_lora_rank)
+        _of_type(tuple, roots=self.roots)
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """All of it.
 
@@ -132,6 +160,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     seed: int | None = None
     max_logprobs: int = 20
     debug: bool = False

@@ -51,6 +51,24 @@ class ForwardContext:
     rotary_positions: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterRef:
+    """One version of a LoRA adapter.
+
+    uid: never used again; a reload under the same name has another. digest: SHA-256 of its files: equal digests, equal
+    weights. visual: it changes what works on images, so that their features differ too.
+    """
+
+    name: str
+    uid: int
+    digest: bytes
+    visual: bool
+
+
+# What a request runs with: each adapter's share counts so many times. Empty: the base model.
+AdapterUse = tuple[tuple[AdapterRef, float], ...]
+
+
 # Where an image lies in the language model's eyes: patches in time, height and width, after merging.
 Grid = tuple[int, int, int]
 

@@ -15,5 +15,9 @@ class CheckpointError(QuireError):
     """The checkpoint's files are missing, damaged, or do not fit the architecture."""
 
 
+class AdapterError(QuireError):
+    """A LoRA adapter's files are missing, damaged, or do not fit the model; or its name or path is not to be had."""
+
+
 class RequestError(QuireError):
     """A request cannot be served as given: its prompt or its sampling parameters are out of bounds."""

@@ -37,7 +37,7 @@ ONLY = {
     "kernels": {"contracts", "errors"},
     "registry": {"contracts", "config", "errors"},
     "models": {"kernels", "registry", "contracts", "config", "errors", "pages"},
-    "lora": {"models", "kernels", "contracts", "config", "errors"},
+    "lora": {"models", "kernels", "contracts", "config", "errors", "pages"},
     "multimodal": {"contracts", "config", "errors"},
 }
 EXEMPT = {"__init__.py", "__main__.py"}  # the package's own: they name what lives in the rooms

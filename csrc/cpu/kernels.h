@@ -23,6 +23,40 @@ struct LinearArgs {
   DType dtype, out_dtype;  // out_dtype is dtype or float32
 };
 
+// What one adapter does to one layer: y = (y + scaling * (x a^T) b) * scale + shift. A row of the layer's table, which
+// kernels/adapters.py writes.
+struct LoraEntry {
+  const void* a;       // [rank, K], contiguous
+  const void* b;       // [ceil(N / kLoraColumns), rank, kLoraColumns], zeros past N
+  const float* scale;  // [N] or null
+  const float* shift;  // [N] or null
+  int64_t rank;
+  double scaling;
+};
+constexpr int64_t kLoraColumns = 32;
+
+// Rows start .. end of a call belong to the adapter in row `slot` of the tables. Rows may be named again, for another
+// adapter's share on top; where end <= start there is nothing to do.
+struct LoraSegment {
+  int64_t start, end, slot;
+  double weight;
+};
+
+// One of the layers that were multiplied together.
+struct LoraPart {
+  const LoraEntry* table;  // [slots], or null: no adapter changes it
+  int64_t slots, columns;
+};
+
+struct LoraArgs {
+  const void* x;  // [T, K], rows x_stride apart
+  void* y;        // [T, sum of columns], contiguous
+  const LoraPart* parts;
+  const LoraSegment* segments;
+  int64_t count, num_segments, tokens, features, x_stride;
+  DType dtype, out_dtype;  // of x, a and b; of y: dtype or float32
+};
+
 struct AttentionArgs {
   const void* query;  // [T, H, D], tokens query_stride apart
   const void* keys;   // [num_blocks, G, block_size, D]
@@ -88,6 +122,7 @@ struct WriteKvArgs {
 
 struct Kernels {
   void (*linear)(const LinearArgs&);
+  void (*lora)(const LoraArgs&);
   void (*paged_attention)(const AttentionArgs&);
   void (*embedding)(const EmbeddingArgs&);
   void (*rms_norm)(const NormArgs&);
@@ -101,6 +136,7 @@ struct Kernels {
 #ifdef QUIRE_ISA
 namespace QUIRE_ISA {
 void linear(const LinearArgs&);
+void lora(const LoraArgs&);
 void paged_attention(const AttentionArgs&);
 void embedding(const EmbeddingArgs&);
 void rms_norm(const NormArgs&);

@@ -24,6 +24,8 @@ from quire.errors import QuireError
 if TYPE_CHECKING:
     import torch
 
+    from quire.kernels.adapters import LoraSegments, LoraTable
+
 ACTIVATION_KINDS = ("silu", "relu", "gelu", "gelu_tanh", "quick_gelu")
 
 
@@ -62,6 +64,16 @@ def linear(
     Returns [T, sum N_i] in `out_dtype` (float32 or, by default, x's dtype).
     """
     return backend().linear(x, weights, biases, out_dtype)
+
+
+def lora(x: torch.Tensor, y: torch.Tensor, tables: Sequence[LoraTable | int], segments: LoraSegments) -> None:
+    """Add to y what adapters add: for the rows of each segment, y = (y + scaling weight (x a^T) B^T) * scale + shift.
+
+    x: [T, K], rows may be strided; y: [T, sum N_i], contiguous, x's dtype or float32, changed in place. tables: one
+    for each layer that y's columns belong to, or its N_i alone where no adapter changes it. Each adapter is computed
+    at its own rank (arXiv:2106.09685); sums are kept in float32. Raises IndexError for rows or slots that do not exist.
+    """
+    backend().lora(x, y, tables, segments)
 
 
 def paged_attention(

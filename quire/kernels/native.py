@@ -19,6 +19,7 @@ import torch
 
 import quire.kernels._C as _C
 from quire.errors import QuireError
+from quire.kernels.adapters import LoraSegments, LoraTable
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
@@ -141,6 +142,33 @@ def linear(
     y = _empty((tokens, total), dtype=out_dtype)
     _C.linear(address, tokens, features, stride, tuple(flat), y.data_ptr(), code, _DTYPES[out_dtype])
     return y
+
+
+def lora(x: torch.Tensor, y: torch.Tensor, tables: Sequence[LoraTable | int], segments: LoraSegments) -> None:
+    dtype = x.dtype
+    code, stride, address = _matrix(x)
+    tokens, features = x.shape
+    total = 0
+    flat: list[int] = []
+    for table in tables:
+        if isinstance(table, int):
+            flat += 0, 0, table
+            total += table
+            continue
+        if table.in_features != features or table.dtype is not dtype:
+            got = f"{table.in_features} and {table.dtype}"
+            raise ValueError(f"tables: expected one of {features} features and {dtype}, got {got}")
+        flat += table.address, len(table.entries), table.out_features
+        total += table.out_features
+    out_dtype = y.dtype
+    if out_dtype is not dtype and out_dtype is not _FLOAT32:
+        _reject("y", y, "", dtype)
+    if y.shape != (tokens, total) or not y.is_cpu or not y.is_contiguous():
+        _reject("y", y, f"[{tokens}, {total}], contiguous", out_dtype)
+    _C.lora(
+        address, tokens, features, stride, tuple(flat), segments.address, len(segments.entries), y.data_ptr(), code,
+        _DTYPES[out_dtype],
+    )  # fmt: skip
 
 
 def _cache(name: str, cache: torch.Tensor, dtype: torch.dtype) -> torch.Size:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from quire.kernels.adapters import LoraSegments, LoraTable, unpack
+
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -37,6 +39,27 @@ def linear(
         y = torch.cat([F.linear(tile, weight, bias) for tile in tiles] or [tiles.new_empty(0, len(weight))])
         parts.append(y[:rows])
     return torch.cat(parts, dim=1)
+
+
+def lora(x: torch.Tensor, y: torch.Tensor, tables: Sequence[LoraTable | int], segments: LoraSegments) -> None:
+    for start, end, slot, weight in segments.rows:
+        if start < 0 or end > len(x):
+            raise IndexError("segments: a segment is outside the rows of x")
+        column = 0
+        for table in tables:
+            first, column = column, column + (table if isinstance(table, int) else table.out_features)
+            own = None if isinstance(table, int) else table.get(slot)
+            if own is None:
+                continue
+            rows = y[start:end, first:column].float()
+            if own.a is not None and own.b is not None:
+                hidden = linear(x[start:end], [own.a], [None], torch.float32)
+                rows += linear(hidden, [unpack(own.b, column - first).float()], [None]) * (own.scaling * weight)
+            if own.scale is not None:
+                rows *= own.scale
+            if own.shift is not None:
+                rows += own.shift
+            y[start:end, first:column] = rows.to(y.dtype)
 
 
 def paged_attention(

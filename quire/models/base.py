@@ -120,6 +120,17 @@ class CausalLM(nn.Module):
         """Whether the configuration ties the pairs of `tied_weights`."""
         return bool(getattr(self.config, "tie_word_embeddings", False))
 
+    def published_names(self, name: str) -> tuple[str, ...]:
+        """What Hugging Face's versions call a module or parameter of this name: one name for each naming they had.
+
+        Adapters name modules as the version did that they were trained with.
+        """
+        return (name,)
+
+    def is_visual(self, name: str) -> bool:
+        """Whether the module of this name works on images."""
+        return False
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the tokens' embeddings, of input_ids [T] int64: [T, E] in the model's dtype, in memory of their own.
 

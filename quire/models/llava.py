@@ -27,6 +27,13 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         (r"(?:model\.)?(multi_modal_projector\..+|image_newline)", r"\1"),
     )
 
+    published_parts: ClassVar = {
+        "vision_tower": ("vision_tower.vision_model", "model.vision_tower.vision_model", "model.vision_tower"),
+        "multi_modal_projector": ("multi_modal_projector", *["model.multi_modal_projector"] * 2),
+        "language_model.{base}": ("language_model.{base}", *["model.language_model"] * 2),
+        "language_model.lm_head": ("language_model.lm_head", *["lm_head"] * 2),
+    }
+
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
         from transformers import AutoModel

@@ -37,6 +37,9 @@ class VisionLanguageModel(CausalLM):
 
     # (pattern, new name) for the parts that are not the text model's:
     own_renames: ClassVar[Sequence[tuple[str, str]]] = ()
+    # For `published_names`: a part of the model -> its name in each of Hugging Face's namings, as many for every part;
+    # {base} is the text model's own name for its base model.
+    published_parts: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
@@ -75,6 +78,17 @@ class VisionLanguageModel(CausalLM):
         self.tied_weights = {
             f"language_model.{name}": f"language_model.{shared}" for name, shared in text.tied_weights.items()
         }
+
+    def published_names(self, name: str) -> tuple[str, ...]:
+        base = _base_name(self.language_model)
+        for part, published in self.published_parts.items():
+            own = part.format(base=base)
+            if name == own or name.startswith(own + "."):
+                return tuple(other.format(base=base) + name[len(own) :] for other in published)
+        return (name,) * max((len(names) for names in self.published_parts.values()), default=1)
+
+    def is_visual(self, name: str) -> bool:
+        return not name.startswith("language_model.")
 
     @property
     def is_tied(self) -> bool:

@@ -32,6 +32,12 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
         (r"model\.((?:embed_tokens|layers|norm)\..+)", r"language_model.model.\1"),
     )
 
+    published_parts: ClassVar = {
+        "visual": ("visual", "model.visual"),
+        "language_model.{base}": ("{base}", "model.language_model"),
+        "language_model.lm_head": ("lm_head", "lm_head"),
+    }
+
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
         from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel

@@ -41,7 +41,8 @@ class Pixels:
 class Prepared:
     """One image, ready.
 
-    pixels: None where the model's features of it are there already. source: from which it can be prepared again.
+    digest: of its features: equal digests, equal features. pixels: None where the model's features of it are there
+    already. source: from which it can be prepared again.
     """
 
     digest: bytes
@@ -57,6 +58,7 @@ class _Job:
     settings: Mapping[str, Any]
     first: int
     room: int | None
+    variant: bytes
 
 
 class Preparer:
@@ -107,14 +109,16 @@ class Preparer:
         urgent: bool = False,
         first: int = 0,
         room: int | None = None,
+        variant: bytes = b"",
     ) -> None:
         """Queue the images of one request, under a name of the caller's; together they may take `room` tokens.
 
         urgent: a request that holds blocks waits for it, so it goes first and needs no room. first: the place of the
-        first of them among the prompt's, for messages.
+        first of them among the prompt's, for messages. variant: names what else their features depend on (adapters);
+        it becomes a part of their digests.
         """
         with self._changed:
-            (self._urgent if urgent else self._queue).append(_Job(key, sources, settings, first, room))
+            (self._urgent if urgent else self._queue).append(_Job(key, sources, settings, first, room, variant))
             self._begin()
 
     def cancel(self, key: Hashable) -> None:
@@ -169,7 +173,7 @@ class Preparer:
         item, images = job.first, list[Prepared]()
         try:
             for item, source in enumerate(job.sources, job.first):
-                images.append(self._prepare(source, job.settings, item, job.room))
+                images.append(self._prepare(source, job, item))
                 self._check_room(images, item, job.room)
         except RequestError as error:
             return RequestError(str(error))  # without the traceback, which holds all that was decoded
@@ -186,15 +190,17 @@ class Preparer:
                 f"for {room}: use fewer or smaller ones"
             )
 
-    def _prepare(self, source: Any, settings: Mapping[str, Any], item: int, room: int | None) -> Prepared:
+    def _prepare(self, source: Any, job: _Job, item: int) -> Prepared:
         if is_embeds(source):
-            return self._given_features(source, item, room)
+            return self._given_features(source, item, job.room)
+        settings = job.settings
         source = read_source(source, self._config, item)
         picture = load_picture(source, self._config, item)
         digest = self.processor.digest(picture, settings)
+        features = hashlib.sha256(digest + job.variant).digest() if job.variant else digest
         layout = self._layouts.get(digest)
-        if layout is not None and self._has_features(digest):
-            return Prepared(digest, layout, None, source)
+        if layout is not None and self._has_features(features):
+            return Prepared(features, layout, None, source)
         pixels = self._shared.get(digest)
         if layout is None or pixels is None:
             try:
@@ -203,7 +209,7 @@ class Preparer:
             except ValueError as error:
                 raise RequestError(f"image {item}: {error}") from None
             pixels = self._keep(digest, layout, inputs)
-        return Prepared(digest, layout, pixels, source)
+        return Prepared(features, layout, pixels, source)
 
     def _keep(self, digest: bytes, layout: ImageLayout, inputs: Mapping[str, torch.Tensor]) -> Pixels:
         with self._changed:

@@ -6,17 +6,19 @@ import logging
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.config import EngineConfig
-from quire.errors import RequestError
+from quire.errors import AdapterError, QuireError, RequestError
+from quire.lora import AdapterInfo, AdapterLibrary, LoadReport, LoRARequest
 from quire.multimodal import Prepared
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.detokenizer import Detokenizer
 from quire.platform.intake import Intake, Prompt, PromptType
-from quire.platform.loading import load
+from quire.platform.loading import load, resolve_adapter
 from quire.platform.outputs import RequestOutput
 from quire.platform.plan import Chunk, StepPlan, StepResult
+from quire.platform.prefix_index import feature_variant
 from quire.platform.request import FinishReason, Media, Request, SequenceState, next_serial
 from quire.platform.results import Results
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
@@ -24,7 +26,7 @@ from quire.platform.scheduler import Scheduler
 
 logger = logging.getLogger("quire")
 
-# How long a step with nothing to compute waits for an image to be ready.
+# How long a step with nothing to compute waits for an image or an adapter to be ready.
 _PATIENCE = 0.1  # seconds
 
 
@@ -66,8 +68,13 @@ class LLMEngine:
         self.intake = Intake(
             parts.limits, parts.tokenizer, parts.eos_ids, self.config.seed, eyes.sight if eyes else None
         )
+        self.adapters = parts.adapters
         self.scheduler = Scheduler(
-            self.config.scheduler, parts.pool, eyes.features if eyes else None, eyes.feature_bytes if eyes else 0
+            self.config.scheduler,
+            parts.pool,
+            eyes.features if eyes else None,
+            eyes.feature_bytes if eyes else 0,
+            parts.residency,
         )
         self._results = Results(parts.tokenizer)
         self._arriving: dict[str, _Arrival] = {}
@@ -75,10 +82,15 @@ class LLMEngine:
         self._failed: list[Request] = []
 
     def add_request(
-        self, request_id: str, prompt: PromptType, params: SamplingParams | BeamSearchParams | None = None
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | BeamSearchParams | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Queue a request: a text, token ids, or a dict with 'prompt' or 'prompt_token_ids' and what belongs to it:
-        'multi_modal_data' ({'image': one or a list}), 'mm_processor_kwargs', 'cache_salt'.
+        'multi_modal_data' ({'image': one or a list}), 'mm_processor_kwargs', 'cache_salt'. lora_request: the adapter,
+        or the mixture of adapters, that it runs with; one that is not loaded yet is loaded first, from its path.
 
         Raises RequestError, before anything is queued, when the request could never be served as given. What is wrong
         inside an image is found out by the workers; such a request ends with finish_reason "error". Images are read
@@ -90,12 +102,83 @@ class LLMEngine:
             raise RequestError(f"request {request_id}: there is an unfinished request of this id")
         params = SamplingParams() if params is None else params
         read = self.intake.read(request_id, prompt, params)
-        if not read.images:
-            self._start(self.intake.request(request_id, read, params))
-            return
-        assert self._preparer is not None
-        arrival = self._arriving[request_id] = _Arrival(request_id, read, params)
-        self._preparer.submit(arrival, read.images, read.settings, room=self.intake.room(read))
+        if lora_request is not None:
+            read = self._with_adapters(request_id, read, lora_request)
+        try:
+            if not read.images:
+                self._start(self.intake.request(request_id, read, params))
+                return
+            assert self._preparer is not None
+            arrival = _Arrival(request_id, read, params)
+            self._preparer.submit(
+                arrival, read.images, read.settings, room=self.intake.room(read), variant=feature_variant(read.adapters)
+            )
+            self._arriving[request_id] = arrival
+        except BaseException:
+            self._release_adapters(read)
+            raise
+
+    def _with_adapters(self, request_id: str, prompt: Prompt, wanted: LoRARequest) -> Prompt:
+        """The prompt with the versions that it runs with, held from here on."""
+        if not isinstance(wanted, LoRARequest):
+            raise RequestError(f"request {request_id}: lora_request must be a LoRARequest, not {wanted!r}")
+        if self.adapters is None:
+            raise RequestError(f"request {request_id}: lora_request was given, and enable_lora is not set")
+        try:
+            self.load_for(wanted)
+            return replace(prompt, adapters=self.adapters.acquire(wanted), lora=wanted)
+        except QuireError as error:
+            raise RequestError(f"request {request_id}: {error}") from error
+
+    def _release_adapters(self, prompt: Prompt) -> None:
+        if self.adapters is not None and prompt.adapters:
+            self.adapters.release(prompt.adapters)
+
+    def load_for(self, wanted: LoRARequest) -> None:
+        """Load what a request names by its path, unless it is loaded. Any thread may call this."""
+        path = None if wanted.lora_path is None else resolve_adapter(wanted.lora_path, self.config.lora)
+        self._library().ensure(wanted, path)
+
+    def load_lora_adapter(
+        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False, lora_int_id: int | None = None
+    ) -> LoadReport:
+        """Load an adapter from a folder and let `name` stand for it. Any thread may call this, while others step.
+
+        load_inplace: for a name that is taken. Requests that run finish on the version that they began with, new ones
+        get the new. pinned: it stays in memory. Raises AdapterError: an adapter binds completely, or is refused.
+        """
+        return self._library().load(name, resolve_adapter(path, self.config.lora), load_inplace, pinned, lora_int_id)
+
+    def unload_lora_adapter(self, name: str) -> int:
+        """Forget an adapter: new requests cannot name it, and its memory goes once the last that holds it has ended.
+
+        Returns a number for `freed_bytes`. Any thread may call this. Raises AdapterError.
+        """
+        return self._library().unload(name)
+
+    def freed_bytes(self, unloading: int, timeout: float = 0.0) -> int | None:
+        """The bytes that an unloading gave back; None while requests hold it. Steps make progress, waiting does not."""
+        return self._library().freed(unloading, timeout)
+
+    def pin_lora_adapter(self, name: str, pinned: bool = True) -> None:
+        """Keep an adapter in memory, or no longer. Raises AdapterError."""
+        self._library().pin(name, pinned)
+
+    def list_lora_adapters(self) -> list[AdapterInfo]:
+        return self._library().loaded()
+
+    def _library(self) -> AdapterLibrary:
+        if self.adapters is None:
+            raise AdapterError("no adapters are served: enable_lora is not set.")
+        return self.adapters
+
+    def settle_adapters(self) -> None:
+        """Do what a step does about adapters, where none will come: free those that were unloaded."""
+        residency = self.scheduler.residency
+        if residency is not None:
+            residency.settle()
+            installed, dropped = residency.take_changes()
+            self._prepare(StepPlan((), (), drop=dropped, install=installed))
 
     def _start(self, request: Request) -> None:
         detokenizer = None
@@ -113,6 +196,7 @@ class LLMEngine:
                 self._end(request, "abort")
             if arrival is not None and self._preparer is not None:
                 self._preparer.cancel(arrival)
+                self._release_adapters(arrival.prompt)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests or self._arriving)
@@ -124,9 +208,9 @@ class LLMEngine:
         """Plan, execute, commit; return an output for each request that has something new to show."""
         self._take_prepared(0.0)
         plan = self.scheduler.plan()
-        if not plan.chunks and self._preparer is not None:
-            self._prepare_again()
-            self._take_prepared(_PATIENCE)
+        self._fail_without_adapters()
+        if not plan.chunks:
+            self._wait()
         plan, result = self._execute(plan)
         advanced = self.scheduler.commit(plan, result)
         self._prepare_again()
@@ -137,6 +221,26 @@ class LLMEngine:
     def check_integrity(self) -> None:
         """Raise AssertionError unless all tables of the engine agree with each other."""
         self.scheduler.check_integrity()
+        if self.adapters is not None:
+            running = [request.adapters for request in self._requests.values() if request.holds_adapters]
+            failed = [request.adapters for request in self._failed if request.holds_adapters]
+            arriving = [arrival.prompt.adapters for arrival in self._arriving.values()]
+            self.adapters.check_integrity([*running, *failed, *arriving])
+
+    def _wait(self) -> None:
+        """Nothing can be computed before an image or an adapter is ready."""
+        if self.adapters is not None and self.scheduler.has_work and not self.scheduler.running:
+            self.adapters.wait(0.0 if self._failed else _PATIENCE)
+        if self._preparer is not None:
+            self._prepare_again()
+            self._take_prepared(_PATIENCE)
+
+    def _fail_without_adapters(self) -> None:
+        """End the requests whose adapters have gone for good."""
+        failed, self.scheduler.failed = self.scheduler.failed, []
+        for request, error in failed:
+            if request.request_id in self._requests:
+                self._fail(request, AdapterError(f"request {request.request_id}: {error}"))
 
     def _take_prepared(self, patience: float) -> None:
         """Queue the requests whose images are ready, waiting at most so many seconds for the first."""
@@ -174,7 +278,9 @@ class LLMEngine:
         for request, media in wanted:
             assert self._preparer is not None
             place = request.media.index(media)
-            self._preparer.submit(_Again(request, media), [media.source], media.settings, urgent=True, first=place)
+            variant = feature_variant(request.adapters)
+            again = _Again(request, media)
+            self._preparer.submit(again, [media.source], media.settings, urgent=True, first=place, variant=variant)
 
     def _see_again(self, job: _Again, result: list[Prepared] | RequestError) -> None:
         if self._requests.get(job.request.request_id) is not job.request:
@@ -189,7 +295,7 @@ class LLMEngine:
 
     def _execute(self, plan: StepPlan) -> tuple[StepPlan, StepResult]:
         """Run a plan. If it fails, run its chunks one by one, so that only the culprits' requests end."""
-        self.runner.prepare(plan)
+        self._prepare(plan)
         if not plan.chunks:
             return plan, StepResult((), ())
         try:
@@ -197,6 +303,11 @@ class LLMEngine:
         except Exception:
             logger.exception("a step failed; its sequences are now run one by one")
         return self._execute_one_by_one(plan)
+
+    def _prepare(self, plan: StepPlan) -> None:
+        self.runner.prepare(plan)
+        if self.adapters is not None and plan.drop:
+            self.adapters.unclaim(uid for uid in plan.drop if uid not in plan.install)
 
     def _execute_one_by_one(self, plan: StepPlan) -> tuple[StepPlan, StepResult]:
         good: list[Chunk] = []
@@ -234,6 +345,9 @@ class LLMEngine:
     def _forget(self, request: Request) -> None:
         request.metrics.finished_time = time.monotonic()
         self._requests.pop(request.request_id, None)
+        if request.holds_adapters and self.adapters is not None:
+            request.holds_adapters = False
+            self.adapters.release(request.adapters)
         for media in request.media:  # which would count until the garbage collector comes
             media.pixels = None
 

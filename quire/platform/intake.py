@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from quire.contracts import MediaItem
+from quire.contracts import AdapterUse, MediaItem
 from quire.errors import RequestError
+from quire.lora import LoRARequest
 from quire.multimodal import Prepared, check_count, expand, read_images
 from quire.platform.beam import BeamGroup
 from quire.platform.prefix_index import root_key
@@ -59,7 +60,8 @@ class Prompt:
     """A prompt as it was given, checked as far as it can be before its images are looked at.
 
     ids: with one marker for each image (or with all placeholders). images: their sources; settings: for their
-    processor. seed: the request's, drawn when it arrived: images are ready in any order.
+    processor. seed: the request's, drawn when it arrived: images are ready in any order. adapters: the versions that it
+    runs with, and lora, how the caller named them.
     """
 
     text: str | None
@@ -68,6 +70,8 @@ class Prompt:
     images: list[Any] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    adapters: AdapterUse = ()
+    lora: LoRARequest | None = None
 
 
 class Intake:
@@ -106,7 +110,8 @@ class Intake:
         beam = BeamGroup(params, 1, self.eos_ids) if isinstance(params, BeamSearchParams) else None
         sampling = SamplingParams() if isinstance(params, BeamSearchParams) else params
         none: frozenset[int] = frozenset()
-        return Request(request_id, prompt.text, prompt.ids, sampling, 1, (0,), none, none, (), b"", beam)
+        request = Request(request_id, prompt.text, prompt.ids, sampling, 1, (0,), none, none, (), b"", beam)
+        return self._with_adapters(request, prompt)
 
     def request(
         self,
@@ -130,6 +135,10 @@ class Intake:
         if items and self.sight is not None and self.sight.rotary_positions is not None:
             request.rotary = self.sight.rotary_positions(len(ids), items)
             request.rotary_end = int(request.rotary.max()) + 1
+        return self._with_adapters(request, prompt)
+
+    def _with_adapters(self, request: Request, prompt: Prompt) -> Request:
+        request.adapters, request.lora, request.holds_adapters = prompt.adapters, prompt.lora, bool(prompt.adapters)
         return request
 
     def _place(self, request_id: str, prompt: Prompt, images: Sequence[Prepared]) -> tuple[list[int], list[MediaItem]]:
@@ -169,7 +178,7 @@ class Intake:
             eos_ids=eos_ids,
             stop_ids=eos_ids | frozenset(params.stop_token_ids or ()),
             bad_words=encode_bad_words(self.tokenizer, params.bad_words or ()),
-            prefix_root=self._prefix_root(len(ids), prompt.salt),
+            prefix_root=self._prefix_root(len(ids), prompt),
         )
 
     def _beam_request(self, request_id: str, prompt: Prompt, ids: list[int], params: BeamSearchParams) -> Request:
@@ -189,7 +198,7 @@ class Intake:
             eos_ids=frozenset(),
             stop_ids=frozenset(),
             bad_words=(),
-            prefix_root=self._prefix_root(len(ids), prompt.salt),
+            prefix_root=self._prefix_root(len(ids), prompt),
             beam=BeamGroup(params, max_tokens, self.eos_ids),
         )
 
@@ -290,10 +299,11 @@ class Intake:
             )
         return count
 
-    def _prefix_root(self, prompt_len: int, salt: str | None) -> bytes:
+    def _prefix_root(self, prompt_len: int, prompt: Prompt) -> bytes:
         # Past the threshold, keys are rotated by frequencies that depend on the prompt's length.
         threshold = self.limits.rope_threshold
-        return root_key(salt, prompt_len if threshold is not None and prompt_len > threshold else None)
+        rope_length = prompt_len if threshold is not None and prompt_len > threshold else None
+        return root_key(prompt.salt, rope_length, prompt.adapters)
 
 
 def _mix(seed: int, index: int) -> int:

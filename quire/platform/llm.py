@@ -11,8 +11,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from quire.config import CacheConfig, EngineConfig, MediaConfig, ModelConfig, SchedulerConfig
+from quire.config import CacheConfig, EngineConfig, LoRAConfig, MediaConfig, ModelConfig, SchedulerConfig
 from quire.errors import RequestError
+from quire.lora import AdapterInfo, LoadReport, LoRARequest
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.chat import render_chat
 from quire.platform.engine import LLMEngine
@@ -22,6 +23,9 @@ from quire.platform.outputs import RequestOutput
 from quire.platform.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 Message = Mapping[str, Any]
+
+# How long unloading waits before it looks again.
+_PATIENCE = 0.02  # seconds
 
 
 class LLM:
@@ -48,6 +52,10 @@ class LLM:
             https: URLs may name. Without these both are refused. media_fetch_timeout: seconds for one URL.
         max_image_bytes, max_image_pixels: the most of one image, as it comes and as it is decoded.
         media_cache_bytes: for images that wait and the features of encoded ones.
+        enable_lora: serve LoRA adapters. max_loras: most that steps can use at once; max_cpu_loras: most in main
+            memory; max_lora_rank: a larger rank is refused. None sets no limit.
+        lora_device_bytes, lora_host_bytes: what adapters may take on the device and in main memory.
+        lora_roots: the folders that adapters may be read from; None allows all, and hub ids.
         skip_tokenizer_init: load no tokenizer; prompts must be token ids, and outputs have no text.
         enforce_eager: run every step through the model's Python (to debug a model); else a step in which each
             sequence has one token is recorded and replayed.
@@ -86,6 +94,13 @@ class LLM:
         max_image_bytes: int | None = None,
         max_image_pixels: int | None = None,
         media_cache_bytes: int | None = None,
+        enable_lora: bool | None = None,
+        max_loras: int | None = None,
+        max_lora_rank: int | None = None,
+        max_cpu_loras: int | None = None,
+        lora_device_bytes: int | None = None,
+        lora_host_bytes: int | None = None,
+        lora_roots: Sequence[str] | None = None,
         skip_tokenizer_init: bool | None = None,
         enforce_eager: bool | None = None,
         trust_remote_code: bool | None = None,
@@ -129,6 +144,17 @@ class LLM:
                     cache_bytes=media_cache_bytes,
                 )
             ),
+            lora=LoRAConfig(
+                **_given(
+                    enabled=enable_lora,
+                    max_loras=max_loras,
+                    max_lora_rank=max_lora_rank,
+                    max_cpu_loras=max_cpu_loras,
+                    device_bytes=lora_device_bytes,
+                    host_bytes=lora_host_bytes,
+                    roots=None if lora_roots is None else tuple(str(root) for root in lora_roots),
+                )
+            ),
             **_given(seed=seed, max_logprobs=max_logprobs, debug=debug),
         )
         self.llm_engine = LLMEngine(config)
@@ -156,6 +182,7 @@ class LLM:
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete every prompt; outputs come back in the order of the prompts.
@@ -166,6 +193,7 @@ class LLM:
         "mm_processor_kwargs", settings for the image processor; and "cache_salt": requests with different salts share
         no cached blocks.
         sampling_params: one for all, one for each, or None for `get_default_sampling_params()`.
+        lora_request: the adapter for all, or one or None (the base model) for each; loaded first where it is not.
 
         Raises RequestError, a ValueError, when a prompt or its parameters are impossible; nothing is left running. A
         request whose image turns out to be no good ends with finish_reason "error", and its stop_reason says why.
@@ -173,7 +201,7 @@ class LLM:
         batch = _prompt_list(prompts)
         params = self._params_list(sampling_params, len(batch))
         final = [dataclasses.replace(p, output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
-        return self._run(batch, final, use_tqdm)
+        return self._run(batch, final, use_tqdm, self._adapters_list(lora_request, len(batch)))
 
     def chat(
         self,
@@ -186,6 +214,7 @@ class LLM:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: lists of {"role": ..., "content": ...}.
 
@@ -220,19 +249,78 @@ class LLM:
             }
             for chat in rendered
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, lora_request=lora_request, use_tqdm=use_tqdm)
 
     def beam_search(
         self,
         prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
         use_tqdm: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
         """The `params.beam_width` likeliest continuations of each prompt, best first."""
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, not {params!r}")
         batch = _prompt_list(prompts)
-        return self._run(batch, [params] * len(batch), use_tqdm)
+        return self._run(batch, [params] * len(batch), use_tqdm, self._adapters_list(lora_request, len(batch)))
+
+    def load_lora_adapter(
+        self,
+        lora_name: str,
+        lora_path: str,
+        *,
+        load_inplace: bool = False,
+        pinned: bool = False,
+        lora_int_id: int | None = None,
+    ) -> LoadReport:
+        """Load an adapter from a folder (PEFT's format) and let `lora_name` stand for it.
+
+        From any thread, while others generate. load_inplace: the name may be taken; running requests finish on the
+        version that they began with. pinned: never evicted. Raises AdapterError: an adapter binds completely, or is
+        refused with the list of what does not.
+        """
+        return self.llm_engine.load_lora_adapter(lora_name, str(lora_path), load_inplace, pinned, lora_int_id)
+
+    def unload_lora_adapter(self, lora_name: str) -> int:
+        """Forget an adapter, wait until no request holds it, and return the bytes that its weights took in memory.
+
+        Raises AdapterError for a name that is not loaded.
+        """
+        unloading = self.llm_engine.unload_lora_adapter(lora_name)
+        while True:
+            if self._lock.acquire(timeout=_PATIENCE):
+                try:
+                    self.llm_engine.settle_adapters()
+                finally:
+                    self._lock.release()
+            freed = self.llm_engine.freed_bytes(unloading, _PATIENCE)
+            if freed is not None:
+                return freed
+
+    def pin_lora_adapter(self, lora_name: str, pinned: bool = True) -> None:
+        """Never evict an adapter from memory, or do so again. Raises AdapterError."""
+        self.llm_engine.pin_lora_adapter(lora_name, pinned)
+
+    def list_lora_adapters(self) -> list[AdapterInfo]:
+        """All adapters that are loaded, and where their weights are."""
+        return self.llm_engine.list_lora_adapters()
+
+    def _adapters_list(
+        self, wanted: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+    ) -> list[LoRARequest | None]:
+        """One for each prompt, all of them loaded."""
+        if wanted is None or isinstance(wanted, LoRARequest):
+            adapters: list[LoRARequest | None] = [wanted] * count
+        elif isinstance(wanted, Sequence) and all(one is None or isinstance(one, LoRARequest) for one in wanted):
+            adapters = list(wanted)
+        else:
+            raise RequestError(f"lora_request must be a LoRARequest or a list of them and None, not {wanted!r}")
+        if len(adapters) != count:
+            raise RequestError(f"{count} prompts, but {len(adapters)} lora_requests: give one, or one for each.")
+        for adapter in dict.fromkeys(adapters):  # before the engine is taken: others may generate meanwhile
+            if adapter is not None and self.llm_engine.adapters is not None:
+                self.llm_engine.load_for(adapter)
+        return adapters
 
     def _params_list(
         self, params: SamplingParams | Sequence[SamplingParams] | None, wanted: int
@@ -247,15 +335,21 @@ class LLM:
             raise RequestError(f"{wanted} prompts, but {len(params)} sampling_params: give one, or one for each.")
         return list(params)
 
-    def _run(self, prompts: Sequence[PromptType], params: Sequence[Any], use_tqdm: bool) -> list[Any]:
+    def _run(
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[Any],
+        use_tqdm: bool,
+        adapters: Sequence[LoRARequest | None],
+    ) -> list[Any]:
         ids: list[str] = []
         outputs: dict[str, Any] = {}
         with self._lock, HeldInterrupt() as interrupt:
             self._refuse_if_busy()
             try:
-                for prompt, wanted in zip(prompts, params, strict=True):
+                for prompt, wanted, adapter in zip(prompts, params, adapters, strict=True):
                     request_id = str(next(self._ids))
-                    self.llm_engine.add_request(request_id, prompt, wanted)
+                    self.llm_engine.add_request(request_id, prompt, wanted, adapter)
                     ids.append(request_id)
                 with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as bar:
                     while len(outputs) < len(ids) and not interrupt.pressed:

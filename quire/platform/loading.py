@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 
 from quire import kernels
-from quire.config import EngineConfig, ModelConfig
-from quire.errors import QuireError
+from quire.config import EngineConfig, LoRAConfig, ModelConfig
+from quire.errors import AdapterError, CheckpointError, QuireError
+from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterBank, AdapterLibrary, AdapterReader, Residency
 from quire.models.base import CausalLM
 from quire.models.checkpoint import HUB_TEXTS, resolve_checkpoint
 from quire.models.loader import load_model
@@ -38,6 +40,8 @@ class Parts:
     pool: BlockPool
     runner: Runner
     eyes: Eyes | None
+    adapters: AdapterLibrary | None
+    residency: Residency | None
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ def load(config: EngineConfig) -> Parts:
         tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
     max_model_len = _max_model_len(config.model.max_model_len, model)
     eyes = _eyes(config, path, model, tokenizer) if isinstance(model, VisionLanguageModel) else None
-    pool, runner = _cache(config, model, max_model_len)
+    library = _library(config, model) if config.lora.enabled else None
+    bank = AdapterBank(model, library.weights) if library else None
+    pool, runner = _cache(config, model, max_model_len, bank)
     limits = Limits(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
@@ -68,7 +74,26 @@ def load(config: EngineConfig) -> Parts:
         max_logprobs=config.max_logprobs,
         rope_threshold=model.rope_threshold,
     )
-    return Parts(path, tokenizer, eos_token_ids(path, tokenizer), limits, pool, runner, eyes)
+    residency = Residency(config.lora, library) if library else None
+    return Parts(path, tokenizer, eos_token_ids(path, tokenizer), limits, pool, runner, eyes, library, residency)
+
+
+def _library(config: EngineConfig, model: CausalLM) -> AdapterLibrary:
+    lora = config.lora
+    return AdapterLibrary(lora, AdapterReader(model, lora.max_lora_rank, min(lora.host_bytes, lora.device_bytes)))
+
+
+def resolve_adapter(path: str, config: LoRAConfig) -> Path:
+    """An adapter's folder: a local one, or the hub's snapshot where `roots` does not forbid it.
+
+    Raises AdapterError.
+    """
+    if config.roots is not None or os.path.exists(os.path.expanduser(path)):
+        return Path(path).expanduser()
+    try:
+        return resolve_checkpoint(path, files=(CONFIG_FILE, WEIGHTS_FILE))
+    except CheckpointError as error:
+        raise AdapterError(str(error)) from None
 
 
 def _eyes(config: EngineConfig, path: Path, model: VisionLanguageModel, tokenizer: Any) -> Eyes:
@@ -116,7 +141,9 @@ def _max_model_len(wanted: int | None, model: CausalLM) -> int:
     return wanted or model.max_model_len
 
 
-def _cache(config: EngineConfig, model: CausalLM, max_model_len: int) -> tuple[BlockPool, Runner]:
+def _cache(
+    config: EngineConfig, model: CausalLM, max_model_len: int, bank: AdapterBank | None
+) -> tuple[BlockPool, Runner]:
     weight = next(model.parameters())
     size = config.cache.block_size
     num_blocks = count_blocks(
@@ -134,4 +161,4 @@ def _cache(config: EngineConfig, model: CausalLM, max_model_len: int) -> tuple[B
         for cache in caches:
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
-    return pool, Runner(model, caches, weight.device, config.model.enforce_eager)
+    return pool, Runner(model, caches, weight.device, config.model.enforce_eager, bank)

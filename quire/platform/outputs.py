@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from quire.lora import LoRARequest
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -80,6 +83,7 @@ class RequestOutput:
     prompt: its text, None when token ids were given.  outputs: `n` CompletionOutputs, by index.
     prompt_logprobs: one mapping for each prompt token, None for the first (nothing precedes it); None when
         not asked for.  finished: all outputs have.  num_cached_tokens: as in RequestMetrics.
+    lora_request: the adapter that it ran with.
     """
 
     request_id: str
@@ -90,3 +94,4 @@ class RequestOutput:
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
     metrics: RequestMetrics | None = field(default=None, repr=False)
     num_cached_tokens: int | None = None
+    lora_request: LoRARequest | None = None

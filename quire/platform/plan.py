@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.contracts import MediaItem
+from quire.lora import Owner
 from quire.platform.sampler import Sampled, TopLogprobs
 from quire.platform.sampling_params import SamplingParams
 
@@ -44,6 +45,7 @@ class Chunk:
     score: PromptScore | None  # what to report about the prompt's own tokens
     media: Sequence[MediaItem] = ()  # the images whose placeholders are among the tokens, whole or in part
     rotary: np.ndarray | None = None  # [3, tokens] int64 in models with `mrope`; None: their positions
+    adapters: Owner = ()  # (uid, weight) of each adapter that the tokens run with; empty: the base model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class EncodeImage:
     digest: bytes
     length: int  # tokens, so many features it must have
     inputs: Mapping[str, torch.Tensor]
+    adapters: Owner = ()  # that change what works on images
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class StepPlan:
     poison: Sequence[int] = ()  # debug runs: freed blocks to overwrite with NaN before anything else
     encode: Sequence[EncodeImage] = ()  # before the chunks
     release: Sequence[bytes] = ()  # digests whose features to let go of, before the encoding
+    drop: Sequence[int] = ()  # uids of adapters to take off the device, before anything else
+    install: Sequence[int] = ()  # and those to put there, then
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,24 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 
+from quire.contracts import AdapterUse
 
-def root_key(cache_salt: str | None = None, rope_length: int | None = None) -> bytes:
-    """The chain's start. Requests with different salts (tenants), or whose rotary frequencies differ, share nothing."""
-    parts = repr((cache_salt, rope_length)).encode("utf-8", "surrogatepass")
+
+def root_key(cache_salt: str | None = None, rope_length: int | None = None, adapters: AdapterUse = ()) -> bytes:
+    """The chain's start.
+
+    Requests with different salts (tenants), whose rotary frequencies differ, or that run with other adapters, or other
+    versions of them, share nothing.
+    """
+    weights = [(ref.digest, weight) for ref, weight in adapters]
+    parts = repr((cache_salt, rope_length, weights)).encode("utf-8", "surrogatepass")
     return hashlib.sha256(parts).digest()
+
+
+def feature_variant(adapters: AdapterUse) -> bytes:
+    """What an image's features depend on beside the image: empty unless an adapter changes what works on images."""
+    visual = [(ref.digest, weight) for ref, weight in adapters if ref.visual]
+    return repr(visual).encode() if visual else b""
 
 
 def block_key(parent: bytes, token_ids: Sequence[int], media: Sequence[tuple[bytes, int]] = ()) -> bytes:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from quire.contracts import MediaItem
+from quire.contracts import AdapterUse, MediaItem
+from quire.lora import LoRARequest, Owner
 from quire.multimodal import Pixels
 from quire.platform.outputs import RequestMetrics
 from quire.platform.plan import Draw
@@ -57,6 +58,7 @@ class Request:
     media: the prompt's images, in their order; prompt_ids has their placeholders.
     rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
         rotary_end: what the first token behind them turns by.
+    adapters: the versions that it runs with, held until it ends (`holds_adapters`); lora: how the caller named them.
     prompt_scores: one entry a prompt token whose logprobs are wanted and known; the first token has none.
     """
 
@@ -74,6 +76,9 @@ class Request:
     media: list[Media] = field(default_factory=list)
     rotary: np.ndarray | None = None
     rotary_end: int = 0
+    adapters: AdapterUse = ()
+    holds_adapters: bool = False
+    lora: LoRARequest | None = None
     sequences: list[SequenceState] = field(default_factory=list)
     prompt_scores: list[TopLogprobs | None] = field(default_factory=lambda: [None])
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
@@ -83,6 +88,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @property
+    def owner(self) -> Owner:
+        """Its adapters, as plans name them."""
+        return tuple((ref.uid, weight) for ref, weight in self.adapters)
 
     @property
     def scores_prompt(self) -> bool:
@@ -109,6 +119,7 @@ class SequenceState:
     num_computed: tokens whose keys and values are in the cache. The scheduler lets it chase len(token_ids).
     held: digests of the images whose features this sequence needs for what it computes now.
     keys: prefix keys of the blocks that are or were full; they outlive a preemption, since the tokens do.
+    passed_by: how many sequences with adapters were admitted before it while it waited for its own.
     sent: how many tokens and characters a streamed request has handed out.
     pending: beam search only: the step's result, kept until the siblings have theirs.
     """
@@ -127,6 +138,7 @@ class SequenceState:
         "num_computed",
         "order",
         "output_ids",
+        "passed_by",
         "pending",
         "request",
         "running",
@@ -149,6 +161,7 @@ class SequenceState:
         self.held: list[bytes] = []
         self.running = False
         self.sent = (0, 0)
+        self.passed_by = 0
         self.pending: TopLogprobs | None = None
         self.logprobs: list[TopLogprobs] = []
         self.cumulative_logprob = 0.0

@@ -41,6 +41,7 @@ class Results:
             finished=finished,
             metrics=dataclasses.replace(request.metrics),
             num_cached_tokens=request.metrics.num_cached_tokens,
+            lora_request=request.lora,
         )
 
     def _beams(self, request: Request, group: BeamGroup) -> BeamSearchOutput:

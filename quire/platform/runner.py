@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from quire import pages
 from quire.contracts import KVCache, KVSpec
+from quire.kernels.adapters import LoraSegments
+from quire.lora import AdapterBank, Owner
 from quire.models.base import CausalLM
 from quire.models.multimodal import VisionLanguageModel
 from quire.platform import batch
@@ -36,16 +39,22 @@ def allocate_cache(
 
 
 class Runner:
-    """Holds the model, the pool's tensors and the features of images, and nothing of any request."""
+    """Holds the model, its adapters, the pool's tensors and the features of images, and nothing of any request."""
 
     def __init__(
-        self, model: CausalLM, caches: Sequence[KVCache], device: torch.device, enforce_eager: bool = False
+        self,
+        model: CausalLM,
+        caches: Sequence[KVCache],
+        device: torch.device,
+        enforce_eager: bool = False,
+        bank: AdapterBank | None = None,
     ) -> None:
         self.model = model
         self.caches = caches
         self.device = device
         self.block_size = caches[0].keys.shape[2]
-        self._decode = DecodeStep(model, caches, enforce_eager)
+        self.bank = bank
+        self._decode = DecodeStep(model, caches, enforce_eager, bank)
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
         self._features: dict[bytes, torch.Tensor] = {}  # by digest, each [tokens, E]
 
@@ -57,21 +66,31 @@ class Runner:
                 self._features[image.digest] = self._encode(image)
         token_ids, context = batch.build(plan.chunks, self.block_size, self.device, self._mrope)
         if all(len(c.token_ids) == 1 and c.draws and not c.score and not c.media for c in plan.chunks):
-            logits = self._decode(token_ids, context)
-            return StepResult(self._sample(plan.chunks, logits), [[] for _ in plan.chunks])
-        hidden = self.model(self._embed(token_ids, plan.chunks), context, self.caches)
+            decoded = self._decode(token_ids, context, [chunk.adapters for chunk in plan.chunks])
+            return StepResult(self._sample(plan.chunks, decoded), [[] for _ in plan.chunks])
+        with self._owned((chunk.adapters, len(chunk.token_ids)) for chunk in plan.chunks):
+            hidden = self.model(self._embed(token_ids, plan.chunks), context, self.caches)
         ends = context.query_start.tolist()
         rows = [end - 1 for chunk, end in zip(plan.chunks, ends[1:], strict=True) if chunk.draws]
+        logits = None
+        if rows:
+            with self._owned((chunk.adapters, 1) for chunk in plan.chunks if chunk.draws):
+                logits = self.model.logits(hidden[rows])
         return StepResult(
-            self._sample(plan.chunks, self.model.logits(hidden[rows]) if rows else None),
+            self._sample(plan.chunks, logits),
             [self._score(chunk, hidden[ends[i] : ends[i + 1]]) for i, chunk in enumerate(plan.chunks)],
         )
 
     def prepare(self, plan: StepPlan) -> None:
-        """Copy and poison the blocks that the plan names, and let go of features.
+        """Copy and poison the blocks that the plan names, let go of features, change the adapters on the device.
 
         Once a plan: a copy's source may be overwritten by now.
         """
+        if self.bank is not None:
+            for uid in plan.drop:
+                self.bank.drop(uid)
+            for uid in plan.install:
+                self.bank.install(uid)
         for digest in plan.release:
             self._features.pop(digest, None)
         if plan.copies or plan.poison:
@@ -80,13 +99,21 @@ class Runner:
                     self._prepare(cache.keys, plan)
                     self._prepare(cache.values, plan)
 
+    def _owned(self, owners: Iterable[tuple[Owner, int]]) -> AbstractContextManager[None]:
+        """Let the layers work for these owners of rows."""
+        rows = self.bank.segments(owners) if self.bank is not None else []
+        if self.bank is None or not rows:
+            return nullcontext()
+        return self.bank.using(LoraSegments.of(rows))
+
     def _encode(self, image: EncodeImage) -> torch.Tensor:
         """One image's features, [length, E]. One by one: together they would take as long, and their sums would
         depend on each other's number."""
         given = image.inputs.get("image_embeds")
         assert isinstance(self.model, VisionLanguageModel)
         dtype = next(self.model.parameters()).dtype
-        features = self.model.encode(image.inputs) if given is None else given
+        with nullcontext() if self.bank is None else self.bank.encoding_for(image.adapters):
+            features = self.model.encode(image.inputs) if given is None else given
         features = features.to(self.device, dtype)
         if len(features) != image.length:
             raise RuntimeError(f"an image has {len(features)} features, and {image.length} placeholders")
@@ -129,6 +156,8 @@ class Runner:
             return []
         rows = hidden[score.first : score.first + len(score.targets)]
         for at in range(0, len(rows), _SCORE_ROWS):
-            logits = self.model.logits(rows[at : at + _SCORE_ROWS])
+            part = rows[at : at + _SCORE_ROWS]
+            with self._owned([(chunk.adapters, len(part))]):
+                logits = self.model.logits(part)
             tops += top_logprobs(logits, score.targets[at : at + _SCORE_ROWS], score.count)
         return tops

@@ -3,6 +3,9 @@
 There is no prefill phase and no decode phase: every sequence has tokens, some of them computed, and each step lets
 `num_computed` chase their number within one token budget. The rule of fairness is arrival order: the oldest
 sequence is served first, admitted first and preempted last, so that some sequence always advances to its end.
+
+A sequence whose adapter finds no room on the device lets others pass: those of the base model, and of adapters that are
+there already, of the latter `max_num_seqs` at most. So adapters that do not fit wait for a bounded number of requests.
 """
 
 from __future__ import annotations
@@ -12,14 +15,19 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from quire.config import SchedulerConfig
+from quire.lora import Residency
 from quire.multimodal import FeatureCache
 from quire.platform.block_pool import BlockPool
 from quire.platform.plan import Chunk, EncodeImage, PromptScore, StepPlan, StepResult
 from quire.platform.prefix_index import block_key
 from quire.platform.request import FinishReason, Media, Request, SequenceState
 from quire.platform.sampler import Sampled
+
+# How many waiting sequences have their adapters read ahead.
+_READ_AHEAD = 16
 
 
 @dataclass
@@ -33,6 +41,7 @@ class _Draft:
     encode: list[EncodeImage] = field(default_factory=list)
     preempted: bool = False
     waits: bool = False  # some sequence for an image
+    blocked: list[SequenceState] = field(default_factory=list)  # that wait for their adapters
 
     @property
     def full(self) -> bool:
@@ -43,18 +52,26 @@ class Scheduler:
     """Owns the queue, the running sequences and their blocks. It never touches a tensor.
 
     features: whose features the runner has; feature_bytes: of one placeholder's. For models that see.
+    residency: the adapters that are on the device. failed: requests whose adapters cannot be had, and why.
     wanted: images whose features and pixels are gone, to be prepared again.
     running: sequences that hold blocks, oldest first. waiting: those that hold none, oldest first.
     """
 
     def __init__(
-        self, config: SchedulerConfig, pool: BlockPool, features: FeatureCache | None = None, feature_bytes: int = 0
+        self,
+        config: SchedulerConfig,
+        pool: BlockPool,
+        features: FeatureCache | None = None,
+        feature_bytes: int = 0,
+        residency: Residency | None = None,
     ) -> None:
         self.config = config
         self.pool = pool
         self.features = FeatureCache(0) if features is None else features
         self.feature_bytes = feature_bytes
+        self.residency = residency
         self.wanted: list[tuple[Request, Media]] = []
+        self.failed: list[tuple[Request, str]] = []
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
         self.num_preemptions = 0
@@ -93,7 +110,14 @@ class Scheduler:
             self._admit_waiting(draft)
         encode = self._shown(draft)
         released = self.features.take_evicted()
-        return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison(), encode, released)
+        if self.residency is None:
+            return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison(), encode, released)
+        draft.chunks.sort(key=lambda chunk: chunk.adapters)  # one segment for each
+        for sequence in islice(self.waiting, _READ_AHEAD):
+            self.residency.prefetch(sequence.request.adapters)
+        self.residency.settle()
+        installed, dropped = self.residency.take_changes()
+        return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison(), encode, released, dropped, installed)
 
     def _continue_running(self, draft: _Draft) -> None:
         for sequence in list(self.running):
@@ -107,20 +131,31 @@ class Scheduler:
 
     def _admit_waiting(self, draft: _Draft) -> None:
         place = 0
+        draft.blocked.clear()
         while place < len(self.waiting) and not draft.full:
             sequence = self.waiting[place]
             if sequence.pending is not None:  # a beam that has its result and waits for its siblings'
+                place += 1
+                continue
+            if not self._hold_adapters(sequence, draft):
+                if len(draft.blocked) >= 2 * self.config.max_num_seqs:
+                    break
                 place += 1
                 continue
             found = self._find_prefix(sequence)
             revived = sum(self.pool.references(block) == 0 for block in found)
             # The whole sequence must fit, not only its first chunk: else it would be preempted half-way.
             if self.pool.blocks_for(len(sequence.token_ids)) - len(found) + revived > self.pool.num_free:
+                self._release_adapters(sequence)
                 break
             start = len(found) * self.pool.block_size
             count = self._see(sequence, start, min(len(sequence.token_ids) - start, draft.tokens_left), draft)
             if not count:
+                self._release_adapters(sequence)
                 break
+            if sequence.request.adapters:
+                for blocked in draft.blocked:
+                    blocked.passed_by += 1
             del self.waiting[place]
             self._admit(sequence, found, count, draft)
 
@@ -142,6 +177,24 @@ class Scheduler:
             self.pool.blocks_for(sequence.num_computed + count) - len(sequence.block_ids)
         )
         self._schedule(sequence, count, draft)
+
+    def _hold_adapters(self, sequence: SequenceState, draft: _Draft) -> bool:
+        """Hold a waiting sequence's adapters; False: it waits for them, or must not pass one that has waited long."""
+        if self.residency is None or not sequence.request.adapters:
+            return True
+        request = sequence.request
+        patient = all(other.passed_by < self.config.max_num_seqs for other in draft.blocked)
+        if patient and self.residency.hold(request.adapters, urgent=not draft.blocked):
+            return True
+        error = self.residency.failure(request.adapters)
+        if error is not None:
+            self.failed.append((request, error))
+        draft.blocked.append(sequence)
+        return False
+
+    def _release_adapters(self, sequence: SequenceState) -> None:
+        if self.residency is not None and sequence.request.adapters:
+            self.residency.release(sequence.request.adapters)
 
     def _see(self, sequence: SequenceState, start: int, count: int, draft: _Draft) -> int:
         """How many of the next `count` tokens can be computed: those before the first image that is not ready.
@@ -177,7 +230,8 @@ class Scheduler:
             return False
         if not self.features.insert(item.digest, item.length * self.feature_bytes):
             return False
-        draft.encode.append(EncodeImage(item.digest, item.length, media.pixels.inputs))
+        owner = tuple((ref.uid, weight) for ref, weight in request.adapters if ref.visual)
+        draft.encode.append(EncodeImage(item.digest, item.length, media.pixels.inputs, owner))
         return True
 
     def _shown(self, draft: _Draft) -> list[EncodeImage]:
@@ -268,6 +322,7 @@ class Scheduler:
                 score=_prompt_score(sequence.request, start, end),
                 media=[media.item for media in sequence.request.media_in(start, end)],
                 rotary=sequence.request.rotary_of(start, end),
+                adapters=sequence.request.owner,
             )
         )
 
@@ -282,6 +337,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.pool.release(sequence.block_ids)
         self._let_go(sequence, len(sequence.token_ids))
+        self._release_adapters(sequence)
         sequence.running = False
         sequence.block_ids = []
         sequence.num_computed = 0
@@ -343,6 +399,8 @@ class Scheduler:
             self.pool.share(parent.block_ids)
             child.block_ids = list(parent.block_ids)
             child.num_computed = parent.num_computed
+            if self.residency is not None and child.request.adapters:
+                self.residency.hold(child.request.adapters)
             child.running = True
             insort(self.running, child, key=lambda s: s.order)
         else:
@@ -407,6 +465,8 @@ class Scheduler:
         """Raise AssertionError unless queue, sequences, pool and prefix index agree."""
         self.pool.check_integrity(s.block_ids for s in self.running)
         self.features.check_integrity(s.held for s in self._live.values())
+        if self.residency is not None:
+            self.residency.check_integrity(s.request.adapters for s in self.running)
         for sequence in self._live.values():
             home = self.running if sequence.running else self.waiting
             if sum(other is sequence for other in home) != 1:

@@ -6,10 +6,16 @@ import torch
 from torch import nn
 
 from quire import kernels
+from quire.models.layers.adapters import EmbeddingAdapters, adapt_embedding
 
 
 class Embedding(nn.Module):
-    """Rows of weight [num_embeddings, size]."""
+    """Rows of weight [num_embeddings, size].
+
+    adapters: what LoRA adapters change here; None while none does.
+    """
+
+    adapters: EmbeddingAdapters | None = None
 
     def __init__(self, num_embeddings: int, size: int) -> None:
         super().__init__()
@@ -17,4 +23,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: torch.Tensor, added: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
         """Return the rows `first + ids`, plus `added` [T, size] where it is given. ids: [T] int64 -> [T, size]."""
-        return kernels.embedding(ids, self.weight[first:] if first else self.weight, added)
+        y = kernels.embedding(ids, self.weight[first:] if first else self.weight, added)
+        if self.adapters is not None and self.adapters.active.segments is not None:
+            adapt_embedding(self.adapters, self.weight, ids + first if first else ids, added, y)
+        return y

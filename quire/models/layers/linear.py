@@ -8,10 +8,16 @@ import torch
 from torch import nn
 
 from quire import kernels
+from quire.models.layers.adapters import LinearAdapters, adapt_linear
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, with weight [out_features, in_features] as the checkpoint has it."""
+    """y = x W^T + b, with weight [out_features, in_features] as the checkpoint has it.
+
+    adapters: what LoRA adapters change here; None while none does.
+    """
+
+    adapters: LinearAdapters | None = None
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
@@ -23,7 +29,11 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x: [T, in_features] -> [T, out_features], in `out_dtype` (x's by default)."""
         parameters: Any = self._parameters  # torch's own attribute look-up costs more than a small product
-        return kernels.linear(x, (parameters["weight"],), (parameters["bias"],), out_dtype)
+        y = kernels.linear(x, (parameters["weight"],), (parameters["bias"],), out_dtype)
+        adapters = self.adapters
+        if adapters is not None and (segments := adapters.active.segments) is not None:
+            adapt_linear((adapters,), segments, x, y)
+        return y
 
 
 class MergedLinear:
@@ -38,4 +48,11 @@ class MergedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, in_features] -> [T, sum of out_features], the layers' results side by side."""
         parameters: list[Any] = [linear._parameters for linear in self.linears]
-        return kernels.linear(x, [p["weight"] for p in parameters], [p["bias"] for p in parameters])
+        y = kernels.linear(x, [p["weight"] for p in parameters], [p["bias"] for p in parameters])
+        for linear in self.linears:
+            adapters = linear.adapters
+            if adapters is not None:
+                if (segments := adapters.active.segments) is not None:
+                    adapt_linear([one.adapters or one.out_features for one in self.linears], segments, x, y)
+                break
+        return y

@@ -1,4 +1,7 @@
-"""The norms. Each can first add to the residual stream, which saves a pass over memory."""
+"""The norms. Each can first add to the residual stream, which saves a pass over memory.
+
+`adapters` of a norm is what LoRA adapters change there; None while none does.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,13 @@ import torch
 from torch import nn
 
 from quire import kernels
+from quire.models.layers.adapters import NormAdapters, adapt_norm
 
 
 class RMSNorm(nn.Module):
     """Root mean square norm (arXiv:1910.07467)."""
+
+    adapters: NormAdapters | None = None
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -22,12 +28,23 @@ class RMSNorm(nn.Module):
         """Normalise residual [T, size]; with `added` [T, size], do `residual += added` first, in place."""
         weight: Any = self._parameters["weight"]
         if added is None:
-            return kernels.rms_norm(residual, weight, self.eps)
-        return kernels.rms_norm(added, weight, self.eps, residual)
+            y = kernels.rms_norm(residual, weight, self.eps)
+        else:
+            y = kernels.rms_norm(added, weight, self.eps, residual)
+        if self.adapters is not None and self.adapters.active.segments is not None:
+            adapt_norm(
+                self.adapters,
+                residual,
+                y,
+                lambda x, own: kernels.rms_norm(x, weight if own.weight is None else own.weight, self.eps),
+            )
+        return y
 
 
 class LayerNorm(nn.Module):
     """Layer norm (arXiv:1607.06450); without `affine` it has no parameters."""
+
+    adapters: NormAdapters | None = None
 
     def __init__(self, size: int, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
@@ -40,5 +57,9 @@ class LayerNorm(nn.Module):
         parameters: Any = self._parameters
         weight, bias = parameters["weight"], parameters["bias"]
         if added is None:
-            return kernels.layer_norm(residual, weight, bias, self.eps)
-        return kernels.layer_norm(added, weight, bias, self.eps, residual)
+            y = kernels.layer_norm(residual, weight, bias, self.eps)
+        else:
+            y = kernels.layer_norm(added, weight, bias, self.eps, residual)
+        if self.adapters is not None and self.adapters.active.segments is not None:
+            adapt_norm(self.adapters, residual, y, lambda x, own: kernels.layer_norm(x, own.weight, own.bias, self.eps))
+        return y

@@ -1,0 +1,372 @@
+"""An adapter's files -> what it changes in each layer, in the model's dtype, bound completely or refused.
+
+The format is PEFT's: adapter_config.json, and adapter_model.safetensors with Hugging Face's module names
+(https://huggingface.co/docs/peft/developer_guides/checkpoint). Pickles are never opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import nn
+
+from quire import pages
+from quire.errors import AdapterError
+from quire.lora.fold import Parts, changed_parameter, embedding_change, linear_change, norm_change, token_rows
+from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, read_config
+from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
+from quire.models.base import CausalLM
+from quire.models.layers import Embedding, LayerNorm, Linear, RMSNorm
+from quire.models.layers.adapters import EmbeddingChange, LinearChange, NormChange
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PART = re.compile(
+    r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B"
+    r"|lora_magnitude_vector|token_adapter\.trainable_tokens_delta)(?:\.weight)?"
+)
+_TOKENS = "token_adapter.trainable_tokens_delta"
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_ALIGNMENT = 64  # bytes
+_MOST_PLANS = 64
+
+Change = LinearChange | EmbeddingChange | NormChange
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """An adapter's weights.
+
+    digest: SHA-256 over both files. changes: by module of quire's layers. parameters: of other modules (a tower's), by
+    name, in the place of theirs. visual: it changes what works on images. ranks: of its LoRA modules.
+    """
+
+    digest: bytes
+    nbytes: int
+    changes: Mapping[str, Change]
+    parameters: Mapping[str, torch.Tensor]
+    visual: bool
+    ranks: tuple[int, ...]
+
+    @property
+    def mixable(self) -> bool:
+        """Whether it is plain LoRA, whose shares can be weighted and added."""
+        return not self.parameters and all(_is_plain(change) for change in self.changes.values())
+
+    @property
+    def recordable(self) -> bool:
+        """Whether the `lora` kernel does all of it."""
+        return all(
+            isinstance(change, LinearChange) and change.weight is None and change.tokens is None
+            for change in self.changes.values()
+        )
+
+
+def _is_plain(change: Change) -> bool:
+    if isinstance(change, LinearChange):
+        lora = change.lora
+        plain = change.weight is None and change.tokens is None
+        return plain and lora is not None and lora.scale is None and lora.shift is None
+    if isinstance(change, EmbeddingChange):
+        return change.weight is None and change.tokens is None and change.scale is None
+    return False
+
+
+class AdapterReader:
+    """Reads adapters for one model. Any number of threads may do so at once.
+
+    max_rank: the largest rank that is taken; max_bytes: of a weights file, and of an adapter in memory.
+    """
+
+    def __init__(self, model: CausalLM, max_rank: int | None, max_bytes: int) -> None:
+        self._model = model
+        self._max_rank = max_rank
+        self._max_bytes = max_bytes
+        self._dtype = next(model.parameters()).dtype
+        self._namings = namings(model)
+        self._modules = dict(model.named_modules())
+        self._plans: dict[tuple[bytes, int], tuple[Any, Targets]] = {}
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def read(self, directory: Path) -> Adapter:
+        """Read the adapter in a directory. Raises AdapterError: it binds completely, or not at all."""
+        where = str(directory)
+        config_data = read_file(directory / CONFIG_FILE, MAX_CONFIG_BYTES)
+        data = read_file(directory / WEIGHTS_FILE, self._max_bytes)
+        digest = hashlib.sha256(len(config_data).to_bytes(8, "little") + config_data + data).digest()
+        tensors = _tensors(data, where)
+        del data
+        parts, plain = _sort(tensors, where)
+        naming = choose_naming(self._namings, parts, plain)
+        config, targets = self._plan(config_data, naming, where)
+        changes, parameters = _Binding(self, config, targets, naming, parts, plain, where).run()
+        changes, parameters, nbytes = _in_one_block(changes, parameters, self._max_bytes, where)
+        names = [*changes, *(name.rpartition(".")[0] for name in parameters)]
+        return Adapter(
+            digest=digest,
+            nbytes=nbytes,
+            changes=changes,
+            parameters=parameters,
+            visual=any(self._model.is_visual(name) for name in names),
+            ranks=tuple(sorted({target.rank for target in targets.lora.values()})),
+        )
+
+    def _plan(self, data: bytes, naming: Naming, where: str) -> tuple[Any, Targets]:
+        """The configuration and what it means; remembered, since many adapters have the same."""
+        key = hashlib.sha256(data).digest(), self._namings.index(naming)
+        plan = self._plans.get(key)
+        if plan is None:
+            config = read_config(data, f"{where}/{CONFIG_FILE}")
+            plan = config, find_targets(config, naming, self._model, where)
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[key] = plan
+        largest = max((target.rank for target in plan[1].lora.values()), default=0)
+        if self._max_rank is not None and largest > self._max_rank:
+            raise AdapterError(f"{where}: has rank {largest}, and max_lora_rank={self._max_rank}: raise it.")
+        return plan
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The bytes of a file of at most `most`. Raises AdapterError."""
+    try:
+        size = path.stat().st_size
+        if size > most:
+            raise AdapterError(f"{path}: has {size:,} bytes, and at most {most:,} are taken.")
+        with path.open("rb") as file:
+            return file.read(most)
+    except FileNotFoundError:
+        pickle = path.with_name("adapter_model.bin")
+        found = f"; {pickle.name} is a pickle, which can run code and is never opened" if pickle.exists() else ""
+        raise AdapterError(f"{path}: there is no such file{found}.") from None
+    except OSError as error:
+        raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _tensors(data: bytes, where: str) -> dict[str, torch.Tensor]:
+    try:
+        tensors = load_safetensors(data)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        raise AdapterError(f"{where}/{WEIGHTS_FILE}: is damaged or no safetensors file: {error}") from None
+    if not tensors:
+        raise AdapterError(f"{where}/{WEIGHTS_FILE}: holds no tensors.")
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise AdapterError(f"{where}: {name} is of dtype {kind}, no floating-point weight.")
+    return tensors
+
+
+def _sort(tensors: Mapping[str, torch.Tensor], where: str) -> tuple[dict[str, Parts], dict[str, torch.Tensor]]:
+    """(published module -> its LoRA tensors by kind, published parameter -> what replaces it)"""
+    parts: dict[str, Parts] = {}
+    plain: dict[str, torch.Tensor] = {}
+    for key, tensor in tensors.items():
+        name = key.removeprefix(_PREFIX)
+        match = _PART.fullmatch(name)
+        if match:
+            kinds = parts.setdefault(match[1], {})
+            if match[2] in kinds:
+                raise AdapterError(f"{where}: {key} is there twice.")
+            kinds[match[2]] = tensor
+        else:
+            plain[re.sub(r"\.base_layer\.(weight|bias)$", r".\1", name)] = tensor
+    return parts, plain
+
+
+@dataclass
+class _Binding:
+    """One adapter's tensors on their way to the modules: what is left over, what is missing."""
+
+    reader: AdapterReader
+    config: Any
+    targets: Targets
+    naming: Naming
+    parts: dict[str, Parts]
+    plain: dict[str, torch.Tensor]
+    where: str
+    problems: list[str] = field(default_factory=list)
+
+    def run(self) -> tuple[dict[str, Change], dict[str, torch.Tensor]]:
+        own_parts = self._own_parts()
+        own_plain = self._own_plain()
+        self._check_complete(own_parts, own_plain)
+        changes: dict[str, Change] = {}
+        parameters: dict[str, torch.Tensor] = {}
+        owners = {*own_parts, *(name.rpartition(".")[0] for name in own_plain)}
+        tokens = self._tokens(own_parts)
+        for name in sorted(owners | set(tokens)):
+            module = self.reader._modules[name]
+            try:
+                given = {leaf: own_plain.get(f"{name}.{leaf}") for leaf in module._parameters}
+                change = self._change(name, module, own_parts.get(name, {}), given, tokens)
+            except ValueError as error:
+                raise AdapterError(f"{self.where}: {name}: {error}") from None
+            if isinstance(change, dict):
+                parameters.update({f"{name}.{leaf}": tensor for leaf, tensor in change.items()})
+            elif change is not None:
+                changes[name] = change
+        return changes, parameters
+
+    def _change(
+        self, name: str, module: nn.Module, parts: Parts, given: Mapping[str, torch.Tensor | None], tokens: Any
+    ) -> Change | dict[str, torch.Tensor] | None:
+        rank, dtype = self.targets.lora.get(name), self.reader._dtype
+        if isinstance(module, Linear):
+            return linear_change(module, rank, parts, given, tokens.get(name), dtype)
+        if isinstance(module, Embedding):
+            return embedding_change(module, rank, parts, given, tokens.get(name), dtype)
+        if isinstance(module, (RMSNorm, LayerNorm)):
+            return norm_change(module, given, dtype)
+        if not self.reader._model.is_visual(name):
+            raise AdapterError(f"{self.where}: {name}: a {type(module).__name__} cannot be changed by an adapter.")
+        return changed_parameter(module, rank, parts, given, dtype)
+
+    def _own_parts(self) -> dict[str, Parts]:
+        found = {}
+        for name, kinds in self.parts.items():
+            own = self.naming.modules.get(name)
+            if own is None or (own not in self.targets.lora and own not in self.targets.tokens):
+                why = "" if own is None else " (the configuration does not target it)"
+                self.problems += [f"{name}.{kind}{why}" for kind in kinds]
+            else:
+                found[own] = kinds
+        return found
+
+    def _own_plain(self) -> dict[str, torch.Tensor]:
+        """What replaces parameters; embeddings that equal the model's are left out."""
+        found = {}
+        targets, transposed = self.targets, self.reader._model.checkpoint_transposed
+        for name, tensor in self.plain.items():
+            own = self.naming.parameters.get(name, "")
+            module = self.reader._modules.get(own.rpartition(".")[0])
+            is_table = own.endswith(".weight") and (isinstance(module, Embedding) or own.endswith("lm_head.weight"))
+            if not own or not (own in targets.saved or own in targets.biases or is_table):
+                self.problems.append(name)
+                continue
+            base = self._parameter(own)
+            if any(re.fullmatch(pattern, own) for pattern in transposed) and tensor.dim() == 2:
+                tensor = tensor.t().contiguous()
+            if tensor.shape != base.shape:
+                hint = " (a resized vocabulary is not served)" * is_table
+                raise AdapterError(
+                    f"{self.where}: {name} has shape {list(tensor.shape)}, the model's is {list(base.shape)}{hint}: "
+                    "it was trained on another base model."
+                )
+            tensor = tensor.to(base.dtype)
+            if not torch.equal(tensor, base) or own in targets.saved:
+                found[own] = tensor
+        return found
+
+    def _parameter(self, own: str) -> nn.Parameter:
+        name, _, leaf = own.rpartition(".")
+        parameter = self.reader._modules[name]._parameters[leaf]
+        assert parameter is not None
+        return parameter
+
+    def _check_complete(self, parts: Mapping[str, Parts], plain: Mapping[str, torch.Tensor]) -> None:
+        """Nothing is left over, and nothing that the configuration names is missing."""
+        published = {own: name for name, own in self.naming.modules.items()}
+        missing = []
+        for own in {**self.targets.lora, **self.targets.tokens}:
+            kinds, wanted = parts.get(own, {}), self._wanted_kinds(own)
+            missing += [f"{published[own]}.{kind}" for kind in wanted if kind not in kinds]
+            self.problems += [f"{published[own]}.{kind}" for kind in kinds if kind not in wanted and kind != _TOKENS]
+        given = {self.naming.parameters.get(name) for name in self.plain}
+        names = {own: name for name, own in self.naming.parameters.items()}
+        missing += [names[own] for own in sorted(self.targets.saved | self.targets.biases) if own not in given]
+        texts = [f"missing: {_listed(missing)}"] if missing else []
+        texts += [f"of no use here: {_listed(self.problems)}"] if self.problems else []
+        if texts:
+            raise AdapterError(f"{self.where}: does not fit this model and its own configuration; {'; '.join(texts)}.")
+
+    def _wanted_kinds(self, own: str) -> list[str]:
+        wanted = [_TOKENS] if own in self.targets.tokens and not self._follows_embedding(own) else []
+        if own not in self.targets.lora:
+            return wanted
+        is_table = isinstance(self.reader._modules[own], (Embedding, nn.Embedding))
+        wanted += ["lora_embedding_A", "lora_embedding_B"] if is_table else ["lora_A.weight", "lora_B.weight"]
+        wanted += ["lora_magnitude_vector"] if self.config.use_dora else []
+        wanted += ["lora_B.bias"] if self.config.lora_bias and not is_table else []
+        return wanted
+
+    def _follows_embedding(self, own: str) -> bool:
+        """Whether the table is tied to one whose rows are trained: it takes the same ones."""
+        model = self.reader._model
+        tied = model.tied_weights.get(f"{own}.weight", "").removesuffix(".weight")
+        ids = self.targets.tokens.get(tied)
+        return bool(model.is_tied and ids is not None and self.targets.tokens.get(own, ids) == ids)
+
+    def _tokens(self, parts: Mapping[str, Parts]) -> dict[str, Any]:
+        rows = {}
+        for own, ids in self.targets.tokens.items():
+            delta = parts.get(own, {}).get(_TOKENS)
+            if delta is not None:
+                table = self._parameter(f"{own}.weight")
+                try:
+                    rows[own] = token_rows(ids, delta, table)
+                except ValueError as error:
+                    raise AdapterError(f"{self.where}: {own}: {error}") from None
+        for name, shared in self.reader._model.tied_weights.items():
+            own, embedding = name.removesuffix(".weight"), shared.removesuffix(".weight")
+            if embedding in rows and own not in rows and self._follows_embedding(own):
+                rows[own] = rows[embedding]
+        return rows
+
+
+def _in_one_block(
+    changes: Mapping[str, Change], parameters: Mapping[str, torch.Tensor], most: int, where: str
+) -> tuple[dict[str, Change], dict[str, torch.Tensor], int]:
+    """All tensors moved into one block of memory, which the system gets back as one; and its bytes."""
+    places: list[tuple[torch.Tensor, int]] = []
+    size = 0
+
+    def count(tensor: torch.Tensor) -> torch.Tensor:
+        nonlocal size
+        places.append((tensor, size))
+        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return tensor
+
+    for value in (*changes.values(), *parameters.values()):
+        _each_tensor(value, count)
+    if size > most:
+        raise AdapterError(f"{where}: takes {size:,} bytes, and at most {most:,} are given to adapters at once.")
+    memory = pages.allocate(size)
+    pending = iter(places)
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        _, start = next(pending)
+        target = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        if not bool(tensor.isfinite().all()):
+            raise AdapterError(f"{where}: has weights that are infinite or no numbers (as {tensor.dtype}).")
+        return target.copy_(tensor)
+
+    moved = {name: _each_tensor(change, move) for name, change in changes.items()}
+    return moved, {name: _each_tensor(tensor, move) for name, tensor in parameters.items()}, size
+
+
+def _each_tensor(value: _T, use: Callable[[torch.Tensor], torch.Tensor]) -> _T:
+    """A copy with every tensor replaced by what `use` makes of it; the model's own parameters stay."""
+    result: Any = value
+    if isinstance(value, torch.Tensor):
+        result = value if isinstance(value, nn.Parameter) or value.dtype is torch.int64 else use(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in dataclasses.fields(value)]
+        result = dataclasses.replace(value, **{name: _each_tensor(getattr(value, name), use) for name in names})
+    return result
+
+
+def _listed(names: list[str], most: int = 10) -> str:
+    more = ", ..." if len(names) > most else ""
+    return f"{len(names)} ({', '.join(sorted(names)[:most])}{more})"

@@ -1,0 +1,108 @@
+"""The adapters on the device: their weights in the tables of the layers, and who owns which rows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, Segment
+from quire.lora.adapter import Adapter
+from quire.models.base import CausalLM
+from quire.models.layers import Embedding, Linear
+from quire.models.layers.adapters import Active, EmbeddingAdapters, LinearAdapters, NormAdapters
+
+Owner = tuple[tuple[int, float], ...]  # (uid, weight) of each adapter; empty: the base model
+
+
+class AdapterBank:
+    """Installs adapters into the layers of one model.
+
+    weights: the weights of an adapter that the residency has claimed. generation: grows whenever what a recorded step
+    reads has moved.
+    """
+
+    def __init__(self, model: CausalLM, weights: Callable[[int], Adapter]) -> None:
+        self.generation = 0
+        self._weights = weights
+        self._active = Active()
+        self._modules = dict(model.named_modules())
+        self._installed: dict[int, tuple[int, Adapter]] = {}  # uid -> slot, weights
+        self._free: list[int] = []
+
+    def install(self, uid: int) -> None:
+        """Put an adapter into the tables of the layers that it changes."""
+        adapter = self._weights(uid)
+        slot = self._free.pop() if self._free else len(self._installed)
+        for name, change in adapter.changes.items():
+            module = self._modules[name]
+            if module.adapters is None:
+                module.adapters = self._new(module)
+                self.generation += 1
+            self.generation += module.adapters.put(slot, change)
+        self._installed[uid] = slot, adapter
+
+    def drop(self, uid: int) -> None:
+        """Take an adapter out of all tables."""
+        slot, adapter = self._installed.pop(uid)
+        for name in adapter.changes:
+            self._modules[name].adapters.drop(slot)
+        self._free.append(slot)
+
+    def segments(self, owners: Iterable[tuple[Owner, int]]) -> list[Segment]:
+        """Who owns which rows; owners: (adapters, number of rows) in the order of the rows."""
+        runs: list[tuple[int, int, Owner]] = []
+        end = 0
+        for owner, count in owners:
+            start, end = end, end + count
+            if owner and count:
+                if runs and runs[-1][2] == owner and runs[-1][1] == start:
+                    start = runs.pop()[0]
+                runs.append((start, end, owner))
+        return [(start, end, self._installed[uid][0], weight) for start, end, owner in runs for uid, weight in owner]
+
+    def are_recordable(self, owners: Iterable[Owner]) -> bool:
+        """Whether the kernel alone does what these adapters change."""
+        return all(self._installed[uid][1].recordable for owner in owners for uid, _ in owner)
+
+    @contextmanager
+    def using(self, segments: LoraSegments | None) -> Iterator[None]:
+        """Let the layers work for these owners."""
+        self._active.segments = segments
+        try:
+            yield
+        finally:
+            self._active.segments = None
+
+    @contextmanager
+    def encoding_for(self, owner: Owner) -> Iterator[None]:
+        """Let all layers, and the parameters of a tower's own modules, be one owner's."""
+        if not owner:
+            yield
+            return
+        own = []
+        for uid, _ in owner:
+            for name, tensor in self._installed[uid][1].parameters.items():
+                path, _, leaf = name.rpartition(".")
+                module = self._modules[path]
+                own.append((module, leaf, module._parameters[leaf]))
+                module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        try:
+            with self.using(AllRows([(self._installed[uid][0], weight) for uid, weight in owner])):
+                yield
+        finally:
+            for module, leaf, parameter in own:
+                module._parameters[leaf] = parameter
+
+    def _new(self, module: nn.Module) -> LinearAdapters | EmbeddingAdapters | NormAdapters:
+        if isinstance(module, Linear):
+            dtype: torch.dtype = module.weight.dtype
+            return LinearAdapters(self._active, LoraTable(module.in_features, module.out_features, dtype))
+        return EmbeddingAdapters(self._active) if isinstance(module, Embedding) else NormAdapters(self._active)
+
+
+def capacity_for(rows: Sequence[Segment]) -> int:
+    """A size for recorded segments that seldom differs between steps: a power of two."""
+    return 1 << max(len(rows) - 1, 0).bit_length()

@@ -1,0 +1,144 @@
+"""One module's tensors in an adapter's file -> what the adapter changes there. The formulas are PEFT's.
+
+LoRA: arXiv:2106.09685; rank-stabilised scaling: arXiv:2312.03732; DoRA: arXiv:2402.09353. DoRA's column scale needs
+the norms of W + scaling B A, which are computed here, once. Raises ValueError for tensors that do not fit the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from quire.kernels.adapters import LoraWeights, pack
+from quire.lora.targets import Rank
+from quire.models.layers import Embedding, LayerNorm, Linear, RMSNorm
+from quire.models.layers.adapters import EmbeddingChange, LinearChange, NormChange, TokenRows
+
+Parts = dict[str, torch.Tensor]  # kind -> tensor: what PEFT calls them in the file
+Given = Mapping[str, torch.Tensor | None]  # leaf name of a parameter -> what replaces it
+_PIECE = 1 << 22  # elements of W that are worked on at a time
+
+
+def linear_change(
+    layer: Linear, rank: Rank | None, parts: Parts, given: Given, tokens: TokenRows | None, dtype: torch.dtype
+) -> LinearChange:
+    weight, trained, own = given.get("weight"), given.get("bias"), layer._parameters["bias"]
+    bias = own if trained is None else trained
+    replaced = own if weight is None else bias  # what is in the product already
+    scale = shift = None
+    if "lora_magnitude_vector" in parts:
+        norms = _row_norms(layer.weight if weight is None else weight, parts, rank)
+        scale = _shaped(parts["lora_magnitude_vector"], [layer.out_features], "lora_magnitude_vector").float() / norms
+    if bias is not None and (scale is not None or bias is not replaced):
+        assert replaced is not None
+        shift = bias.float() - (replaced.float() if scale is None else replaced.float() * scale)
+    if "lora_B.bias" in parts:
+        assert rank is not None
+        added = _shaped(parts["lora_B.bias"], [layer.out_features], "lora_B.bias").float() * rank.scaling
+        shift = added if shift is None else shift + added
+    lora = None
+    if rank is not None and "lora_A.weight" in parts:
+        a = _shaped(parts["lora_A.weight"], [rank.rank, layer.in_features], "lora_A.weight")
+        b = _shaped(parts["lora_B.weight"], [layer.out_features, rank.rank], "lora_B.weight")
+        lora = LoraWeights(a.to(dtype).contiguous(), pack(b.to(dtype)), rank.scaling, scale, shift)
+    elif shift is not None:
+        lora = LoraWeights(None, None, 1.0, None, shift)
+    return LinearChange(lora, weight, None if weight is None else bias, tokens)
+
+
+def embedding_change(
+    layer: Embedding, rank: Rank | None, parts: Parts, given: Given, tokens: TokenRows | None, dtype: torch.dtype
+) -> EmbeddingChange:
+    weight = given.get("weight")
+    if rank is None or "lora_embedding_A" not in parts:
+        return EmbeddingChange(weight, tokens)
+    rows, size = layer.weight.shape
+    a = _shaped(parts["lora_embedding_A"], [rank.rank, rows], "lora_embedding_A")
+    b = _shaped(parts["lora_embedding_B"], [size, rank.rank], "lora_embedding_B")
+    scale = None
+    if "lora_magnitude_vector" in parts:
+        magnitude = _shaped(parts["lora_magnitude_vector"], [size], "lora_magnitude_vector").float()
+        scale = magnitude / _column_norms(layer.weight if weight is None else weight, a, b, rank.scaling)
+    return EmbeddingChange(weight, tokens, a.t().to(dtype).contiguous(), b.to(dtype).contiguous(), rank.scaling, scale)
+
+
+def norm_change(layer: RMSNorm | LayerNorm, given: Given, dtype: torch.dtype) -> NormChange:
+    own = layer._parameters
+    found = {leaf: own.get(leaf) if given.get(leaf) is None else given[leaf] for leaf in ("weight", "bias")}
+    return NormChange(found["weight"], found["bias"])
+
+
+def token_rows(ids: Sequence[int], rows: torch.Tensor, table: torch.Tensor) -> TokenRows:
+    """Trained rows, in the order of their ids."""
+    count, size = table.shape
+    _shaped(rows, [len(ids), size], "token_adapter.trainable_tokens_delta")
+    if ids and max(ids) >= count:
+        raise ValueError(f"trainable_token_indices has {max(ids)}, and the table ends at {count - 1}")
+    order = sorted(range(len(ids)), key=lambda place: ids[place])
+    chosen = torch.tensor([ids[place] for place in order], dtype=torch.int64)
+    return TokenRows(chosen, rows[order].to(table.dtype))
+
+
+def changed_parameter(
+    module: nn.Module, rank: Rank | None, parts: Parts, given: Given, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The parameters of a module that is none of quire's layers (a tower's convolution), LoRA added to the weight."""
+    changed = {leaf: tensor for leaf, tensor in given.items() if tensor is not None}
+    if rank is None or not parts:
+        return changed
+    base = changed.get("weight", module._parameters["weight"])
+    assert base is not None
+    if "lora_embedding_A" in parts:
+        a = _shaped(parts["lora_embedding_A"], [rank.rank, base.shape[0]], "lora_embedding_A")
+        b = _shaped(parts["lora_embedding_B"], [base.shape[1], rank.rank], "lora_embedding_B")
+        total = base.float() + (b.float() @ a.float()).t() * rank.scaling
+        norms = total.norm(dim=0)
+    else:
+        a = _shaped(parts["lora_A.weight"], [rank.rank, *base.shape[1:]], "lora_A.weight")
+        ones = [1] * (base.dim() - 2)
+        b = _shaped(parts["lora_B.weight"], [base.shape[0], rank.rank, *ones], "lora_B.weight")
+        delta = b.flatten(1).float() @ a.flatten(1).float()
+        total = base.float() + delta.view(base.shape) * rank.scaling
+        norms = total.flatten(1).norm(dim=1).view(-1, *[1] * (base.dim() - 1))
+    if "lora_magnitude_vector" in parts:
+        total = total * (parts["lora_magnitude_vector"].float().reshape(norms.shape) / norms)
+    if "lora_B.bias" in parts:
+        bias = changed.get("bias", module._parameters.get("bias"))
+        if bias is None:
+            raise ValueError("lora_B.bias needs a layer with a bias")
+        changed["bias"] = (bias.float() + parts["lora_B.bias"].float() * rank.scaling).to(dtype)
+    return {**changed, "weight": total.to(dtype)}
+
+
+def _shaped(tensor: torch.Tensor, shape: list[int], what: str) -> torch.Tensor:
+    if list(tensor.shape) != shape:
+        raise ValueError(
+            f"{what} has shape {list(tensor.shape)}, and model and configuration ask for {shape}: it was trained on "
+            "another base model, or its configuration is not its own"
+        )
+    return tensor
+
+
+def _row_norms(weight: torch.Tensor, parts: Parts, rank: Rank | None) -> torch.Tensor:
+    """The length of each row of W + scaling B A, [N] float32."""
+    assert rank is not None
+    _shaped(parts["lora_A.weight"], [rank.rank, weight.shape[1]], "lora_A.weight")
+    _shaped(parts["lora_B.weight"], [weight.shape[0], rank.rank], "lora_B.weight")
+    a, b = parts["lora_A.weight"].float(), parts["lora_B.weight"].float() * rank.scaling
+    step = max(1, _PIECE // weight.shape[1])
+    pieces = [
+        (weight[at : at + step].float() + b[at : at + step] @ a).norm(dim=1) for at in range(0, len(weight), step)
+    ]
+    return torch.cat(pieces)
+
+
+def _column_norms(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
+    """The length of each column of W + scaling (B A)^T, W [V, C]: [C] float32."""
+    a, b = a.float().t(), b.float().t() * scaling
+    step = max(1, _PIECE // weight.shape[1])
+    squares = torch.zeros(weight.shape[1])
+    for at in range(0, len(weight), step):
+        squares += (weight[at : at + step].float() + a[at : at + step] @ b).square().sum(dim=0)
+    return squares.sqrt()

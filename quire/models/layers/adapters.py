@@ -1,0 +1,213 @@
+"""What LoRA adapters change in a layer, for the rows of a step that are theirs.
+
+`quire.lora` fills these in; a layer that no resident adapter changes has none. Which rows belong to whom is known for
+the whole model at once (`Active`): it cannot come with a layer's arguments, since the layers of a vision tower are
+called by transformers' code. Without adapters in a step, `Active.segments` is None and a layer does not look further.
+
+Plain LoRA goes to the `lora` kernel. What replaces weights instead (saved modules, trained tokens and embeddings) is
+computed anew for its rows, through the same kernels as for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from quire import kernels
+from quire.kernels.adapters import LoraSegments, LoraTable, LoraWeights
+
+
+class Active:
+    """Who owns which rows of what runs now: one for all layers of a model.
+
+    Rows are tokens in the layers, sampled rows in the projection to the vocabulary, patches in a vision tower.
+    """
+
+    __slots__ = ("segments",)
+
+    def __init__(self) -> None:
+        self.segments: LoraSegments | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of a table that an adapter trained anew. ids: [n] int64, ascending; rows: [n, C]."""
+
+    ids: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LinearChange:
+    """An adapter's share of a Linear. weight, bias: in the place of the layer's own."""
+
+    lora: LoraWeights | None = None
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    tokens: TokenRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingChange:
+    """An adapter's share of an Embedding: row v becomes (weight[v] + scaling * a[v] b^T) * scale.
+
+    weight: [V, C] in the place of the layer's own; tokens: rows of it. a: [V, rank], b: [C, rank]; scale: [C] float32.
+    """
+
+    weight: torch.Tensor | None = None
+    tokens: TokenRows | None = None
+    a: torch.Tensor | None = None
+    b: torch.Tensor | None = None
+    scaling: float = 1.0
+    scale: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NormChange:
+    """weight, bias: in the place of the layer's own."""
+
+    weight: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAdapters:
+    """The adapters of one Linear. table: their LoRA weights; replaced: by slot, what else they change."""
+
+    active: Active
+    table: LoraTable
+    replaced: dict[int, LinearChange] = field(default_factory=dict)
+
+    def put(self, slot: int, change: LinearChange) -> bool:
+        """Fill a slot; True when recordings that read the table must go."""
+        if change.weight is not None or change.tokens is not None:
+            self.replaced[slot] = change
+        return change.lora is not None and self.table.put(slot, change.lora)
+
+    def drop(self, slot: int) -> None:
+        self.replaced.pop(slot, None)
+        self.table.drop(slot)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingAdapters:
+    """The adapters of one Embedding, by slot."""
+
+    active: Active
+    changes: dict[int, EmbeddingChange] = field(default_factory=dict)
+
+    def put(self, slot: int, change: EmbeddingChange) -> bool:
+        self.changes[slot] = change
+        return False
+
+    def drop(self, slot: int) -> None:
+        self.changes.pop(slot, None)
+
+
+@dataclass(frozen=True, slots=True)
+class NormAdapters:
+    """The adapters of one norm, by slot."""
+
+    active: Active
+    changes: dict[int, NormChange] = field(default_factory=dict)
+
+    def put(self, slot: int, change: NormChange) -> bool:
+        self.changes[slot] = change
+        return False
+
+    def drop(self, slot: int) -> None:
+        self.changes.pop(slot, None)
+
+
+def adapt_linear(
+    layers: Sequence[LinearAdapters | int], segments: LoraSegments, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    """Change y [T, sum of out_features], the product of x [T, K] with several layers, for the rows of `segments`.
+
+    layers: what adapters change in each, or its out_features alone.
+    """
+    segments = segments.for_rows(x.shape[0])
+    tables = [layer if isinstance(layer, int) else layer.table for layer in layers]
+    if any(not isinstance(layer, int) and layer.replaced for layer in layers):
+        _replace(layers, segments, x, y)
+    kernels.lora(x, y, tables, segments)
+    if any(not isinstance(layer, int) and layer.replaced for layer in layers):
+        _replace_tokens(layers, segments, x, y)
+
+
+def _replace(layers: Sequence[LinearAdapters | int], segments: LoraSegments, x: torch.Tensor, y: torch.Tensor) -> None:
+    for change, rows, columns in _replaced(layers, segments):
+        if change.weight is not None:
+            y[rows, columns] = kernels.linear(x[rows], (change.weight,), (change.bias,), y.dtype)
+
+
+def _replace_tokens(
+    layers: Sequence[LinearAdapters | int], segments: LoraSegments, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    for change, rows, columns in _replaced(layers, segments):
+        if change.tokens is not None:
+            y[rows, columns][:, change.tokens.ids] = kernels.linear(x[rows], (change.tokens.rows,), (None,), y.dtype)
+
+
+def _replaced(
+    layers: Sequence[LinearAdapters | int], segments: LoraSegments
+) -> list[tuple[LinearChange, slice, slice]]:
+    """(what replaces weights, rows of x and y, columns of y)"""
+    found = []
+    column = 0
+    for layer in layers:
+        first, column = column, column + (layer if isinstance(layer, int) else layer.table.out_features)
+        if isinstance(layer, int):
+            continue
+        for start, end, slot, _ in segments.rows:
+            change = layer.replaced.get(slot)
+            if change is not None and end > start:
+                found.append((change, slice(start, end), slice(first, column)))
+    return found
+
+
+def adapt_embedding(
+    adapters: EmbeddingAdapters, table: torch.Tensor, ids: torch.Tensor, added: torch.Tensor | None, y: torch.Tensor
+) -> None:
+    """Change y [T, C], the rows `ids` [T] of `table` plus `added` [T, C], for the rows of the active segments."""
+    assert adapters.active.segments is not None
+    for start, end, slot, weight in adapters.active.segments.rows:
+        change = adapters.changes.get(slot)
+        if change is None or end <= start:
+            continue
+        own = ids[start:end]
+        delta = 0 if change.a is None or change.b is None else _low_rank(change, own, weight)
+        if change.weight is None and change.tokens is None and change.scale is None:
+            y[start:end] = (y[start:end].float() + delta).to(y.dtype)  # on top of what a mixture has already added
+            continue
+        rows = kernels.embedding(own, table if change.weight is None else change.weight).float()
+        if change.tokens is not None:
+            place = torch.searchsorted(change.tokens.ids, own).clamp_(max=len(change.tokens.ids) - 1)
+            trained = change.tokens.ids[place] == own
+            rows[trained] = change.tokens.rows[place[trained]].float()
+        rows = rows + delta
+        if change.scale is not None:
+            rows = rows * change.scale
+        if added is not None:
+            rows = rows.to(y.dtype).float() + added[start:end].float()
+        y[start:end] = rows.to(y.dtype)
+
+
+def _low_rank(change: EmbeddingChange, ids: torch.Tensor, weight: float) -> torch.Tensor:
+    """[n, C] float32"""
+    assert change.a is not None and change.b is not None
+    hidden = kernels.embedding(ids, change.a)
+    return kernels.linear(hidden, (change.b,), (None,), torch.float32) * (change.scaling * weight)
+
+
+def adapt_norm(
+    adapters: NormAdapters, x: torch.Tensor, y: torch.Tensor, norm: Callable[[torch.Tensor, NormChange], torch.Tensor]
+) -> None:
+    """Do the rows of x [T, C] over whose norm an adapter changes: y[rows] = norm(x[rows], change)."""
+    assert adapters.active.segments is not None
+    for start, end, slot, _ in adapters.active.segments.rows:
+        change = adapters.changes.get(slot)
+        if change is not None and end > start:
+            y[start:end] = norm(x[start:end], change)
