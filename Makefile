@@ -1,4 +1,5 @@
-# make run    set everything up, then ask the bundled model about a picture (IMAGE= asks without one)
+# make run    set everything up, then ask the bundled model about a picture: as it is, in French, and SHOUTING
+#             (IMAGE= asks without a picture, LORAS= without adapters)
 # make test   the same set-up, then all tests
 #
 # PYTHON=python3.12 chooses the interpreter; VENV=dir another place for the environment.
@@ -9,6 +10,7 @@ VENV ?= .venv
 MODEL ?=
 PROMPT ?= What do you see?
 IMAGE ?= quire/demo/picture.png
+LORAS ?= base french shout
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BIN := $(VENV)/bin
@@ -19,7 +21,7 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type
 .DEFAULT_GOAL := run
 
 run: $(READY)
-	@$(BIN)/quire run $(if $(IMAGE),--image "$(IMAGE)") "$(PROMPT)"
+	@$(BIN)/quire run $(if $(IMAGE),--image "$(IMAGE)") $(LORAS:%=--lora %) "$(PROMPT)"
 
 test: $(READY)
 	$(BIN)/python -m pytest

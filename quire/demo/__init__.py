@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["model_path", "picture_path"]
+__all__ = ["ADAPTERS", "adapter_path", "model_path", "picture_path"]
+
+# LoRA adapters for the bundled model: one answers in French, one SHOUTS.
+ADAPTERS = ("french", "shout")
 
 
 def model_path() -> Path:
     """The folder of the bundled model, laid out as Hugging Face lays out a model."""
     return Path(__file__).resolve().parent / "model"
+
+
+def adapter_path(name: str) -> Path:
+    """The folder of one of ADAPTERS, laid out as PEFT lays it out. Raises ValueError for other names."""
+    if name not in ADAPTERS:
+        raise ValueError(f"no adapter {name!r} is bundled; there are {', '.join(ADAPTERS)}.")
+    return Path(__file__).resolve().parent / "adapters" / name
 
 
 def picture_path() -> Path:

@@ -71,6 +71,10 @@ def run(
         Optional[list[str]],  # noqa: UP045
         typer.Option("--image", "-i", help="A picture that the prompt is about: a file or a URL. May be repeated."),
     ] = None,
+    lora: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--lora", help="A LoRA adapter: a folder, or french or shout of the bundled model. See above."),
+    ] = None,
     chat: Annotated[_Flag, typer.Option("--chat/--no-chat", help="Hold a conversation.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt; apply no chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
@@ -97,6 +101,9 @@ def run(
     A model that has a chat template is asked the prompt. One that has none
     continues it, and so does every model with --raw. Pictures come before the
     prompt, or, with --raw, where the prompt has the model's image token.
+
+    With several --lora, each adapter is asked in turn; "base" asks the model
+    without any.
     """
     from quire.server import run as command
 
@@ -104,7 +111,7 @@ def run(
         raise typer.BadParameter("--chat and --raw exclude each other: a conversation needs a template.")
     with errors_in_one_line():
         command.run(
-            command.Task.from_words(words or [], chat, raw, image or []),
+            command.Task.from_words(words or [], chat, raw, image or [], lora or []),
             dict(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens),
             dict(dtype=dtype, max_model_len=max_model_len, revision=revision),
             verbose,

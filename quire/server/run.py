@@ -15,7 +15,9 @@ from urllib.request import url2pathname
 
 import typer
 
+from quire.demo import ADAPTERS, adapter_path
 from quire.errors import QuireError, RequestError
+from quire.lora import LoRARequest
 from quire.platform.chat import render_chat
 from quire.platform.engine import LLMEngine
 from quire.platform.intake import PromptType
@@ -23,6 +25,8 @@ from quire.platform.interrupts import HeldInterrupt
 from quire.platform.llm import LLM
 from quire.platform.sampling_params import RequestOutputKind, SamplingParams
 from quire.server.terminal import error_console, print_error
+
+_BASE = "base"  # what --lora calls the model itself
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended, as shells have it
 
@@ -39,7 +43,8 @@ _serial = count()
 class Task:
     """What the arguments ask for.
 
-    model None: the bundled one. prompt None: none yet, ask for it. images: paths of files, or URLs.
+    model None: the bundled one. prompt None: none yet, ask for it. images: paths of files, or URLs. adapters: whom to
+    ask, by folder or name; none: the model itself.
     """
 
     model: str | None
@@ -47,22 +52,32 @@ class Task:
     chat: bool
     raw: bool
     images: Sequence[str] = ()
+    adapters: Sequence[str] = ()
 
     @classmethod
-    def from_words(cls, words: list[str], chat: bool | None, raw: bool, images: Sequence[str] = ()) -> Task:
+    def from_words(
+        cls,
+        words: list[str],
+        chat: bool | None,
+        raw: bool,
+        images: Sequence[str] = (),
+        adapters: Sequence[str] = (),
+    ) -> Task:
         """Tell the model from the prompt by the number of words; read stdin where that is the prompt."""
+        if chat and len(adapters) > 1:
+            raise QuireError("--chat takes one --lora: a conversation is with one of them.")
         if len(words) > 2:
             raise QuireError(f"{len(words)} arguments: quote the prompt, as in quire run MODEL 'a prompt'.")
         if chat:
             model, prompt = [*words, None, None][:2]
-            return cls(model, _stdin_text(raw) if prompt == "-" else prompt, True, raw, images)
+            return cls(model, _stdin_text(raw) if prompt == "-" else prompt, True, raw, images, adapters)
         model, prompt = [None, None, *words][-2:]
         # os.path's answer is no, where Path's may be an OSError: a long prompt is no name of a file
         if len(words) == 1 and words[0] and os.path.isfile(os.path.join(words[0], "config.json")):
             raise QuireError(f"{words[0]} is a model: add a prompt, or '-' to read it from stdin, or --chat.")
         if prompt is None and chat is None and not raw and sys.stdin.isatty():
-            return cls(model, None, True, raw, images)
-        return cls(model, _stdin_text(raw) if prompt in (None, "-") else prompt, False, raw, images)
+            return cls(model, None, True, raw, images, adapters)
+        return cls(model, _stdin_text(raw) if prompt in (None, "-") else prompt, False, raw, images, adapters)
 
 
 def _stdin_text(raw: bool) -> str:
@@ -92,9 +107,10 @@ def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], ve
     images = [_read_image(source) for source in task.images]
     # Whoever names a URL here wants it fetched.
     hosts = [_host(source) for source in images if isinstance(source, str)]
-    llm = LLM(task.model, max_num_seqs=1, allowed_media_domains=hosts, **settings)
+    adapters = [_adapter(name, task.model) for name in task.adapters] or [None]
+    llm = LLM(task.model, max_num_seqs=1, allowed_media_domains=hosts, enable_lora=bool(task.adapters), **settings)
     if task.chat:
-        _converse(llm, params, task.prompt, images, verbose)
+        _converse(llm, params, task.prompt, images, verbose, adapters[0])
         return
     assert task.prompt is not None
     prompt: PromptType = task.prompt
@@ -102,10 +118,22 @@ def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], ve
         prompt = _render(llm, [_message(task.prompt, images)])
     elif images:
         prompt = {"prompt": task.prompt, "multi_modal_data": {"image": images}}
-    answer = stream(llm.llm_engine, prompt, params, _write)
-    _report(answer, verbose)
-    if answer.finish_reason == "interrupted":
-        raise typer.Exit(INTERRUPTED)
+    for adapter in adapters:
+        if len(adapters) > 1:
+            _write(f"{adapter.lora_name if adapter else _BASE}: ")
+        answer = stream(llm.llm_engine, prompt, params, _write, adapter)
+        _report(answer, verbose)
+        if answer.finish_reason == "interrupted":
+            raise typer.Exit(INTERRUPTED)
+
+
+def _adapter(name: str, model: str | None) -> LoRARequest | None:
+    """Of the bundled model's adapters by name, or of a folder; a folder's name becomes the adapter's."""
+    if name == _BASE:
+        return None
+    if model is None and name in ADAPTERS:
+        return LoRARequest(name, lora_path=str(adapter_path(name)))
+    return LoRARequest(Path(name).name or name, lora_path=name)
 
 
 def _read_image(source: str) -> str | bytes:
@@ -146,7 +174,12 @@ def _render(llm: LLM, messages: list[dict[str, Any]]) -> PromptType:
 
 
 def _converse(
-    llm: LLM, params: SamplingParams, first: str | None, images: Sequence[str | bytes], verbose: bool
+    llm: LLM,
+    params: SamplingParams,
+    first: str | None,
+    images: Sequence[str | bytes],
+    verbose: bool,
+    adapter: LoRARequest | None,
 ) -> None:
     """Ask and answer until the user leaves. What has been said before is found in the prefix cache."""
     messages: list[dict[str, Any]] = []
@@ -163,7 +196,7 @@ def _converse(
             continue
         messages.append(_message(text, () if messages else images))
         try:
-            answer = stream(llm.llm_engine, _render(llm, messages), params, _write)
+            answer = stream(llm.llm_engine, _render(llm, messages), params, _write, adapter)
         except RequestError as error:
             messages.pop()
             print_error(f"{error} (/clear forgets the conversation so far)" if messages else error)
@@ -203,7 +236,13 @@ class Answer:
     rate: float | None
 
 
-def stream(engine: LLMEngine, prompt: PromptType, params: SamplingParams, show: Callable[[str], None]) -> Answer:
+def stream(
+    engine: LLMEngine,
+    prompt: PromptType,
+    params: SamplingParams,
+    show: Callable[[str], None],
+    adapter: LoRARequest | None = None,
+) -> Answer:
     """Run one request to its end, or until Ctrl-C, showing its text as it comes.
 
     Raises RequestError for a prompt that cannot be served and for a request that fails on the way.
@@ -212,7 +251,7 @@ def stream(engine: LLMEngine, prompt: PromptType, params: SamplingParams, show: 
     pieces: list[str] = []
     tokens, reason = 0, "interrupted"
     begin = first = last = time.perf_counter()
-    engine.add_request(request_id, prompt, params)
+    engine.add_request(request_id, prompt, params, adapter)
     try:
         with HeldInterrupt() as interrupt:
             while engine.has_unfinished_requests() and not interrupt.take():
