@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -92,6 +93,7 @@ class AdapterLibrary:
         self._workers = ThreadPoolExecutor(config.workers, thread_name_prefix="quire-adapters")
         self._uids = count(1)
         self._stamps = count()
+        self._workers.submit(import_module, "peft")  # takes seconds: not in the first request
         self._freed: dict[int, int] = {}  # uid -> bytes, of versions whose unloading somebody waits for
 
     # -- names ----------------------------------------------------------------------------------------------------
