@@ -83,49 +83,52 @@ void make(const Call& call, int64_t work) {
   call();
 }
 
-// weights: (data, bias, rows) for each weight, flat. bias 0: none.
-void linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const py::tuple& weights, uintptr_t y,
-            int dtype, int out_dtype) {
-  const size_t count = weights.size() / 3;
-  std::vector<Weight> list(count);
-  int64_t rows = 0;
-  const auto number = [&](size_t i) { return PyLong_AsSsize_t(PyTuple_GET_ITEM(weights.ptr(), i)); };
-  for (size_t i = 0; i < count; ++i) {
-    list[i] = {at<void>(number(3 * i)), at<void>(number(3 * i + 1)), number(3 * i + 2)};
-    rows += list[i].rows;
+// The items of a flat tuple of whole numbers.
+class Numbers {
+ public:
+  explicit Numbers(const py::tuple& tuple) : tuple_(tuple.ptr()) {}
+  size_t size() const { return PyTuple_GET_SIZE(tuple_); }
+  int64_t operator[](size_t i) const { return PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple_, i)); }
+
+ private:
+  PyObject* tuple_;
+};
+
+void check_segments(const LoraSegment* segments, int64_t count, int64_t tokens, const std::vector<LoraTable>& tables) {
+  int64_t start = 0, end = 0;
+  for (const LoraSegment* segment = segments; segment < segments + count; ++segment) {
+    if (segment->end <= segment->start) continue;
+    if (segment->start < 0 || segment->end > tokens)
+      throw py::index_error("segments: a segment is outside the rows of x");
+    const bool again = segment->start == start && segment->end == end;
+    if (!again && segment->start < end) throw py::value_error("segments: must be ordered, or name the same rows again");
+    start = segment->start, end = segment->end;
+    for (const LoraTable& table : tables)
+      if (table.entries && (segment->slot < 0 || segment->slot >= table.slots))
+        throw py::index_error("segments: a slot is outside a weight's table");
   }
-  const auto call = [=, list = std::move(list)] {
-    current->kernels->linear({at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), tokens,
-                              features, x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype)});
-  };
-  make(call, rows * features * tokens);
 }
 
-// parts: (table, slots, columns) for each layer, flat; table 0: no adapter changes it.
-void lora(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const py::tuple& parts, uintptr_t segments,
-          int64_t num_segments, uintptr_t y, int dtype, int out_dtype) {
-  const size_t count = parts.size() / 3;
-  std::vector<LoraPart> list(count);
-  int64_t columns = 0;
-  const auto number = [&](size_t i) { return PyLong_AsSsize_t(PyTuple_GET_ITEM(parts.ptr(), i)); };
-  for (size_t i = 0; i < count; ++i) {
-    list[i] = {at<LoraEntry>(number(3 * i)), number(3 * i + 1), number(3 * i + 2)};
-    columns += list[i].columns;
+// weights: (data, bias, rows) for each weight, flat; bias 0: none. tables: (entries, slots) for each, flat, or empty;
+// entries 0: no adapter changes its product.
+void linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const py::tuple& weights, uintptr_t y,
+            int dtype, int out_dtype, const py::tuple& tables, uintptr_t segments, int64_t num_segments) {
+  const Numbers weight(weights), table(tables);
+  std::vector<Weight> list(weight.size() / 3);
+  std::vector<LoraTable> adapters(table.size() / 2);
+  int64_t rows = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    list[i] = {at<void>(weight[3 * i]), at<void>(weight[3 * i + 1]), weight[3 * i + 2]};
+    rows += list[i].rows;
   }
-  const auto call = [=, list = std::move(list)] {
-    const LoraSegment* segment = at<LoraSegment>(segments);
-    for (int64_t s = 0; s < num_segments; ++s) {
-      if (segment[s].start < 0 || segment[s].end > tokens)
-        throw py::index_error("segments: a segment is outside the rows of x");
-      for (const LoraPart& part : list)
-        if (part.table && (segment[s].slot < 0 || segment[s].slot >= part.slots))
-          throw py::index_error("segments: a slot is outside a layer's table");
-    }
-    current->kernels->lora({at<void>(x), at<void>(y), list.data(), segment, static_cast<int64_t>(list.size()),
-                            num_segments, tokens, features, x_stride, static_cast<DType>(dtype),
-                            static_cast<DType>(out_dtype)});
+  for (size_t i = 0; i < adapters.size(); ++i) adapters[i] = {at<LoraEntry>(table[2 * i]), table[2 * i + 1]};
+  const auto call = [=, list = std::move(list), adapters = std::move(adapters)] {
+    check_segments(at<LoraSegment>(segments), num_segments, tokens, adapters);
+    current->kernels->linear({at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), tokens,
+                              features, x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype),
+                              adapters.data(), at<LoraSegment>(segments), num_segments});
   };
-  make(call, columns * tokens);
+  make(call, rows * features * tokens);
 }
 
 void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks, int64_t table_width) {
@@ -240,7 +243,6 @@ PYBIND11_MODULE(_C, module) {
   module.def("max_threads", &max_threads);
 
   module.def("linear", &linear);
-  module.def("lora", &lora);
   module.def("paged_attention", &paged_attention);
   module.def("embedding", &embedding);
   module.def("rms_norm", &norm<false>);

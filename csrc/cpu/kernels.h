@@ -15,16 +15,8 @@ struct Weight {
   int64_t rows;
 };
 
-struct LinearArgs {
-  const void* x;  // [T, K], rows x_stride apart
-  void* y;        // [T, sum of rows], contiguous
-  const Weight* weights;
-  int64_t count, tokens, features, x_stride;
-  DType dtype, out_dtype;  // out_dtype is dtype or float32
-};
-
-// What one adapter does to one layer: y = (y + scaling * (x a^T) b) * scale + shift. A row of the layer's table, which
-// kernels/adapters.py writes.
+// What one adapter does to one weight's product: y = (y + scaling * (x a^T) b) * scale + shift. A row of the weight's table,
+// which kernels/adapters.py writes.
 struct LoraEntry {
   const void* a;       // [rank, K], contiguous
   const void* b;       // [ceil(N / kLoraColumns), rank, kLoraColumns], zeros past N
@@ -33,28 +25,29 @@ struct LoraEntry {
   int64_t rank;
   double scaling;
 };
-constexpr int64_t kLoraColumns = 32;
+constexpr int64_t kLoraColumns = 32;  // a multiple of every kBlockRows
 
 // Rows start .. end of a call belong to the adapter in row `slot` of the tables. Rows may be named again, for another
-// adapter's share on top; where end <= start there is nothing to do.
+// adapter's share on top, right after; where end <= start there is nothing to do.
 struct LoraSegment {
   int64_t start, end, slot;
   double weight;
 };
 
-// One of the layers that were multiplied together.
-struct LoraPart {
-  const LoraEntry* table;  // [slots], or null: no adapter changes it
-  int64_t slots, columns;
+struct LoraTable {
+  const LoraEntry* entries;  // [slots], or null: no adapter changes this weight's product
+  int64_t slots;
 };
 
-struct LoraArgs {
+struct LinearArgs {
   const void* x;  // [T, K], rows x_stride apart
-  void* y;        // [T, sum of columns], contiguous
-  const LoraPart* parts;
-  const LoraSegment* segments;
-  int64_t count, num_segments, tokens, features, x_stride;
-  DType dtype, out_dtype;  // of x, a and b; of y: dtype or float32
+  void* y;        // [T, sum of rows], contiguous
+  const Weight* weights;
+  int64_t count, tokens, features, x_stride;
+  DType dtype, out_dtype;        // out_dtype is dtype or float32
+  const LoraTable* tables;       // one for each weight
+  const LoraSegment* segments;   // none: the tables are not looked at
+  int64_t num_segments;
 };
 
 struct AttentionArgs {
@@ -122,7 +115,6 @@ struct WriteKvArgs {
 
 struct Kernels {
   void (*linear)(const LinearArgs&);
-  void (*lora)(const LoraArgs&);
   void (*paged_attention)(const AttentionArgs&);
   void (*embedding)(const EmbeddingArgs&);
   void (*rms_norm)(const NormArgs&);
@@ -136,7 +128,6 @@ struct Kernels {
 #ifdef QUIRE_ISA
 namespace QUIRE_ISA {
 void linear(const LinearArgs&);
-void lora(const LoraArgs&);
 void paged_attention(const AttentionArgs&);
 void embedding(const EmbeddingArgs&);
 void rms_norm(const NormArgs&);

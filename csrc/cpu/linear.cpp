@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "linear_amx.h"
 #include "linear_dot.h"
+#include "lora.h"
 #include "parallel.h"
 
 namespace quire {
@@ -17,12 +18,18 @@ namespace {
 // every thread has a few of them.
 constexpr int64_t kBlockBytes = 64 << 10, kLongBlockBytes = 256 << 10, kFewTokens = 64, kBlocksEach = 8;
 // What is worth waking another thread for: this many multiplications, where fetching a weight from memory counts as
-// eight of them. About 10 microseconds.
-constexpr int64_t kThreadWork = 1 << 20, kFetchWork = 8;
+// kFetchWork of them. About 10 microseconds.
+constexpr int64_t kThreadWork = 1 << 20;
+
+// Where a block stands: its weight's number and its first row of it.
+struct Place {
+  int64_t weight, row;
+};
 
 // Block number `index` of those that the weights are cut into.
 template <class T, class Out>
-LinearBlock<T, Out> block_at(const LinearArgs& args, int64_t block_rows, int64_t total_rows, int64_t index) {
+LinearBlock<T, Out> block_at(const LinearArgs& args, int64_t block_rows, int64_t total_rows, int64_t index,
+                             Place* place = nullptr) {
   Out* y = static_cast<Out*>(args.y);
   const Weight* weight = args.weights;
   for (;; ++weight) {
@@ -33,13 +40,14 @@ LinearBlock<T, Out> block_at(const LinearArgs& args, int64_t block_rows, int64_t
   }
   const int64_t row = index * block_rows, left = weight->rows - row;
   const T* bias = static_cast<const T*>(weight->bias);
+  if (place) *place = {weight - args.weights, row};
   return {static_cast<const T*>(weight->data) + row * args.features, bias ? bias + row : nullptr, y + row, total_rows,
           left < block_rows ? left : block_rows};
 }
 
-template <class Products>
-int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, int64_t element_bytes) {
-  const int64_t row_bytes = (args.features > 0 ? args.features : 1) * element_bytes, step = Products::kBlockRows;
+// step: a block has a multiple of these rows, but for a weight's last.
+int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, int64_t element_bytes, int64_t step) {
+  const int64_t row_bytes = (args.features > 0 ? args.features : 1) * element_bytes;
   int64_t bytes = kBlockBytes;
   if (args.tokens <= kFewTokens) {
     const int64_t share = total_rows * row_bytes / (kBlocksEach * max_threads());
@@ -53,17 +61,27 @@ int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, int64_t elemen
 template <class T, class Out, class Products>
 void linear_by(const LinearArgs& args) {
   if (args.tokens == 0) return;
+  Adapters<T, Out> adapters(args);
   int64_t blocks = 0, total_rows = 0;
   for (int64_t i = 0; i < args.count; ++i) total_rows += args.weights[i].rows;
-  const int64_t block_rows = rows_of_block<Products>(args, total_rows, sizeof(T));
+  const int64_t step = adapters.none() ? Products::kBlockRows : kLoraColumns;
+  const int64_t block_rows = rows_of_block(args, total_rows, sizeof(T), step);
   for (int64_t i = 0; i < args.count; ++i) blocks += (args.weights[i].rows + block_rows - 1) / block_rows;
-  const int64_t team = 1 + total_rows * args.features * (args.tokens + kFetchWork) / kThreadWork;
+  const int64_t work = total_rows * args.features * (args.tokens + kFetchWork) + adapters.work();
+  const int64_t team = 1 + work / kThreadWork;
   const Products products(args);
-  parallel_for_ahead(blocks, team, [&](int64_t index, int64_t next_index) {
-    const LinearBlock<T, Out> block = block_at<T, Out>(args, block_rows, total_rows, index);
-    if (next_index < 0) return products.run(block, nullptr);
-    const LinearBlock<T, Out> next = block_at<T, Out>(args, block_rows, total_rows, next_index);
-    products.run(block, &next);
+  const int64_t shrinks = adapters.shrink_items();  // these come first, since what follows waits for them
+  parallel_for_ahead(shrinks + blocks, team, [&](int64_t index, int64_t next_index) {
+    if (index < shrinks) return adapters.run_shrink(index);
+    Place place;
+    const LinearBlock<T, Out> block = block_at<T, Out>(args, block_rows, total_rows, index - shrinks, &place);
+    if (next_index < 0) {
+      products.run(block, nullptr);
+    } else {
+      const LinearBlock<T, Out> next = block_at<T, Out>(args, block_rows, total_rows, next_index - shrinks);
+      products.run(block, &next);
+    }
+    if (!adapters.none()) adapters.run_expand(place.weight, place.row, block);
   });
 }
 

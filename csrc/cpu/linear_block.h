@@ -7,6 +7,9 @@ namespace quire {
 namespace QUIRE_ISA {
 namespace {
 
+// Fetching a weight from memory takes as long as so many multiplications with it.
+constexpr int64_t kFetchWork = 8;
+
 template <class T, class Out>
 struct LinearBlock {
   const T* w;     // the first row's features, rows one after the other

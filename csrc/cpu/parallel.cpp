@@ -87,6 +87,8 @@ OwnThreads& own_threads() {
 
 }  // namespace
 
+void yield_thread() { std::this_thread::yield(); }
+
 void use_openmp(uintptr_t parallel) { gomp_parallel = reinterpret_cast<GompParallel>(parallel); }
 void use_thread_count(uintptr_t function) { torch_num_threads = reinterpret_cast<int (*)()>(function); }
 void set_thread_count(int threads) { fixed_num_threads = threads > 0 ? threads : 1; }

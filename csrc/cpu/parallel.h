@@ -5,7 +5,8 @@
 //   parallel_for(n, body)          body(i) for each i in [0, n)
 //   parallel_for_ahead(n, max_team, body)
 //                                  body(i, next) for each i; next is what the same thread does afterwards (to prefetch
-//                                  it), or -1. On max_team threads at most.
+//                                  it), or -1. On max_team threads at most. Begun in rising order: a thread that is
+//                                  at i may wait for what others do for lower numbers.
 //
 // Threads claim pieces from a counter, so a slow core takes fewer. What body writes must not depend on the split.
 // Up to one grain runs inline: choose it worth 5 microseconds or more, about what it costs to wake a team.
@@ -18,6 +19,8 @@ namespace quire {
 
 // Run task(data) once on each of `threads` threads, the caller's among them, and return when all are done.
 void run_team(int threads, void (*task)(void*), void* data);
+// Let others run: what a thread waits for may need its core.
+void yield_thread();
 // How many threads a team of the calling thread may have: torch.get_num_threads().
 int max_threads();
 

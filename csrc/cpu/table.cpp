@@ -4,7 +4,7 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-const Kernels kernels = {linear, lora, paged_attention, embedding, rms_norm, layer_norm, rotary, activation, write_kv};
+const Kernels kernels = {linear, paged_attention, embedding, rms_norm, layer_norm, rotary, activation, write_kv};
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -57,23 +57,19 @@ def linear(
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor | None],
     out_dtype: torch.dtype | None = None,
+    tables: Sequence[LoraTable | None] = (),
+    segments: LoraSegments | None = None,
 ) -> torch.Tensor:
-    """Return x times each weight transposed, plus its bias, side by side.
+    """Return x times each weight transposed, plus its bias, side by side, plus what adapters add.
 
     x: [T, K], rows may be strided. weights: each [N_i, K], contiguous. biases: each [N_i] or None.
-    Returns [T, sum N_i] in `out_dtype` (float32 or, by default, x's dtype).
+    segments: which rows belong to which adapters; tables: the adapters of each weight, or None where none changes its
+    product. Of a segment's rows, a weight's product y becomes (y + scaling * weight * (x a^T) B^T) * scale + shift
+    (arXiv:2106.09685), each adapter at its own rank, sums in float32; other rows stay as they are.
+    Returns [T, sum N_i] in `out_dtype` (float32 or, by default, x's dtype). Raises IndexError for rows or slots that
+    do not exist.
     """
-    return backend().linear(x, weights, biases, out_dtype)
-
-
-def lora(x: torch.Tensor, y: torch.Tensor, tables: Sequence[LoraTable | int], segments: LoraSegments) -> None:
-    """Add to y what adapters add: for the rows of each segment, y = (y + scaling weight (x a^T) B^T) * scale + shift.
-
-    x: [T, K], rows may be strided; y: [T, sum N_i], contiguous, x's dtype or float32, changed in place. tables: one
-    for each layer that y's columns belong to, or its N_i alone where no adapter changes it. Each adapter is computed
-    at its own rank (arXiv:2106.09685); sums are kept in float32. Raises IndexError for rows or slots that do not exist.
-    """
-    backend().lora(x, y, tables, segments)
+    return backend().linear(x, weights, biases, out_dtype, tables, segments)
 
 
 def paged_attention(

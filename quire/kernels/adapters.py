@@ -1,4 +1,4 @@
-"""What the `lora` kernel reads: for each layer a table of its adapters' weights, and for each step who owns which rows.
+"""What `linear` reads of adapters: for each weight a table of their shares, and for each call who owns which rows.
 
 Both lie in memory at fixed addresses and are changed in place, so that a recorded step serves any mixture of adapters.
 """

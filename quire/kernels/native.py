@@ -114,6 +114,8 @@ def linear(
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor | None],
     out_dtype: torch.dtype | None = None,
+    tables: Sequence[LoraTable | None] = (),
+    segments: LoraSegments | None = None,
 ) -> torch.Tensor:
     dtype = x.dtype
     code, stride, address = _matrix(x)
@@ -140,35 +142,33 @@ def linear(
         total += rows
         flat += weight.data_ptr(), 0 if bias is None else _vector("biases", bias, rows, dtype), rows
     y = _empty((tokens, total), dtype=out_dtype)
-    _C.linear(address, tokens, features, stride, tuple(flat), y.data_ptr(), code, _DTYPES[out_dtype])
+    result = y.data_ptr()
+    if segments is None:
+        _C.linear(address, tokens, features, stride, tuple(flat), result, code, _DTYPES[out_dtype], (), 0, 0)
+    else:
+        _C.linear(
+            address, tokens, features, stride, tuple(flat), result, code, _DTYPES[out_dtype],
+            _entries(tables, weights, features, dtype), segments.address, len(segments.entries),
+        )  # fmt: skip
     return y
 
 
-def lora(x: torch.Tensor, y: torch.Tensor, tables: Sequence[LoraTable | int], segments: LoraSegments) -> None:
-    dtype = x.dtype
-    code, stride, address = _matrix(x)
-    tokens, features = x.shape
-    total = 0
+def _entries(
+    tables: Sequence[LoraTable | None], weights: Sequence[torch.Tensor], features: int, dtype: torch.dtype
+) -> tuple[int, ...]:
+    """Address and slots of each table, 0 and 0 for None."""
+    if len(tables) != len(weights):
+        raise ValueError(f"tables: expected one or None for each of {len(weights)} weights, got {len(tables)}")
     flat: list[int] = []
-    for table in tables:
-        if isinstance(table, int):
-            flat += 0, 0, table
-            total += table
+    for table, weight in zip(tables, weights):  # noqa: B905 (the lengths were compared above)
+        if table is None:
+            flat += 0, 0
             continue
-        if table.in_features != features or table.dtype is not dtype:
-            got = f"{table.in_features} and {table.dtype}"
-            raise ValueError(f"tables: expected one of {features} features and {dtype}, got {got}")
-        flat += table.address, len(table.entries), table.out_features
-        total += table.out_features
-    out_dtype = y.dtype
-    if out_dtype is not dtype and out_dtype is not _FLOAT32:
-        _reject("y", y, "", dtype)
-    if y.shape != (tokens, total) or not y.is_cpu or not y.is_contiguous():
-        _reject("y", y, f"[{tokens}, {total}], contiguous", out_dtype)
-    _C.lora(
-        address, tokens, features, stride, tuple(flat), segments.address, len(segments.entries), y.data_ptr(), code,
-        _DTYPES[out_dtype],
-    )  # fmt: skip
+        if table.in_features != features or table.out_features != weight.shape[0] or table.dtype is not dtype:
+            wanted, got = f"{list(weight.shape)} {dtype}", f"[{table.out_features}, {table.in_features}] {table.dtype}"
+            raise ValueError(f"tables: expected one for a weight {wanted}, got one for {got}")
+        flat += table.address, len(table.entries)
+    return tuple(flat)
 
 
 def _cache(name: str, cache: torch.Tensor, dtype: torch.dtype) -> torch.Size:

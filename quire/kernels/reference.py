@@ -30,6 +30,8 @@ def linear(
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor | None],
     out_dtype: torch.dtype | None = None,
+    tables: Sequence[LoraTable | None] = (),
+    segments: LoraSegments | None = None,
 ) -> torch.Tensor:
     rows = x.shape[0]
     tiles = F.pad(x, (0, 0, 0, -rows % _TILE)).to(out_dtype or x.dtype).view(-1, _TILE, x.shape[1])
@@ -38,23 +40,28 @@ def linear(
         weight, bias = weight.to(tiles.dtype), None if bias is None else bias.to(tiles.dtype)
         y = torch.cat([F.linear(tile, weight, bias) for tile in tiles] or [tiles.new_empty(0, len(weight))])
         parts.append(y[:rows])
-    return torch.cat(parts, dim=1)
+    result = torch.cat(parts, dim=1)
+    if segments is not None:
+        _add_adapters(x, result, tables, [len(weight) for weight in weights], segments)
+    return result
 
 
-def lora(x: torch.Tensor, y: torch.Tensor, tables: Sequence[LoraTable | int], segments: LoraSegments) -> None:
+def _add_adapters(
+    x: torch.Tensor, y: torch.Tensor, tables: Sequence[LoraTable | None], widths: Sequence[int], segments: LoraSegments
+) -> None:
     for start, end, slot, weight in segments.rows:
         if start < 0 or end > len(x):
             raise IndexError("segments: a segment is outside the rows of x")
         column = 0
-        for table in tables:
-            first, column = column, column + (table if isinstance(table, int) else table.out_features)
-            own = None if isinstance(table, int) else table.get(slot)
+        for table, width in zip(tables, widths, strict=True):
+            first, column = column, column + width
+            own = None if table is None else table.get(slot)
             if own is None:
                 continue
             rows = y[start:end, first:column].float()
             if own.a is not None and own.b is not None:
                 hidden = linear(x[start:end], [own.a], [None], torch.float32)
-                rows += linear(hidden, [unpack(own.b, column - first).float()], [None]) * (own.scaling * weight)
+                rows += linear(hidden, [unpack(own.b, width).float()], [None]) * (own.scaling * weight)
             if own.scale is not None:
                 rows *= own.scale
             if own.shift is not None:

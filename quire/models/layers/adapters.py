@@ -4,7 +4,7 @@
 the whole model at once (`Active`): it cannot come with a layer's arguments, since the layers of a vision tower are
 called by transformers' code. Without adapters in a step, `Active.segments` is None and a layer does not look further.
 
-Plain LoRA goes to the `lora` kernel. What replaces weights instead (saved modules, trained tokens and embeddings) is
+Plain LoRA goes to the `linear` kernel. What replaces weights instead (saved modules, trained tokens and embeddings) is
 computed anew for its rows, through the same kernels as for everybody.
 """
 
@@ -121,51 +121,38 @@ class NormAdapters:
         self.changes.pop(slot, None)
 
 
-def adapt_linear(
-    layers: Sequence[LinearAdapters | int], segments: LoraSegments, x: torch.Tensor, y: torch.Tensor
-) -> None:
-    """Change y [T, sum of out_features], the product of x [T, K] with several layers, for the rows of `segments`.
-
-    layers: what adapters change in each, or its out_features alone.
-    """
+def adapted_product(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    out_dtype: torch.dtype | None,
+    layers: Sequence[LinearAdapters | None],
+    segments: LoraSegments,
+) -> torch.Tensor:
+    """The product of x [T, K] with several layers' weights, with what adapters change in them (None: nothing)."""
     segments = segments.for_rows(x.shape[0])
-    tables = [layer if isinstance(layer, int) else layer.table for layer in layers]
-    if any(not isinstance(layer, int) and layer.replaced for layer in layers):
-        _replace(layers, segments, x, y)
-    kernels.lora(x, y, tables, segments)
-    if any(not isinstance(layer, int) and layer.replaced for layer in layers):
-        _replace_tokens(layers, segments, x, y)
-
-
-def _replace(layers: Sequence[LinearAdapters | int], segments: LoraSegments, x: torch.Tensor, y: torch.Tensor) -> None:
-    for change, rows, columns in _replaced(layers, segments):
-        if change.weight is not None:
-            y[rows, columns] = kernels.linear(x[rows], (change.weight,), (change.bias,), y.dtype)
-
-
-def _replace_tokens(
-    layers: Sequence[LinearAdapters | int], segments: LoraSegments, x: torch.Tensor, y: torch.Tensor
-) -> None:
-    for change, rows, columns in _replaced(layers, segments):
-        if change.tokens is not None:
-            y[rows, columns][:, change.tokens.ids] = kernels.linear(x[rows], (change.tokens.rows,), (None,), y.dtype)
-
-
-def _replaced(
-    layers: Sequence[LinearAdapters | int], segments: LoraSegments
-) -> list[tuple[LinearChange, slice, slice]]:
-    """(what replaces weights, rows of x and y, columns of y)"""
-    found = []
+    tables = [None if layer is None else layer.table for layer in layers]
+    y = kernels.linear(x, weights, biases, out_dtype, tables, segments)
     column = 0
-    for layer in layers:
-        first, column = column, column + (layer if isinstance(layer, int) else layer.table.out_features)
-        if isinstance(layer, int):
+    for layer, weight in zip(layers, weights, strict=True):
+        first, column = column, column + weight.shape[0]
+        if layer is not None and layer.replaced:
+            _replace(layer, segments, x, y[:, first:column])
+    return y
+
+
+def _replace(layer: LinearAdapters, segments: LoraSegments, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Compute anew the rows of one layer's product y [T, N] whose adapter replaces weights."""
+    for start, end, slot, share in segments.rows:
+        change = layer.replaced.get(slot)
+        if change is None or end <= start:
             continue
-        for start, end, slot, _ in segments.rows:
-            change = layer.replaced.get(slot)
-            if change is not None and end > start:
-                found.append((change, slice(start, end), slice(first, column)))
-    return found
+        own = x[start:end]
+        if change.weight is not None:
+            alone = LoraSegments.of([(0, end - start, slot, share)])
+            y[start:end] = kernels.linear(own, (change.weight,), (change.bias,), y.dtype, (layer.table,), alone)
+        if change.tokens is not None:
+            y[start:end][:, change.tokens.ids] = kernels.linear(own, (change.tokens.rows,), (None,), y.dtype)
 
 
 def adapt_embedding(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from quire import kernels
-from quire.models.layers.adapters import LinearAdapters, adapt_linear
+from quire.models.layers.adapters import LinearAdapters, adapted_product
 
 
 class Linear(nn.Module):
@@ -29,11 +29,10 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x: [T, in_features] -> [T, out_features], in `out_dtype` (x's by default)."""
         parameters: Any = self._parameters  # torch's own attribute look-up costs more than a small product
-        y = kernels.linear(x, (parameters["weight"],), (parameters["bias"],), out_dtype)
-        adapters = self.adapters
-        if adapters is not None and (segments := adapters.active.segments) is not None:
-            adapt_linear((adapters,), segments, x, y)
-        return y
+        weights, biases, adapters = (parameters["weight"],), (parameters["bias"],), self.adapters
+        if adapters is None or (segments := adapters.active.segments) is None:
+            return kernels.linear(x, weights, biases, out_dtype)
+        return adapted_product(x, weights, biases, out_dtype, (adapters,), segments)
 
 
 class MergedLinear:
@@ -48,11 +47,9 @@ class MergedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, in_features] -> [T, sum of out_features], the layers' results side by side."""
         parameters: list[Any] = [linear._parameters for linear in self.linears]
-        y = kernels.linear(x, [p["weight"] for p in parameters], [p["bias"] for p in parameters])
+        weights, biases = [p["weight"] for p in parameters], [p["bias"] for p in parameters]
         for linear in self.linears:
             adapters = linear.adapters
-            if adapters is not None:
-                if (segments := adapters.active.segments) is not None:
-                    adapt_linear([one.adapters or one.out_features for one in self.linears], segments, x, y)
-                break
-        return y
+            if adapters is not None and (segments := adapters.active.segments) is not None:
+                return adapted_product(x, weights, biases, None, [one.adapters for one in self.linears], segments)
+        return kernels.linear(x, weights, biases)
