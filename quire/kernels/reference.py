@@ -23,6 +23,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 # Rows of a matrix product's fixed tile. Small, since a single decoded token pays for a whole tile.
 _TILE = 8
+# Narrower products get columns of zeros: a BLAS computes the rows of a tile differently where it is only 2 or 3 wide.
+_LEAST_COLUMNS = 8
 
 
 def linear(
@@ -38,8 +40,11 @@ def linear(
     parts = []
     for weight, bias in zip(weights, biases, strict=True):
         weight, bias = weight.to(tiles.dtype), None if bias is None else bias.to(tiles.dtype)
+        columns, more = len(weight), max(0, _LEAST_COLUMNS - len(weight))
+        if more:
+            weight, bias = F.pad(weight, (0, 0, 0, more)), None if bias is None else F.pad(bias, (0, more))
         y = torch.cat([F.linear(tile, weight, bias) for tile in tiles] or [tiles.new_empty(0, len(weight))])
-        parts.append(y[:rows])
+        parts.append(y[:rows, :columns])
     result = torch.cat(parts, dim=1)
     if segments is not None:
         _add_adapters(x, result, tables, [len(weight) for weight in weights], segments)

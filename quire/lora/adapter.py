@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ _PART = re.compile(
     r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B"
     r"|lora_magnitude_vector|token_adapter\.trainable_tokens_delta)(?:\.weight)?"
 )
+_SAVED = re.compile(r"\.modules_to_save\.(?:[^.]+\.(?=.*\.))?")  # the adapter's name comes before a module's, only
 _TOKENS = "token_adapter.trainable_tokens_delta"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _ALIGNMENT = 64  # bytes
@@ -65,7 +67,7 @@ class Adapter:
 
     @property
     def recordable(self) -> bool:
-        """Whether the `lora` kernel does all of it."""
+        """Whether the kernel does all of it."""
         return all(
             isinstance(change, LinearChange) and change.weight is None and change.tokens is None
             for change in self.changes.values()
@@ -141,15 +143,17 @@ class AdapterReader:
 def read_file(path: Path, most: int) -> bytes:
     """The bytes of a file of at most `most`. Raises AdapterError."""
     try:
-        size = path.stat().st_size
-        if size > most:
-            raise AdapterError(f"{path}: has {size:,} bytes, and at most {most:,} are taken.")
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # reading a pipe may never end
+            raise AdapterError(f"{path}: is no file.")
+        if found.st_size > most:
+            raise AdapterError(f"{path}: has {found.st_size:,} bytes, and at most {most:,} are taken.")
         with path.open("rb") as file:
             return file.read(most)
     except FileNotFoundError:
         pickle = path.with_name("adapter_model.bin")
-        found = f"; {pickle.name} is a pickle, which can run code and is never opened" if pickle.exists() else ""
-        raise AdapterError(f"{path}: there is no such file{found}.") from None
+        hint = f"; {pickle.name} is a pickle, which can run code and is never opened" if pickle.exists() else ""
+        raise AdapterError(f"{path}: there is no such file{hint}.") from None
     except OSError as error:
         raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -174,6 +178,10 @@ def _sort(tensors: Mapping[str, torch.Tensor], where: str) -> tuple[dict[str, Pa
     plain: dict[str, torch.Tensor] = {}
     for key, tensor in tensors.items():
         name = key.removeprefix(_PREFIX)
+        # With bias="all", PEFT also writes the biases of saved modules by what its wrapper calls them.
+        if ".original_module." in name:
+            continue
+        name = _SAVED.sub(".", name)
         match = _PART.fullmatch(name)
         if match:
             kinds = parts.setdefault(match[1], {})
@@ -181,7 +189,10 @@ def _sort(tensors: Mapping[str, torch.Tensor], where: str) -> tuple[dict[str, Pa
                 raise AdapterError(f"{where}: {key} is there twice.")
             kinds[match[2]] = tensor
         else:
-            plain[re.sub(r"\.base_layer\.(weight|bias)$", r".\1", name)] = tensor
+            name = re.sub(r"\.base_layer\.(weight|bias)$", r".\1", name)
+            if name in plain and not torch.equal(plain[name].double(), tensor.double()):
+                raise AdapterError(f"{where}: {key} is there twice.")
+            plain[name] = tensor
     return parts, plain
 
 
@@ -227,6 +238,9 @@ class _Binding:
             return linear_change(module, rank, parts, given, tokens.get(name), dtype)
         if isinstance(module, Embedding):
             return embedding_change(module, rank, parts, given, tokens.get(name), dtype)
+        if name in tokens or (parts and isinstance(module, (RMSNorm, LayerNorm))):
+            kinds = ", ".join(sorted(parts)) or _TOKENS
+            raise AdapterError(f"{self.where}: {name}: a {type(module).__name__} takes no {kinds}.")
         if isinstance(module, (RMSNorm, LayerNorm)):
             return norm_change(module, given, dtype)
         if not self.reader._model.is_visual(name):
@@ -285,7 +299,9 @@ class _Binding:
             self.problems += [f"{published[own]}.{kind}" for kind in kinds if kind not in wanted and kind != _TOKENS]
         given = {self.naming.parameters.get(name) for name in self.plain}
         names = {own: name for name, own in self.naming.parameters.items()}
-        missing += [names[own] for own in sorted(self.targets.saved | self.targets.biases) if own not in given]
+        # PEFT no longer saves biases that are called otherwise (an in_proj_bias); files of older versions have them.
+        biases = {own for own in self.targets.biases if own.endswith(".bias")}
+        missing += [names[own] for own in sorted(self.targets.saved | biases) if own not in given]
         texts = [f"missing: {_listed(missing)}"] if missing else []
         texts += [f"of no use here: {_listed(self.problems)}"] if self.problems else []
         if texts:

@@ -82,18 +82,18 @@ class AdapterBank:
         if not owner:
             yield
             return
-        own = []
-        for uid, _ in owner:
-            for name, tensor in self._installed[uid][1].parameters.items():
-                path, _, leaf = name.rpartition(".")
-                module = self._modules[path]
-                own.append((module, leaf, module._parameters[leaf]))
-                module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        own: list[tuple[nn.Module, str, nn.Parameter | None]] = []
         try:
+            for uid, _ in owner:
+                for name, tensor in self._installed[uid][1].parameters.items():
+                    path, _, leaf = name.rpartition(".")
+                    module = self._modules[path]
+                    own.append((module, leaf, module._parameters[leaf]))
+                    module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
             with self.using(AllRows([(self._installed[uid][0], weight) for uid, weight in owner])):
                 yield
         finally:
-            for module, leaf, parameter in own:
+            for module, leaf, parameter in reversed(own):
                 module._parameters[leaf] = parameter
 
     def _new(self, module: nn.Module) -> LinearAdapters | EmbeddingAdapters | NormAdapters:

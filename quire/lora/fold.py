@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from quire.kernels.adapters import LoraWeights, pack
+from quire.kernels.adapters import LoraWeights, pack, unpack
 from quire.lora.targets import Rank
 from quire.models.layers import Embedding, LayerNorm, Linear, RMSNorm
 from quire.models.layers.adapters import EmbeddingChange, LinearChange, NormChange, TokenRows
@@ -45,7 +45,19 @@ def linear_change(
         lora = LoraWeights(a.to(dtype).contiguous(), pack(b.to(dtype)), rank.scaling, scale, shift)
     elif shift is not None:
         lora = LoraWeights(None, None, 1.0, None, shift)
+    if tokens is not None:
+        tokens = _with_lora(tokens, lora, replaced, layer.out_features)
     return LinearChange(lora, weight, None if weight is None else bias, tokens)
+
+
+def _with_lora(tokens: TokenRows, lora: LoraWeights | None, bias: torch.Tensor | None, columns: int) -> TokenRows:
+    """Trained rows of a Linear, and what is added to the product with them: LoRA comes on top, as in PEFT."""
+    ids = tokens.ids
+    if lora is not None:
+        chosen = [None if part is None else part[ids] for part in (lora.scale, lora.shift)]
+        b = None if lora.b is None else pack(unpack(lora.b, columns)[ids])
+        lora = LoraWeights(lora.a, b, lora.scaling, *chosen)
+    return TokenRows(ids, tokens.rows, None if bias is None else bias.detach()[ids], lora)
 
 
 def embedding_change(
@@ -88,8 +100,9 @@ def changed_parameter(
     changed = {leaf: tensor for leaf, tensor in given.items() if tensor is not None}
     if rank is None or not parts:
         return changed
-    base = changed.get("weight", module._parameters["weight"])
-    assert base is not None
+    base = changed.get("weight", module._parameters.get("weight"))
+    if base is None or base.dim() < 2:
+        raise ValueError(f"a {type(module).__name__} takes no LoRA")
     if "lora_embedding_A" in parts:
         a = _shaped(parts["lora_embedding_A"], [rank.rank, base.shape[0]], "lora_embedding_A")
         b = _shaped(parts["lora_embedding_B"], [base.shape[1], rank.rank], "lora_embedding_B")
@@ -103,12 +116,14 @@ def changed_parameter(
         total = base.float() + delta.view(base.shape) * rank.scaling
         norms = total.flatten(1).norm(dim=1).view(-1, *[1] * (base.dim() - 1))
     if "lora_magnitude_vector" in parts:
-        total = total * (parts["lora_magnitude_vector"].float().reshape(norms.shape) / norms)
+        magnitude = parts["lora_magnitude_vector"].float()
+        if magnitude.numel() != norms.numel():
+            raise ValueError(f"lora_magnitude_vector has {magnitude.numel()} numbers, not {norms.numel()}")
+        total = total * (magnitude.reshape(norms.shape) / norms)
     if "lora_B.bias" in parts:
-        bias = changed.get("bias", module._parameters.get("bias"))
-        if bias is None:
-            raise ValueError("lora_B.bias needs a layer with a bias")
-        changed["bias"] = (bias.float() + parts["lora_B.bias"].float() * rank.scaling).to(dtype)
+        bias = changed.get("bias", module._parameters.get("bias"))  # or the layer has none until now
+        added = _shaped(parts["lora_B.bias"], [base.shape[0]], "lora_B.bias").float() * rank.scaling
+        changed["bias"] = (added if bias is None else bias.float() + added).to(dtype)
     return {**changed, "weight": total.to(dtype)}
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
@@ -55,10 +56,12 @@ class AdapterInfo:
 
 @dataclass(eq=False)
 class _Version:
-    """users: requests that hold it. resident: on the device, so that its weights must stay. fetching: being read."""
+    """source: what its path was called. users: requests that hold it. resident: on the device, so that its weights must
+    stay. fetching: being read."""
 
     ref: AdapterRef
     path: Path
+    source: str | None
     report: LoadReport
     int_id: int | None
     mixable: bool
@@ -77,6 +80,10 @@ class _Version:
         return self.report.bytes
 
 
+def _uids(versions: Iterable[_Version]) -> frozenset[int]:
+    return frozenset(version.ref.uid for version in versions)
+
+
 class AdapterLibrary:
     """Names, versions and weights.
 
@@ -91,6 +98,7 @@ class AdapterLibrary:
         self._versions: dict[int, _Version] = {}  # by uid; retired ones too, until nobody holds them
         self._reading = threading.Semaphore(config.workers)
         self._workers = ThreadPoolExecutor(config.workers, thread_name_prefix="quire-adapters")
+        self._mixtures: Counter[frozenset[int]] = Counter()  # that requests hold, by uids
         self._uids = count(1)
         self._stamps = count()
         self._workers.submit(import_module, "peft")  # takes seconds: not in the first request
@@ -99,11 +107,18 @@ class AdapterLibrary:
     # -- names ----------------------------------------------------------------------------------------------------
 
     def load(
-        self, name: str, path: Path, replace: bool = False, pinned: bool = False, int_id: int | None = None
+        self,
+        name: str,
+        path: Path,
+        replace: bool = False,
+        pinned: bool = False,
+        int_id: int | None = None,
+        source: str | None = None,
     ) -> LoadReport:
         """Read an adapter and let `name` stand for it from now on.
 
-        replace: for a name that is taken; requests that run go on with the version that they have.
+        replace: for a name that is taken; requests that run go on with the version that they have, and a pin stays.
+        source: what the caller calls the path, where that is something else (a hub id).
         """
         if not isinstance(name, str) or not name:
             raise AdapterError(f"adapter name {name!r}: must be a non-empty string.")
@@ -121,11 +136,12 @@ class AdapterLibrary:
         )
         with self._changed:
             self._check_free(name, int_id, replace)
-            self._check_budget(name, adapter.nbytes, pinned)
             ref = AdapterRef(name, next(self._uids), adapter.digest, adapter.visual)
-            version = _Version(ref, path, report, int_id, adapter.mixable, adapter.recordable)
-            version.pinned, version.stamp = pinned, next(self._stamps)
+            version = _Version(ref, path, source, report, int_id, adapter.mixable, adapter.recordable)
             old = self._names.get(name)
+            pinned = pinned or (old is not None and old.pinned)
+            self._check_budget(version, pinned, old)
+            version.pinned, version.stamp = pinned, next(self._stamps)
             if old is not None:
                 version.int_id = int_id if int_id is not None else old.int_id
                 self._retire(old)
@@ -155,7 +171,7 @@ class AdapterLibrary:
         with self._changed:
             version = self._named(name)
             if pinned and not version.pinned:
-                self._check_budget(name, version.size, pinned)
+                self._check_budget(version, pinned)
             version.pinned = pinned
 
     def loaded(self) -> list[AdapterInfo]:
@@ -170,19 +186,20 @@ class AdapterLibrary:
                 for version in sorted(self._names.values(), key=lambda version: version.ref.uid)
             ]  # fmt: skip
 
-    def ensure(self, request: LoRARequest, path: Path | None) -> None:
-        """Load what a request names by its path (`path` is where that leads), unless it is loaded."""
+    def ensure(self, request: LoRARequest, resolve: Callable[[str], Path]) -> None:
+        """Load what a request names by its path (`resolve` says where that leads), unless it is loaded."""
         with self._changed:
             version = self._names.get(request.lora_name)
             known = version is not None or request.adapters is not None
         if known:
             return
-        if path is None:
+        if request.lora_path is None:
             raise RequestError(
                 f"no adapter {request.lora_name!r} is loaded{self._loaded()}: load it, or give lora_path"
             )
         try:
-            self.load(request.lora_name, path, int_id=request.lora_int_id)
+            path = resolve(request.lora_path)
+            self.load(request.lora_name, path, int_id=request.lora_int_id, source=request.lora_path)
         except AdapterError:
             with self._changed:
                 if request.lora_name not in self._names:  # else another thread was faster
@@ -202,12 +219,18 @@ class AdapterLibrary:
             for version in versions:
                 version.users += 1
                 version.stamp = next(self._stamps)
+                version.error = None  # of an older request's
+            if len(versions) > 1:
+                self._mixtures[_uids(versions)] += 1
             return tuple((version.ref, weight) for version, (_, weight) in zip(versions, wanted, strict=True))
 
     def release(self, use: AdapterUse) -> None:
         with self._changed:
-            for ref, _ in use:
-                version = self._versions[ref.uid]
+            versions = [self._versions[ref.uid] for ref, _ in use]
+            if len(versions) > 1:
+                self._mixtures[_uids(versions)] -= 1
+                self._mixtures = +self._mixtures
+            for version in versions:
                 version.users -= 1
                 self._forget_if_done(version)
 
@@ -335,14 +358,15 @@ class AdapterLibrary:
                 raise AdapterError(
                     f"adapter {name!r} is loaded already, from {self._names[name].path}: unload it, or load_inplace."
                 )
-            for other in self._names.values():
-                if int_id is not None and other.int_id == int_id and other.ref.name != name:
-                    raise AdapterError(
-                        f"lora_int_id={int_id} is adapter {other.ref.name!r}'s: take another for {name!r}."
-                    )
+            self._check_number(name, int_id)
+
+    def _check_number(self, name: str, int_id: int | None) -> None:
+        for other in self._names.values():
+            if int_id is not None and other.int_id == int_id and other.ref.name != name:
+                raise AdapterError(f"lora_int_id={int_id} is adapter {other.ref.name!r}'s: take another for {name!r}.")
 
     def _check_same(self, request: LoRARequest, version: _Version) -> None:
-        if request.lora_path is not None and Path(request.lora_path).expanduser().absolute() != version.path.absolute():
+        if request.lora_path is not None and request.lora_path not in (version.source, str(version.path)):
             try:
                 same = self._allowed(Path(request.lora_path)) == version.path
             except AdapterError:
@@ -354,6 +378,7 @@ class AdapterLibrary:
                 )
         if request.lora_int_id is not None:
             if version.int_id is None:
+                self._check_number(request.lora_name, request.lora_int_id)
                 version.int_id = request.lora_int_id
             if version.int_id != request.lora_int_id:
                 raise RequestError(
@@ -367,11 +392,11 @@ class AdapterLibrary:
                     f"adapter {version.ref.name!r} is more than plain LoRA (DoRA, biases, saved modules or trained "
                     "tokens) and cannot be part of a mixture"
                 )
-        size, most = sum(version.size for version in versions), self._config.device_bytes
-        if size > most or len(versions) > (self._config.max_loras or len(versions)):
+        kept = [version for version in self._names.values() if version.pinned]
+        if not self._fit({*versions, *kept}) or len(versions) > (self._config.max_loras or len(versions)):
             raise RequestError(
-                f"the mixture takes {size:,} bytes and {len(versions)} adapters; the device has room for {most:,} "
-                f"(lora_device_bytes) and {self._config.max_loras or 'any number'} (max_loras)"
+                f"the mixture takes {sum(version.size for version in versions):,} bytes and {len(versions)} adapters, "
+                f"and finds no room ({self._limits()}; {len(kept)} adapters are pinned)"
             )
 
     def _allowed(self, path: Path) -> Path:
@@ -382,24 +407,42 @@ class AdapterLibrary:
             raise AdapterError(f"{path}: there is no such folder ({type(error).__name__}).") from None
         if not resolved.is_dir():
             raise AdapterError(f"{path}: is no folder; give the one that holds adapter_config.json.")
-        roots = self._config.roots
-        if roots is not None:
-            bases = [Path(root).expanduser().resolve() for root in roots]
-            for file in (resolved, *resolved.glob("adapter_*")):
-                if not any(file.resolve().is_relative_to(base) for base in bases):
-                    raise AdapterError(f"{path}: lies outside the folders that adapters may be read from.")
+        if self._config.roots is not None:
+            bases = [Path(root).expanduser().resolve() for root in self._config.roots]
+            try:
+                found = [resolved, *(file.resolve() for file in resolved.glob("adapter_*"))]
+            except (OSError, RuntimeError) as error:
+                raise AdapterError(f"{path}: its links lead nowhere: {error}") from None
+            if not all(any(one.is_relative_to(base) for base in bases) for one in found):
+                raise AdapterError(f"{path}: lies outside the folders that adapters may be read from.")
         return resolved
 
-    def _check_budget(self, name: str, size: int, pinned: bool) -> None:
-        """Every adapter must find room beside those that are pinned."""
-        kept = sum(v.size for v in self._names.values() if v.pinned and v.ref.name != name)
-        others = [v.size for v in self._names.values() if not v.pinned and v.ref.name != name]
-        most = min(self._config.host_bytes, self._config.device_bytes)
-        if kept + size + (max(others, default=0) if pinned else 0) > most:
+    def _check_budget(self, version: _Version, pinned: bool, old: _Version | None = None) -> None:
+        """Every adapter, and every mixture that is in use, must find room beside those that are pinned.
+
+        old: the version in whose place this one comes.
+        """
+        kept = {v for v in self._names.values() if v.pinned and v is not old}
+        together = [{version}]
+        if pinned:
+            together += [{v, version} for v in self._versions.values() if v is not old or v.users]
+            together += [{version, *(self._versions[uid] for uid in uids)} for uids in self._mixtures]
+        if not all(self._fit(kept | group) for group in together):
             raise AdapterError(
-                f"adapter {name!r} takes {size:,} bytes beside {kept:,} of pinned ones, and all may take {most:,}: "
-                "raise lora_host_bytes and lora_device_bytes, or pin less."
+                f"adapter {version.ref.name!r} takes {version.size:,} bytes beside {sum(v.size for v in kept):,} of "
+                f"pinned ones, and that leaves no room for all others: {self._limits()}. Raise these, or pin less."
             )
+
+    def _fit(self, versions: Collection[_Version]) -> bool:
+        """Whether memory can hold all of these at once."""
+        most = min(self._config.host_bytes, self._config.device_bytes)
+        return sum(v.size for v in versions) <= most and len(versions) <= (self._config.max_cpu_loras or len(versions))
+
+    def _limits(self) -> str:
+        config = self._config
+        limits = {"lora_device_bytes": config.device_bytes, "lora_host_bytes": config.host_bytes,
+                  "max_loras": config.max_loras, "max_cpu_loras": config.max_cpu_loras}  # fmt: skip
+        return ", ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
 
     def _make_room(self, version: _Version, urgent: bool) -> bool:
         """Drop weights that nobody needs until one more version fits."""
@@ -437,7 +480,7 @@ class AdapterLibrary:
     def _read_again(self, version: _Version) -> None:
         adapter, error = None, None
         try:
-            adapter = self._reader.read(version.path)
+            adapter = self._reader.read(self._allowed(version.path))
             if adapter.digest != version.ref.digest:
                 adapter, error = None, f"{version.path}: has changed since it was loaded: load it again."
         except AdapterError as reason:

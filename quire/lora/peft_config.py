@@ -6,7 +6,6 @@ Whatever changes the arithmetic is done or refused: no field is ignored because 
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 4 << 20
 MAX_RANK = 4096
+_MOST_ALPHA = 1e9
 
 # What quire does; PEFT's class checks them against each other.
 _DONE = frozenset({
@@ -53,7 +53,7 @@ def read_config(data: bytes, where: str) -> LoraConfig:
         start = _short(raw["init_lora_weights"])
         raise AdapterError(f"{where}: init_lora_weights={start} changes the base model's weights: {_CONVERT}.")
     _check_values(raw, where)
-    return _build({field: value for field, value in raw.items() if field in _DONE}, where)
+    return _build({field: value for field, value in raw.items() if field in _DONE and value is not None}, where)
 
 
 def _parse(data: bytes, where: str) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _check_values(raw: Mapping[str, Any], where: str) -> None:
     _check_rank(raw.get("r", 8), "r", where)
     _check_alpha(raw.get("lora_alpha", 8), "lora_alpha", where)
     for field, check in (("rank_pattern", _check_rank), ("alpha_pattern", _check_alpha)):
-        patterns = raw.get(field) or {}
+        patterns = {} if raw.get(field) is None else raw[field]
         if not isinstance(patterns, dict):
             raise AdapterError(f"{where}: {field}={_short(patterns)}: must be an object of names and numbers.")
         for name, value in patterns.items():
@@ -109,14 +109,14 @@ def _check_rank(value: Any, name: str, where: str) -> None:
 
 
 def _check_alpha(value: Any, name: str, where: str) -> None:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise AdapterError(f"{where}: {name}={_short(value)}: must be a finite number.")
+    if type(value) not in (int, float) or not -_MOST_ALPHA <= value <= _MOST_ALPHA:
+        raise AdapterError(f"{where}: {name}={_short(value)}: must be a number, of at most {_MOST_ALPHA:g}.")
 
 
 def _check_tokens(tokens: Any, where: str) -> None:
     lists = list(tokens.values()) if isinstance(tokens, dict) else [] if tokens is None else [tokens]
     for ids in lists:
-        if not _is_list_of(int, ids) or len(set(ids)) != len(ids) or any(i < 0 for i in ids):
+        if not _is_list_of(int, ids) or not ids or len(set(ids)) != len(ids) or any(i < 0 for i in ids):
             raise AdapterError(f"{where}: trainable_token_indices={_short(ids)}: must be a list of distinct token ids.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ class LoRARequest:
             raise RequestError(f"adapters={adapters!r}: must be a list of (name, weight)")
         for pair in adapters:
             good = isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], str)
-            if not good or type(pair[1]) not in (int, float) or not math.isfinite(pair[1]):
+            if not good or type(pair[1]) not in (int, float) or not abs(pair[1]) <= sys.float_info.max:
                 raise RequestError(f"adapters: {pair!r} is no (name, finite weight)")
         names = [name for name, _ in adapters]
         if len(set(names)) != len(names):

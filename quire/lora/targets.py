@@ -7,23 +7,19 @@ one of them throughout: the one in which all modules that its file names exist.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import regex
 from torch import nn
 
 from quire.errors import AdapterError
+from quire.lora.patterns import Patterns
 from quire.models.base import CausalLM
 from quire.models.layers import Embedding, Linear
 
 if TYPE_CHECKING:
     from peft import LoraConfig
-
-_PATTERN_SECONDS = 1.0  # for an adapter's patterns over all modules
-_MAX_PATTERN = 2000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +97,13 @@ def choose_naming(names: Sequence[Naming], modules: Iterable[str], parameters: I
 
 def find_targets(config: LoraConfig, naming: Naming, model: CausalLM, where: str) -> Targets:
     """Apply the configuration's rules. Raises AdapterError for one that matches nothing."""
-    _check_patterns(config, naming, where)
-    lora = {naming.modules[name]: _rank(config, name) for name in _targeted(config, naming)}
-    saved = _saved(config, naming, where)
+    patterns = Patterns(where)
+    lora = {naming.modules[name]: _rank(config, name, patterns) for name in _targeted(config, naming, patterns)}
+    saved = _saved(config, naming, patterns, where)
     if not lora and not saved:
         raise AdapterError(f"{where}: target_modules={config.target_modules!r} names no module of this model.")
-    tokens = _tokens(config, naming, model, where)
-    embedding = _embedding(model)
-    if config.ensure_weight_tying and model.is_tied and embedding in lora:
-        for tied in model.tied_weights:
-            lora.setdefault(tied.removesuffix(".weight"), lora[embedding])
+    tokens = _tokens(config, naming, model, patterns, where)
+    lora.update(_tied(config, naming, model, lora, patterns))
     biases = {
         "none": frozenset[str](),
         "all": frozenset(own for name, own in naming.parameters.items() if "bias" in name.rpartition(".")[2]),
@@ -119,28 +112,96 @@ def find_targets(config: LoraConfig, naming: Naming, model: CausalLM, where: str
     return Targets(lora, saved, biases, tokens)
 
 
-def _targeted(config: LoraConfig, naming: Naming) -> list[str]:
-    from peft.tuners.tuners_utils import check_target_module_exists
-
-    if isinstance(config.target_modules, str) and config.target_modules.lower() == "all-linear":
-        config.target_modules = set(naming.linear)
-    if not config.target_modules:
+def _targeted(config: LoraConfig, naming: Naming, patterns: Patterns) -> list[str]:
+    """As PEFT's check_target_module_exists says."""
+    targets = config.target_modules
+    if isinstance(targets, str) and targets.lower() == "all-linear":
+        targets = naming.linear
+    if not targets:
         return []
-    return [name for name in naming.modules if check_target_module_exists(config, name)]
+    found = [name for name in naming.modules if _is_meant(targets, name, config, patterns)]
+    return [name for name in found if not _is_excluded(name, config, patterns)]
 
 
-def _rank(config: LoraConfig, name: str) -> Rank:
-    from peft.utils.other import get_pattern_key
+def _is_meant(targets: str | Collection[str], name: str, config: LoraConfig, patterns: Patterns) -> bool:
+    if isinstance(targets, str):
+        return patterns.match(targets, name, "(?:", r")\Z") is not None
+    if name in targets:
+        return True
+    if not _ends_in(name, targets):
+        return False
+    layers = config.layers_to_transform
+    if layers is None or layers == []:
+        return True
+    wanted = config.layers_pattern or [r"[^.]*"]
+    before = r"(?:^|.*?\.)" if config.layers_pattern else r".*?\."
+    for pattern in [wanted] if isinstance(wanted, str) else wanted:
+        match = patterns.match(pattern, name, before, r"\.(?P<idx>\d+)\.")
+        if match is not None:
+            index = match["idx"]
+            return index.isdecimal() and int(index) in ([layers] if isinstance(layers, int) else layers)
+    return False
 
-    rank = config.rank_pattern.get(get_pattern_key(list(config.rank_pattern), name), config.r)
-    alpha = config.alpha_pattern.get(get_pattern_key(list(config.alpha_pattern), name), config.lora_alpha)
+
+def _is_excluded(name: str, config: LoraConfig, patterns: Patterns) -> bool:
+    excluded = config.exclude_modules or ()
+    if isinstance(excluded, str):
+        if patterns.match(excluded, name, "(?:", r")\Z"):
+            return True
+    elif _ends_in(name, excluded):
+        return True
+    saved = config.modules_to_save or ()
+    return any(patterns.match(one, name, r"(?:^|.*\.)", r"(?:$|\..*)") is not None for one in saved)
+
+
+def _ends_in(name: str, names: Collection[str]) -> bool:
+    """Whether it is one of the names, or ends in a dot and one of them."""
+    parts = name.split(".")
+    return any(".".join(parts[first:]) in names for first in range(len(parts)))
+
+
+def _rank(config: LoraConfig, name: str, patterns: Patterns) -> Rank:
+    rank = _of_pattern(config.rank_pattern, name, config.r, patterns)
+    alpha = _of_pattern(config.alpha_pattern, name, config.lora_alpha, patterns)
     return Rank(rank, alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
 
 
-def _saved(config: LoraConfig, naming: Naming, where: str) -> frozenset[str]:
+def _of_pattern(table: Mapping[str, Any], name: str, default: Any, patterns: Patterns) -> Any:
+    """What the first pattern says that the name ends in: PEFT's get_pattern_key."""
+    for pattern, value in table.items():
+        if patterns.match(pattern, name, r"(?:.*\.)?(?:", ")$") is not None:
+            return value
+    return table.get(name, default)
+
+
+def _tied(
+    config: LoraConfig, naming: Naming, model: CausalLM, lora: Mapping[str, Rank], patterns: Patterns
+) -> dict[str, Rank]:
+    """`ensure_weight_tying`: tables tied to an embedding with LoRA have it too, of its rank, scaled as their name says.
+
+    PEFT does so only where the configuration calls one of them by one of its EMBEDDING_LAYER_NAMES.
+    """
+    from peft.utils.other import EMBEDDING_LAYER_NAMES
+
+    targets = config.target_modules or ()
+    if isinstance(targets, str):
+        named = any(patterns.match(targets, name, "(?:", r")\Z") for name in EMBEDDING_LAYER_NAMES)
+    else:
+        named = any(name.rpartition(".")[2] in EMBEDDING_LAYER_NAMES for name in targets)
+    saved = any(name.rpartition(".")[2] in EMBEDDING_LAYER_NAMES for name in config.modules_to_save or ())
+    embedding = lora.get(_embedding(model))
+    if embedding is None or not config.ensure_weight_tying or not model.is_tied or not named or saved:
+        return {}
+    published = {own: name for name, own in naming.modules.items()}
+    tied = [name.removesuffix(".weight") for name in model.tied_weights]
+    return {own: Rank(embedding.rank, _rank(config, published[own], patterns).scaling) for own in tied}
+
+
+def _saved(config: LoraConfig, naming: Naming, patterns: Patterns, where: str) -> frozenset[str]:
     """The parameters of all modules whose name ends in one of `modules_to_save`."""
     saved = set()
     for wanted in config.modules_to_save or ():
+        patterns.check_time(wanted)
         found = {own for name, own in naming.parameters.items() if any(p.endswith(wanted) for p in _parents(name))}
         if not found:
             raise AdapterError(f"{where}: modules_to_save names {wanted!r}, and this model has no such module.")
@@ -153,7 +214,9 @@ def _parents(name: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _tokens(config: LoraConfig, naming: Naming, model: CausalLM, where: str) -> dict[str, tuple[int, ...]]:
+def _tokens(
+    config: LoraConfig, naming: Naming, model: CausalLM, patterns: Patterns, where: str
+) -> dict[str, tuple[int, ...]]:
     wanted = config.trainable_token_indices
     if wanted is None:
         return {}
@@ -167,6 +230,7 @@ def _tokens(config: LoraConfig, naming: Naming, model: CausalLM, where: str) -> 
         return {embedding: tuple(wanted)}
     tokens: dict[str, tuple[int, ...]] = {}
     for target, ids in wanted.items():
+        patterns.check_time(target)
         found = [own for name, own in pairs if name.endswith(target)]
         if not found:
             raise AdapterError(f"{where}: trainable_token_indices names {target!r}, and this model has no such module.")
@@ -179,22 +243,3 @@ def _embedding(model: CausalLM) -> str:
     if model.tied_weights:
         return next(iter(model.tied_weights.values())).removesuffix(".weight")
     return next((name for name, module in model.named_modules() if isinstance(module, Embedding)), "")
-
-
-def _check_patterns(config: LoraConfig, naming: Naming, where: str) -> None:
-    """Refuse what is no pattern, and what takes for ever to match: the loader must not hang on a stranger's file."""
-    patterns = [*config.rank_pattern, *config.alpha_pattern, *(config.modules_to_save or ())]
-    for one in (config.target_modules, config.exclude_modules, config.layers_pattern):
-        patterns += [one] if isinstance(one, str) else (one or []) if one is config.layers_pattern else []
-    deadline = time.monotonic() + _PATTERN_SECONDS
-    for pattern in patterns:
-        try:
-            if len(pattern) > _MAX_PATTERN:
-                raise TimeoutError
-            compiled = regex.compile(rf"(?:.*?\.)?(?:{pattern})(?:\..*)?")
-            for name in naming.modules:
-                compiled.fullmatch(name, timeout=max(deadline - time.monotonic(), 1e-3), concurrent=True)
-        except regex.error as error:
-            raise AdapterError(f"{where}: {pattern!r} is no pattern: {error}") from None
-        except TimeoutError:
-            raise AdapterError(f"{where}: the pattern {pattern[:80]!r} is too long, or takes too long.") from None

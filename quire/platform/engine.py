@@ -136,8 +136,7 @@ class LLMEngine:
 
     def load_for(self, wanted: LoRARequest) -> None:
         """Load what a request names by its path, unless it is loaded. Any thread may call this."""
-        path = None if wanted.lora_path is None else resolve_adapter(wanted.lora_path, self.config.lora)
-        self._library().ensure(wanted, path)
+        self._library().ensure(wanted, lambda path: resolve_adapter(path, self.config.lora))
 
     def load_lora_adapter(
         self, name: str, path: str, load_inplace: bool = False, pinned: bool = False, lora_int_id: int | None = None
@@ -147,7 +146,8 @@ class LLMEngine:
         load_inplace: for a name that is taken. Requests that run finish on the version that they began with, new ones
         get the new. pinned: it stays in memory. Raises AdapterError: an adapter binds completely, or is refused.
         """
-        return self._library().load(name, resolve_adapter(path, self.config.lora), load_inplace, pinned, lora_int_id)
+        folder = resolve_adapter(path, self.config.lora)
+        return self._library().load(name, folder, load_inplace, pinned, lora_int_id, path)
 
     def unload_lora_adapter(self, name: str) -> int:
         """Forget an adapter: new requests cannot name it, and its memory goes once the last that holds it has ended.

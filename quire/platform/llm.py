@@ -152,7 +152,7 @@ class LLM:
                     max_cpu_loras=max_cpu_loras,
                     device_bytes=lora_device_bytes,
                     host_bytes=lora_host_bytes,
-                    roots=None if lora_roots is None else tuple(str(root) for root in lora_roots),
+                    roots=_folders(lora_roots),
                 )
             ),
             **_given(seed=seed, max_logprobs=max_logprobs, debug=debug),
@@ -284,18 +284,23 @@ class LLM:
     def unload_lora_adapter(self, lora_name: str) -> int:
         """Forget an adapter, wait until no request holds it, and return the bytes that its weights took in memory.
 
-        Raises AdapterError for a name that is not loaded.
+        Raises AdapterError for a name that is not loaded, and RequestError where requests of llm_engine hold it, which
+        nobody steps here: its bytes go when they have ended.
         """
         unloading = self.llm_engine.unload_lora_adapter(lora_name)
         while True:
-            if self._lock.acquire(timeout=_PATIENCE):
-                try:
+            idle = self._lock.acquire(timeout=_PATIENCE)  # else a generate() steps
+            try:
+                if idle:
                     self.llm_engine.settle_adapters()
-                finally:
+                freed = self.llm_engine.freed_bytes(unloading, 0.0 if idle else _PATIENCE)
+                if freed is not None:
+                    return freed
+                if idle:
+                    self._refuse_if_busy()
+            finally:
+                if idle:
                     self._lock.release()
-            freed = self.llm_engine.freed_bytes(unloading, _PATIENCE)
-            if freed is not None:
-                return freed
 
     def pin_lora_adapter(self, lora_name: str, pinned: bool = True) -> None:
         """Never evict an adapter from memory, or do so again. Raises AdapterError."""
@@ -386,6 +391,14 @@ def _hosts(names: Sequence[str] | None) -> tuple[str, ...] | None:
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise RequestError(f"allowed_media_domains={names!r}: must be a list of host names.")
     return tuple(names)
+
+
+def _folders(paths: Sequence[str] | None) -> tuple[str, ...] | None:
+    if paths is None:
+        return None
+    if isinstance(paths, (str, bytes)) or not isinstance(paths, Sequence):
+        raise RequestError(f"lora_roots={paths!r}: must be a list of folders.")
+    return tuple(str(path) for path in paths)
 
 
 def _image_limit(limits: Mapping[str, int] | None) -> int | None:

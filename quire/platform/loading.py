@@ -89,7 +89,7 @@ def resolve_adapter(path: str, config: LoRAConfig) -> Path:
     Raises AdapterError.
     """
     if config.roots is not None or os.path.exists(os.path.expanduser(path)):
-        return Path(path).expanduser()
+        return Path(os.path.expanduser(path))  # which leaves "~nobody" as it is, where Path's would raise
     try:
         return resolve_checkpoint(path, files=(CONFIG_FILE, WEIGHTS_FILE))
     except CheckpointError as error:

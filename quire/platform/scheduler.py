@@ -113,8 +113,10 @@ class Scheduler:
         if self.residency is None:
             return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison(), encode, released)
         draft.chunks.sort(key=lambda chunk: chunk.adapters)  # one segment for each
+        doomed = [request for request, _ in self.failed]
         for sequence in islice(self.waiting, _READ_AHEAD):
-            self.residency.prefetch(sequence.request.adapters)
+            if sequence.request not in doomed:
+                self.residency.prefetch(sequence.request.adapters)
         self.residency.settle()
         installed, dropped = self.residency.take_changes()
         return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison(), encode, released, dropped, installed)

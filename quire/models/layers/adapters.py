@@ -33,10 +33,15 @@ class Active:
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Rows of a table that an adapter trained anew. ids: [n] int64, ascending; rows: [n, C]."""
+    """Rows of a table that an adapter trained anew. ids: [n] int64, ascending; rows: [n, C].
+
+    bias, lora: of a Linear, what is added to the product with the rows.
+    """
 
     ids: torch.Tensor
     rows: torch.Tensor
+    bias: torch.Tensor | None = None
+    lora: LoraWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +79,31 @@ class NormChange:
 
 @dataclass(frozen=True, slots=True)
 class LinearAdapters:
-    """The adapters of one Linear. table: their LoRA weights; replaced: by slot, what else they change."""
+    """The adapters of one Linear.
+
+    table: their LoRA weights. replaced: by slot, what else they change; tokens: the LoRA weights of trained rows, in
+    slot 0 of a table for each slot.
+    """
 
     active: Active
     table: LoraTable
     replaced: dict[int, LinearChange] = field(default_factory=dict)
+    tokens: dict[int, LoraTable] = field(default_factory=dict)
 
     def put(self, slot: int, change: LinearChange) -> bool:
         """Fill a slot; True when recordings that read the table must go."""
         if change.weight is not None or change.tokens is not None:
             self.replaced[slot] = change
+        if change.tokens is not None:
+            table = LoraTable(self.table.in_features, len(change.tokens.ids), self.table.dtype, slots=1)
+            if change.tokens.lora is not None:
+                table.put(0, change.tokens.lora)
+            self.tokens[slot] = table
         return change.lora is not None and self.table.put(slot, change.lora)
 
     def drop(self, slot: int) -> None:
         self.replaced.pop(slot, None)
+        self.tokens.pop(slot, None)
         self.table.drop(slot)
 
 
@@ -151,8 +167,12 @@ def _replace(layer: LinearAdapters, segments: LoraSegments, x: torch.Tensor, y: 
         if change.weight is not None:
             alone = LoraSegments.of([(0, end - start, slot, share)])
             y[start:end] = kernels.linear(own, (change.weight,), (change.bias,), y.dtype, (layer.table,), alone)
-        if change.tokens is not None:
-            y[start:end][:, change.tokens.ids] = kernels.linear(own, (change.tokens.rows,), (None,), y.dtype)
+        trained = change.tokens
+        if trained is not None:
+            alone = LoraSegments.of([(0, end - start, 0, share)])
+            table = layer.tokens[slot]
+            found = kernels.linear(own, (trained.rows,), (trained.bias,), y.dtype, (table,), alone)
+            y[start:end][:, trained.ids] = found
 
 
 def adapt_embedding(
@@ -160,7 +180,7 @@ def adapt_embedding(
 ) -> None:
     """Change y [T, C], the rows `ids` [T] of `table` plus `added` [T, C], for the rows of the active segments."""
     assert adapters.active.segments is not None
-    for start, end, slot, weight in adapters.active.segments.rows:
+    for start, end, slot, weight in adapters.active.segments.for_rows(len(ids)).rows:
         change = adapters.changes.get(slot)
         if change is None or end <= start:
             continue
@@ -194,7 +214,7 @@ def adapt_norm(
 ) -> None:
     """Do the rows of x [T, C] over whose norm an adapter changes: y[rows] = norm(x[rows], change)."""
     assert adapters.active.segments is not None
-    for start, end, slot, _ in adapters.active.segments.rows:
+    for start, end, slot, _ in adapters.active.segments.for_rows(len(y)).rows:
         change = adapters.changes.get(slot)
         if change is not None and end > start:
             y[start:end] = norm(x[start:end], change)

@@ -1,0 +1,751 @@
+"""Whatever is wrong with an adapter is refused in a sentence that names it, and nobody else notices."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import pickle
+import random
+import re
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+from quire import LLM, LoRARequest
+from quire.errors import AdapterError, QuireError, RequestError
+from tests.lora import adapter_files as files
+from tests.lora.adapter_files import ask, config, no_adapters, open_llm, prompt, tensors, tokens
+from tests.multimodal.tiny_vision import build
+from tests.platform.conftest import make_llama
+
+PROMPTS = [prompt(1), prompt(2, 30)]
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    make_llama(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> LLM:
+    return open_llm(path)
+
+
+@pytest.fixture(scope="module")
+def before(llm: LLM) -> list[list[int]]:
+    return tokens(llm, PROMPTS)
+
+
+@pytest.fixture(autouse=True)
+def unharmed(llm: LLM, before: list[list[int]]) -> Iterator[None]:
+    """After each test the engine has nothing of the adapter, and answers as it did."""
+    yield
+    no_adapters(llm)
+    assert tokens(llm, PROMPTS[:1]) == before[:1]
+
+
+def refused(llm: LLM, folder: Path, *texts: str, name: str = "bad") -> str:
+    """The error, which says all of the texts; by a load and by a request alike."""
+    with pytest.raises(AdapterError) as caught:
+        llm.load_lora_adapter(name, str(folder))
+    for text in texts:
+        assert text in str(caught.value), caught.value
+    with pytest.raises(AdapterError, match=re.escape(texts[0])):
+        ask(llm, [PROMPTS[0]], LoRARequest(name, lora_path=str(folder)))
+    assert llm.list_lora_adapters() == []
+    return str(caught.value)
+
+
+def good() -> files.Tensors:
+    return tensors()
+
+
+# -- weights ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [0, 4, 8, 100, -1])
+def test_a_truncated_file(llm, tmp_path, left):
+    data = save(good())
+    files.write(tmp_path, config(), data[:left])
+    refused(llm, tmp_path, "adapter_model.safetensors: is damaged or no safetensors file")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 8 + b"{}",
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 30) + b'{"a":{"dtype":"F32","shape":[9',
+        struct.pack("<Q", 62) + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,9999999999]}}'[:62],
+        struct.pack("<Q", 60) + b'{"a":{"dtype":"F32","shape":[-4],"data_offsets":[0,16]}}    ' + b"\0" * 16,
+        struct.pack("<Q", 60) + b'{"a":{"dtype":"Q4","shape":[4],"data_offsets":[0,16]}}      ' + b"\0" * 16,
+        pickle.dumps({"a": 1}),
+        os.urandom(5000),
+    ],
+)
+def test_no_safetensors_file(llm, tmp_path, data):
+    files.write(tmp_path, config(), data)
+    refused(llm, tmp_path, "is damaged or no safetensors file")
+
+
+def test_no_tensors(llm, tmp_path):
+    files.write(tmp_path, config(), save({}))
+    refused(llm, tmp_path, "holds no tensors")
+
+
+@pytest.mark.parametrize(
+    ("part", "shape"),
+    [("lora_A", (4, 65)), ("lora_A", (3, 64)), ("lora_B", (63, 4)), ("lora_B", (4, 64)), ("lora_A", (256,)),
+     ("lora_A", (4, 64, 1)), ("lora_B", ()), ("lora_A", (0, 64))],
+)  # fmt: skip
+def test_a_wrong_shape(llm, tmp_path, part, shape):
+    made = good()
+    made[f"{Q}.{part}.weight"] = torch.ones(shape)
+    files.write(tmp_path, config(), made)
+    refused(llm, tmp_path, "model.layers.0.self_attn.q_proj", f"{part}.weight has shape {list(shape)}")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("part", ["lora_A", "lora_B"])
+def test_no_numbers(llm, tmp_path, value, part):
+    made = good()
+    made[f"{Q}.{part}.weight"].view(-1)[-1] = value
+    files.write(tmp_path, config(), made)
+    refused(llm, tmp_path, "infinite or no numbers")
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float64, 1e200), (torch.bfloat16, 1e30), (torch.float32, 1e5)])
+def test_numbers_that_overflow_the_models_dtype(path, tmp_path, dtype, value):
+    half = open_llm(path, dtype="float16", num_gpu_blocks_override=20)
+    made = good()
+    made[f"{Q}.lora_B.weight"] = torch.full((64, 4), value, dtype=dtype)
+    files.write(tmp_path, config(), made)
+    refused(half, tmp_path, "infinite or no numbers (as torch.float16)")
+    no_adapters(half)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.bool, torch.uint8])
+def test_no_floating_point(llm, tmp_path, dtype):
+    made = good()
+    made[f"{Q}.lora_A.weight"] = torch.ones(4, 64, dtype=dtype)
+    files.write(tmp_path, config(), made)
+    refused(llm, tmp_path, f"{Q}.lora_A.weight is of dtype {str(dtype)[6:]}")
+
+
+def test_enormous_but_finite_weights_are_their_own_requests_trouble(llm, tmp_path, before):
+    """Their logits overflow: such a request may fail; its neighbours' tokens stay, and those of later ones."""
+    made = {name: torch.full_like(tensor, 3e38) for name, tensor in good().items()}
+    files.write(tmp_path, config(lora_alpha=1e9), made)
+    llm.load_lora_adapter("huge", str(tmp_path))
+    for _ in range(3):
+        outputs = ask(llm, [PROMPTS[0], PROMPTS[1], PROMPTS[1], PROMPTS[0]], [None, "huge", None, "huge"])
+        assert [list(outputs[place].outputs[0].token_ids) for place in (0, 2)] == before
+        assert all(outputs[place].outputs[0].finish_reason in ("error", "length") for place in (1, 3))
+    llm.unload_lora_adapter("huge")
+
+
+# -- what belongs to another model, or to nothing ------------------------------------------------------------------
+
+
+def test_another_models_sizes(llm, tmp_path):
+    made = {name: torch.ones(4, 128) if "lora_A" in name else torch.ones(128, 4) for name in good()}
+    files.write(tmp_path, config(), made)
+    refused(llm, tmp_path, "another base model", "[4, 128]", "[4, 64]")
+
+
+def test_another_architectures_names(llm, tmp_path):
+    made = {
+        f"base_model.model.transformer.h.{layer}.attn.c_attn.lora_{part}.weight": torch.ones(1, 1)
+        for layer in range(2)
+        for part in "AB"
+    }
+    files.write(tmp_path, config(targets=("attn.c_attn",)), made)
+    refused(llm, tmp_path, "target_modules", "c_attn", "names no module of this model")
+
+
+def test_a_longer_model(llm, tmp_path):
+    made = good()
+    made.update({name.replace("layers.1.", "layers.2."): tensor.clone() for name, tensor in made.items()})
+    files.write(tmp_path, config(), made)
+    refused(llm, tmp_path, "does not fit", "of no use here: 4", "model.layers.2.self_attn.q_proj.lora_A.weight")
+
+
+def test_missing_tensors(llm, tmp_path):
+    made = good()
+    del made[f"{Q}.lora_B.weight"]
+    files.write(tmp_path, config(), made)
+    refused(llm, tmp_path, "missing: 1 (model.layers.0.self_attn.q_proj.lora_B.weight)")
+
+
+def test_extra_tensors(llm, tmp_path):
+    files.write(tmp_path, config(), {**good(), "base_model.model.lm_head.bias": torch.ones(384), "x": torch.ones(1)})
+    refused(llm, tmp_path, "of no use here: 2 (lm_head.bias, x)")
+
+
+@pytest.mark.parametrize("extra", ["lora_magnitude_vector", "lora_B.bias", "lora_embedding_A"])
+def test_tensors_of_a_variant_that_the_configuration_does_not_have(llm, tmp_path, extra):
+    files.write(tmp_path, config(), {**good(), f"{Q}.{extra}": torch.ones(64)})
+    refused(llm, tmp_path, "of no use here", f"model.layers.0.self_attn.q_proj.{extra}")
+
+
+def test_tensors_that_are_not_targeted(llm, tmp_path):
+    files.write(tmp_path, config(), tensors(targets=("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj")))
+    refused(llm, tmp_path, "of no use here", "mlp.up_proj.lora_A.weight (the configuration does not target it)")
+
+
+def test_a_tensor_given_twice(llm, tmp_path):
+    files.write(tmp_path, config(), {**good(), f"{Q[17:]}.lora_A.weight": torch.ones(4, 64)})
+    refused(llm, tmp_path, "self_attn.q_proj.lora_A.weight is there twice")
+    head = {"base_model.model.lm_head.weight": torch.zeros(384, 64), "lm_head.base_layer.weight": torch.ones(384, 64)}
+    files.write(tmp_path, config(modules_to_save=["lm_head"]), {**good(), **head})
+    refused(llm, tmp_path, "lm_head", "is there twice")
+    head["lm_head.base_layer.weight"] = torch.ones(3, dtype=torch.float16)
+    files.write(tmp_path, config(modules_to_save=["lm_head"]), {**good(), **head})
+    refused(llm, tmp_path, "lm_head", "is there twice")
+
+
+def test_lora_on_a_norm(llm, tmp_path):
+    """PEFT makes no such adapter; none of its tensors may be passed over in silence."""
+    made = good()
+    made["base_model.model.model.norm.lora_A.weight"] = torch.ones(4, 64)
+    made["base_model.model.model.norm.lora_B.weight"] = torch.ones(64, 4)
+    files.write(tmp_path, config() | {"target_modules": ["q_proj", "v_proj", "model.norm"]}, made)
+    refused(llm, tmp_path, "model.norm", "RMSNorm", "lora_A.weight")
+
+
+@pytest.mark.parametrize("target", ["model.norm", "input_layernorm"])
+def test_trained_tokens_of_what_is_no_table(llm, tmp_path, target):
+    made = good()
+    names = ["model.norm"] if target == "model.norm" else [f"model.layers.{i}.input_layernorm" for i in range(2)]
+    for name in names:
+        made[f"base_model.model.{name}.token_adapter.trainable_tokens_delta"] = torch.ones(1, 64)
+    files.write(tmp_path, config(trainable_token_indices={target: [3]}), made)
+    refused(llm, tmp_path, names[0])
+
+
+def test_a_resized_vocabulary(llm, tmp_path):
+    made = {**good(), "base_model.model.lm_head.weight": torch.ones(390, 64)}
+    files.write(tmp_path, config(modules_to_save=["lm_head"]), made)
+    refused(llm, tmp_path, "lm_head.weight has shape [390, 64]", "[384, 64]", "resized vocabulary")
+
+
+@pytest.mark.parametrize(("ids", "text"), [([384], "the table ends at 383"), ([10**30], "ends at 383")])
+def test_tokens_beyond_the_table(llm, tmp_path, ids, text):
+    made = {**good(), "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta": torch.ones(1, 64)}
+    files.write(tmp_path, config(trainable_token_indices=ids), made)
+    refused(llm, tmp_path, text)
+
+
+# -- files --------------------------------------------------------------------------------------------------------
+
+
+def test_missing_files(llm, tmp_path):
+    files.plain(tmp_path)
+    (tmp_path / "adapter_config.json").rename(tmp_path / "config.json")
+    refused(llm, tmp_path, "adapter_config.json: there is no such file")
+    (tmp_path / "config.json").rename(tmp_path / "adapter_config.json")
+    (tmp_path / "adapter_model.safetensors").unlink()
+    assert "pickle" not in refused(llm, tmp_path, "adapter_model.safetensors: there is no such file")
+
+
+class _Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(_Bomb.mark),)
+
+    mark = Path()
+
+
+def test_a_pickle_is_never_opened(llm, tmp_path):
+    _Bomb.mark = tmp_path / "opened"
+    files.plain(tmp_path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    (tmp_path / "adapter_model.bin").write_bytes(pickle.dumps(_Bomb()))
+    refused(llm, tmp_path, "there is no such file", "adapter_model.bin is a pickle", "never opened")
+    (tmp_path / "adapter_model.bin").rename(tmp_path / "adapter_model.safetensors")
+    refused(llm, tmp_path, "is damaged")
+    assert not _Bomb.mark.exists()
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "unreadable"])
+def test_what_is_no_file(llm, tmp_path, name, kind):
+    files.plain(tmp_path)
+    (tmp_path / name).unlink()
+    if kind == "folder":
+        (tmp_path / name).mkdir()
+    elif kind == "pipe":  # to read it would never end
+        os.mkfifo(tmp_path / name)
+    elif kind == "device":
+        (tmp_path / name).symlink_to("/dev/zero")
+    else:
+        (tmp_path / name).symlink_to(tmp_path / name)
+    refused(llm, tmp_path, name)
+
+
+@pytest.mark.parametrize("where", ["", "a\0b", "~nobody-of-this-name/adapter", "/" + "x" * 5000, "/no/such/folder"])
+@pytest.mark.parametrize("roots", [False, True])
+def test_a_path_that_leads_nowhere(llm, path, tmp_path, where, roots):
+    chosen = open_llm(path, lora_roots=[str(tmp_path)], num_gpu_blocks_override=20) if roots else llm
+    with pytest.raises(QuireError):
+        chosen.load_lora_adapter("bad", where)
+    with pytest.raises(QuireError):
+        ask(chosen, [PROMPTS[0]], LoRARequest("bad", lora_path=where))
+    no_adapters(chosen)
+
+
+def test_a_file_as_path(llm, tmp_path):
+    files.plain(tmp_path)
+    refused(llm, tmp_path / "adapter_model.safetensors", "is no folder")
+
+
+def test_paths_outside_the_allowed_folders(path, tmp_path):
+    inside, outside = tmp_path / "in", files.plain(tmp_path / "out" / "adapter")
+    files.plain(inside / "good")
+    (inside / "linked").symlink_to(outside)
+    half = files.plain(inside / "half")
+    (half / "adapter_model.safetensors").unlink()
+    (half / "adapter_model.safetensors").symlink_to(outside / "adapter_model.safetensors")
+    loop = files.plain(inside / "loop")
+    (loop / "adapter_loop").symlink_to(loop / "adapter_loop")
+    twin = tmp_path / "in-twin"
+    files.plain(twin)
+    (tmp_path / "door").symlink_to(inside)
+
+    llm = open_llm(path, lora_roots=[str(inside)], num_gpu_blocks_override=20)
+    for folder in (outside, inside / ".." / "out" / "adapter", inside / "linked", half, twin):
+        refused(llm, folder, "lies outside the folders")
+    with pytest.raises(AdapterError):
+        llm.load_lora_adapter("some/hub-id", "some/hub-id")  # which is never asked for
+    with pytest.raises(AdapterError, match="loop"):
+        llm.load_lora_adapter("loop", str(loop))
+    for folder in (inside / "good", tmp_path / "door" / "good", inside / "good" / ".." / "good"):
+        llm.load_lora_adapter("fine", str(folder))
+        llm.unload_lora_adapter("fine")
+    no_adapters(llm)
+
+
+def test_a_file_that_becomes_a_link_to_the_outside_is_not_read_again(path, tmp_path):
+    inside = tmp_path / "in"
+    first, second = files.plain(inside / "a", seed=1), files.plain(inside / "b", seed=2)
+    llm = open_llm(path, lora_roots=[str(inside)], max_cpu_loras=1)
+    llm.load_lora_adapter("a", str(first))
+    llm.load_lora_adapter("b", str(second))  # a is gone from memory
+    weights = first / "adapter_model.safetensors"
+    weights.rename(tmp_path / "elsewhere")
+    weights.symlink_to(tmp_path / "elsewhere")
+    (output,) = ask(llm, [PROMPTS[0]], "a")
+    assert "lies outside the folders" in files.error_of(output)
+    weights.unlink()
+    (tmp_path / "elsewhere").rename(weights)
+    assert len(tokens(llm, [PROMPTS[0]], "a")) == 1
+
+
+# -- configuration ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not valid JSON"),
+        ("{", "is not valid JSON"),
+        ('{"peft_type": "LORA", "r": 4,}', "is not valid JSON"),
+        (b"\xff\xfe\xfa", "is not valid JSON"),
+        ("[" * 200_000, "is not valid JSON"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "is not valid JSON"),
+        ('{"peft_type": "LORA", "r": ' + "9" * 5000 + "}", "adapter_config.json"),
+        ("[]", "holds a JSON list"),
+        ('"LORA"', "holds a JSON str"),
+        ("null", "holds a JSON NoneType"),
+        (" " * (4 << 20) + "{}", "bytes, and at most"),
+    ],
+    ids=["empty", "open", "comma", "bytes", "lists", "objects", "digits", "list", "text", "null", "long"],
+)
+def test_what_is_no_configuration(llm, tmp_path, text, says):
+    files.write(tmp_path, text, good())
+    refused(llm, tmp_path, says)
+
+
+FIELDS = [
+    "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "bias", "lora_bias",
+    "modules_to_save", "trainable_token_indices", "fan_in_fan_out", "target_modules", "exclude_modules",
+    "layers_to_transform", "layers_pattern", "ensure_weight_tying", "peft_type", "init_lora_weights",
+]  # fmt: skip
+VALUES = [
+    None, True, 0, -1, 3, 2.5, 10**400, float("nan"), float("inf"), 1e300, "", "q_proj", "\ud800", [], [[]], [1], [-1],
+    [None], ["x"], [""], ["", 3], {}, {"": 4}, {"x": "y"}, {"q_proj": 10**400}, {"q_proj": None}, {"q_proj": [3, 3]},
+    {"lm_head": []}, {"": [1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_any_value_of_any_field_is_taken_or_refused(llm, tmp_path, field):
+    """And never anything else; what is taken can be served."""
+    taken = []
+    for value in VALUES:
+        files.write(tmp_path, json.dumps(config() | {field: value}), good())
+        try:
+            llm.load_lora_adapter("odd", str(tmp_path))
+        except AdapterError as error:
+            assert str(tmp_path) in str(error)
+            continue
+        assert len(tokens(llm, [PROMPTS[0]], "odd")[0]) == 6
+        llm.unload_lora_adapter("odd")
+        taken.append(value)
+    assert len(taken) < len(VALUES), "nothing is wrong for this field"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("r", 0), ("r", "4"), ("r", True), ("r", 10**9), ("lora_alpha", "x"), ("lora_alpha", float("nan")),
+     ("bias", "some"), ("rank_pattern", [1]), ("rank_pattern", []), ("rank_pattern", {"q_proj": 0}),
+     ("alpha_pattern", {"q_proj": "1"}), ("alpha_pattern", 0), ("use_dora", "yes"),
+     ("target_modules", 5), ("target_modules", [5]), ("modules_to_save", "lm_head"), ("layers_to_transform", "0"),
+     ("trainable_token_indices", [1.5]), ("trainable_token_indices", {"embed_tokens": 3}), ("layers_pattern", 3),
+     ("trainable_token_indices", [])],
+)  # fmt: skip
+def test_a_wrong_value_is_named(llm, tmp_path, field, value):
+    files.write(tmp_path, config() | {field: value}, good())
+    refused(llm, tmp_path, field, "must be")
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["target_parameters", "alora_invocation_tokens", "use_qalora", "layer_replication", "arrow_config", "made_up"],
+)
+def test_an_unknown_field_is_refused_unless_it_says_nothing(llm, tmp_path, field):
+    files.write(tmp_path, config() | {field: ["x"]}, good())
+    refused(llm, tmp_path, f"the field {field}=['x'] is not served")
+    expected = None
+    for neutral in (None, False, [], {}, ""):
+        files.write(tmp_path, config() | {field: neutral}, good())
+        llm.load_lora_adapter("fine", str(tmp_path))
+        got = tokens(llm, [PROMPTS[0]], "fine")
+        assert expected in (None, got)
+        expected = got
+        llm.unload_lora_adapter("fine")
+
+
+@pytest.mark.parametrize("kind", ["IA3", "lora", None, 3, ["LORA"]])
+def test_another_method_than_lora(llm, tmp_path, kind):
+    files.write(tmp_path, config() | {"peft_type": kind}, good())
+    refused(llm, tmp_path, f"peft_type={kind!r}")
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_16", "olora", "loftq", "corda", "lora_ga", "x", ["gaussian"]])
+def test_a_start_that_changes_the_base_model(llm, tmp_path, start):
+    files.write(tmp_path, config() | {"init_lora_weights": start}, good())
+    refused(llm, tmp_path, f"init_lora_weights={start!r}", "changes the base model")
+
+
+CATASTROPHES = [
+    r"(?:\w*\.?)*!",  # `regex` sees at once that there is no "!", and `re` does not
+    r"(x+x+)+y",
+    r"(?:(?:[a-z]|_)*(?:[a-z]|_|\.|\d)*)*\d{3}",
+    r"(?:(.)|.)*\1\1\1\1\1\1x?",
+    r"((((a{1000}){1000}){1000}){1000})",
+    r"(?:(?:a{60000}){60000}){60000}",
+    r"(?R)",
+    r"(a|(?1))*b|.*",
+    r"(?:(?R)|a)*",
+    "(" * 900 + "a" + ")" * 900,
+    "a" * 3000,
+    "a{9}" * 400_000,
+    "(a|b",
+    r"\p{X",
+]
+
+
+@pytest.mark.parametrize("field", ["target_modules", "rank_pattern", "alpha_pattern", "modules_to_save",
+                                   "exclude_modules", "layers_pattern"])  # fmt: skip
+def test_patterns_that_take_for_ever(llm, tmp_path, before, field):
+    """Each is refused (or, by luck, harmless) soon, and another thread generates meanwhile."""
+    chosen = CATASTROPHES if field == "target_modules" else CATASTROPHES[:6]
+    ticks: list[float] = [time.monotonic()]
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.005):
+            ticks.append(time.monotonic())
+
+    answers: list[Any] = []
+    thread, clock = threading.Thread(target=lambda: answers.append(tokens(llm, PROMPTS))), threading.Thread(target=tick)
+    clock.start()
+    thread.start()
+    for pattern in chosen:
+        more: dict[str, Any] = {field: pattern}
+        if field.endswith("_pattern") and field != "layers_pattern":
+            more = {field: {pattern: 4}}
+        elif field == "modules_to_save":
+            more = {field: [pattern]}
+        elif field == "layers_pattern":
+            more = {field: [pattern], "layers_to_transform": [0, 1]}
+        files.write(tmp_path, config() | more, good())
+        begin = time.monotonic()
+        try:
+            llm.load_lora_adapter("odd", str(tmp_path))
+        except AdapterError as error:
+            assert str(tmp_path) in str(error)
+        else:
+            assert field in ("rank_pattern", "alpha_pattern", "exclude_modules"), "it matches nothing"
+            llm.unload_lora_adapter("odd")
+        assert time.monotonic() - begin < 6, pattern
+    done.set()
+    thread.join(30)
+    clock.join()
+    assert answers == [before]
+    assert max(b - a for a, b in itertools.pairwise(ticks)) < 4, "other threads stood still"
+
+
+@pytest.mark.parametrize("field", ["rank_pattern", "target_modules", "modules_to_save", "trainable_token_indices"])
+def test_a_hundred_thousand_names(llm, tmp_path, field):
+    names = [f"m{number}" for number in range(100_000)]
+    value: Any = names
+    if field == "rank_pattern":
+        value = dict.fromkeys(names, 4)
+    elif field == "trainable_token_indices":
+        value = {name: [1] for name in names}
+    files.write(tmp_path, config() | {field: value}, good())
+    begin = time.monotonic()
+    with pytest.raises(AdapterError):
+        llm.load_lora_adapter("odd", str(tmp_path))
+    assert time.monotonic() - begin < 8
+
+
+def test_names_and_patterns_mean_what_they_mean_to_peft(llm):
+    """Which modules a configuration targets, and at which rank: against PEFT's own functions."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+    from peft.utils.other import get_pattern_key
+
+    from quire.lora.patterns import Patterns
+    from quire.lora.targets import _rank, _targeted
+
+    naming = llm.llm_engine.adapters._reader._namings[0]
+    names = ["q_proj", "v_proj", "proj", "self_attn.k_proj", "layers.1.mlp.up_proj", "model.layers.0.mlp.gate_proj",
+             "mlp", "lm_head", "1.self_attn.q_proj", "layers_1.mlp.up_proj", "embed_tokens", ""]  # fmt: skip
+    patterns = [r".*q_proj", r"q_proj", r".*\.(q|v)_proj", r"model\.layers\.\d+\.mlp\..*", r".*layers\.[1-9]\..*proj",
+                r"lm_head|.*down_proj", r"^.*(?<!gate)_proj$", r"(?!.*mlp).*proj", r"(?i:.*Q_PROJ)",
+                r".*\.1\..{3,9}_proj", r"layers.1.self_attn.\w+", r"q_proj|v_proj"]  # fmt: skip
+    rng = random.Random(1)
+    found = 0
+    for _ in range(400):
+        is_text = rng.random() < 0.4
+        fields: dict[str, Any] = {
+            "target_modules": rng.choice(patterns) if is_text else rng.sample(names, rng.randint(1, 4)),
+            "exclude_modules": rng.choice([None, None, rng.choice(patterns), rng.sample(names, 2)]),
+            "modules_to_save": rng.choice([None, None, ["lm_head"], ["mlp", "q_proj"], ["layers.0"]]),
+            "rank_pattern": {key: rank for rank, key in enumerate(rng.sample(patterns[:-1] + names[:-1], 3), 20)},
+            "alpha_pattern": {key: rank for rank, key in enumerate(rng.sample(patterns[:-1] + names[:-1], 2), 30)},
+        }
+        if not is_text and rng.random() < 0.5:
+            fields["layers_to_transform"] = rng.choice([0, 1, [1], [0, 1], [], [7]])
+            fields["layers_pattern"] = rng.choice([None, "layers", ["layers"], ["h", "layers"], r"l\w+", []])
+        one = LoraConfig(**fields)
+        theirs = [name for name in naming.modules if check_target_module_exists(one, name)]
+        assert _targeted(one, naming, Patterns("x")) == theirs, fields
+        for name in theirs:
+            rank = one.rank_pattern.get(get_pattern_key(list(one.rank_pattern), name), one.r)
+            alpha = one.alpha_pattern.get(get_pattern_key(list(one.alpha_pattern), name), one.lora_alpha)
+            ours = _rank(one, name, Patterns("x"))
+            assert (ours.rank, ours.scaling) == (rank, alpha / rank), (fields, name)
+        found += len(theirs)
+    assert found > 400
+
+
+# -- names and limits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["", None, 5, b"x"])
+def test_a_name_that_is_none(llm, tmp_path, name):
+    with pytest.raises(AdapterError, match="non-empty string"):
+        llm.load_lora_adapter(name, str(files.plain(tmp_path)))
+    with pytest.raises(RequestError, match="lora_name"):
+        LoRARequest(name)
+
+
+def test_names_and_numbers_stand_for_one_adapter(llm, tmp_path):
+    first, second = files.plain(tmp_path / "a", seed=1), files.plain(tmp_path / "b", seed=2)
+    llm.load_lora_adapter("a", str(first), lora_int_id=7)
+    with pytest.raises(AdapterError, match=r"'a' is loaded already, from .*/a"):
+        llm.load_lora_adapter("a", str(second))
+    with pytest.raises(AdapterError, match="lora_int_id=7 is adapter 'a''s"):
+        llm.load_lora_adapter("b", str(second), lora_int_id=7)
+    with pytest.raises(RequestError, match=r"loaded from .*/a, and the request names .*/b"):
+        ask(llm, [PROMPTS[0]], LoRARequest("a", 7, str(second)))
+    with pytest.raises(RequestError, match="lora_int_id=7, not 8"):
+        ask(llm, [PROMPTS[0]], LoRARequest("a", 8))
+    llm.load_lora_adapter("b", str(second))
+    with pytest.raises(QuireError, match="lora_int_id=7 is adapter 'a''s"):
+        ask(llm, [PROMPTS[0]], LoRARequest("b", 7))
+    assert [(info.name, info.lora_int_id) for info in llm.list_lora_adapters()] == [("a", 7), ("b", None)]
+    llm.unload_lora_adapter("a")
+    assert len(tokens(llm, [PROMPTS[0]], [LoRARequest("b", 7)])) == 1
+    llm.unload_lora_adapter("b")
+    for unknown in ("a", "b"):
+        with pytest.raises(AdapterError, match=f"no adapter '{unknown}' is loaded"):
+            llm.unload_lora_adapter(unknown)
+        with pytest.raises(AdapterError, match=f"no adapter '{unknown}' is loaded"):
+            llm.pin_lora_adapter(unknown)
+        with pytest.raises(RequestError, match=f"no adapter '{unknown}' is loaded"):
+            ask(llm, [PROMPTS[0]], unknown)
+
+
+def test_a_hub_id_is_looked_up_once(llm, tmp_path, monkeypatch):
+    from quire.platform import loading
+
+    folder, asked = files.plain(tmp_path), []
+
+    def found(name: str, files: Any) -> Path:
+        asked.append(name)
+        return folder
+
+    monkeypatch.setattr(loading, "resolve_checkpoint", found)
+    first = tokens(llm, [PROMPTS[0]], [LoRARequest("hub", 1, "owner/name")])
+    assert tokens(llm, [PROMPTS[0]], [LoRARequest("hub", 1, "owner/name")]) == first
+    assert tokens(llm, [PROMPTS[0]], [LoRARequest("hub", 1, str(folder))]) == first
+    assert asked == ["owner/name"]
+    llm.unload_lora_adapter("hub")
+
+
+def test_larger_than_the_budget(path, tmp_path):
+    folder = files.plain(tmp_path, rank=8)
+    size = open_llm(path, num_gpu_blocks_override=20).load_lora_adapter("fits", str(folder)).bytes
+    on_disk = (folder / "adapter_model.safetensors").stat().st_size
+    for limits in ({"lora_device_bytes": size - 1}, {"lora_host_bytes": size - 1}, {"lora_device_bytes": on_disk - 1}):
+        llm = open_llm(path, num_gpu_blocks_override=20, **limits)
+        refused(llm, folder, f"at most {next(iter(limits.values())):,}")
+        no_adapters(llm)
+
+
+def test_a_larger_rank_than_allowed(path, tmp_path):
+    llm = open_llm(path, max_lora_rank=8, num_gpu_blocks_override=20)
+    llm.load_lora_adapter("fine", str(files.plain(tmp_path / "fine", rank=8)))
+    refused_rank = files.plain(tmp_path / "large", rank=9)
+    with pytest.raises(AdapterError, match=r"has rank 9, and max_lora_rank=8"):
+        llm.load_lora_adapter("large", str(refused_rank))
+    assert [info.name for info in llm.list_lora_adapters()] == ["fine"]
+
+
+@pytest.mark.parametrize("wanted", ["name", 5, {"lora_name": "x"}, [1], LoRARequest])
+def test_what_is_no_lora_request(llm, wanted):
+    with pytest.raises(RequestError, match="lora_request"):
+        llm.generate([PROMPTS[0]], files.greedy(), lora_request=wanted, use_tqdm=False)
+    with pytest.raises(RequestError, match="lora_request must be a LoRARequest"):
+        llm.llm_engine.add_request("x", PROMPTS[0], files.greedy(), wanted)
+
+
+@pytest.mark.parametrize(
+    "adapters", [[], "ab", 3, [("a",)], [("a", "1")], [("a", float("nan"))], [("a", 10**400)], [("a", True)],
+                 [(3, 1.0)], [("a", 1.0), ("a", 2.0)], [None]],
+)  # fmt: skip
+def test_what_is_no_mixture(adapters):
+    with pytest.raises(RequestError, match="adapters"):
+        LoRARequest("mix", adapters=adapters)
+
+
+def test_a_mixture_of_what_cannot_be_mixed(llm, tmp_path):
+    llm.load_lora_adapter("a", str(files.plain(tmp_path / "a")))
+    llm.load_lora_adapter("d", str(files.dora(tmp_path / "d")))
+    with pytest.raises(RequestError, match="'d' is more than plain LoRA"):
+        ask(llm, [PROMPTS[0]], LoRARequest("mix", adapters=[("a", 1.0), ("d", 1.0)]))
+    with pytest.raises(RequestError, match="no adapter 'gone' is loaded"):
+        ask(llm, [PROMPTS[0]], LoRARequest("mix", adapters=[("a", 1.0), ("gone", 1.0)]))
+    llm.unload_lora_adapter("a")
+    llm.unload_lora_adapter("d")
+
+
+def test_without_enable_lora(path, tmp_path):
+    blind = LLM(str(path), num_gpu_blocks_override=20, skip_tokenizer_init=True)
+    folder = str(files.plain(tmp_path))
+    with pytest.raises(RequestError, match="enable_lora is not set"):
+        blind.generate([PROMPTS[0]], files.greedy(), lora_request=LoRARequest("a", 1, folder), use_tqdm=False)
+    for call in (lambda: blind.load_lora_adapter("a", folder), lambda: blind.unload_lora_adapter("a"),
+                 blind.list_lora_adapters):  # fmt: skip
+        with pytest.raises(AdapterError, match="enable_lora is not set"):
+            call()
+    assert not blind.llm_engine.has_unfinished_requests()
+
+
+def test_a_bad_prompt_gives_its_adapter_back(llm, tmp_path):
+    llm.load_lora_adapter("a", str(files.plain(tmp_path)))
+    for bad in ([], [10**9], list(range(3, 300))):
+        with pytest.raises(RequestError):
+            ask(llm, [PROMPTS[0], {"prompt_token_ids": bad}], "a")
+    files.nothing_left(llm)
+    assert llm.unload_lora_adapter("a") > 0
+
+
+# -- towers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    path = build("LlavaForConditionalGeneration", "clip", tmp_path_factory.mktemp("llava"))
+    return open_llm(path)
+
+
+@pytest.mark.parametrize(
+    "target", ["embeddings", "patch_embedding", "position_embedding", "pre_layrnorm", "layer_norm1", "post_layernorm"]
+)
+@pytest.mark.parametrize("extra", ["", "lora_magnitude_vector", "lora_B.bias"])
+def test_parts_of_a_tower_that_fit_nothing(seeing, tmp_path, target, extra):
+    """Wrong shapes on a convolution, a norm, a table and on a module with no weight: refused, not a crash."""
+    reader = seeing.llm_engine.adapters._reader
+    names = [name for name in reader._namings[0].modules if name.endswith("." + target)]
+    assert names
+    for shape_a, shape_b in (((2, 5), (5, 2)), ((2,), (2,)), ((), ()), ((2, 3, 4, 4), (32, 2, 1, 1))):
+        made = {}
+        for name in names:
+            made[f"{name}.lora_A.weight"], made[f"{name}.lora_B.weight"] = torch.ones(shape_a), torch.ones(shape_b)
+            if target == "position_embedding":
+                made[f"{name}.lora_embedding_A"] = made.pop(f"{name}.lora_A.weight")
+                made[f"{name}.lora_embedding_B"] = made.pop(f"{name}.lora_B.weight")
+            if extra:
+                made[f"{name}.{extra}"] = torch.ones(7)
+        more = {"lora_magnitude_vector": {"use_dora": True}, "lora_B.bias": {"lora_bias": True}, "": {}}[extra]
+        files.write(tmp_path, {"peft_type": "LORA", "r": 2, "target_modules": [target], **more}, made)
+        try:
+            report = seeing.load_lora_adapter("odd", str(tmp_path))
+        except AdapterError as error:
+            assert str(tmp_path) in str(error)
+        else:
+            assert not extra and target == "patch_embedding", report
+            seeing.unload_lora_adapter("odd")
+    no_adapters(seeing)
+
+
+def test_trained_rows_of_a_towers_table(seeing, tmp_path):
+    """Which quire does not serve, and must not pass over."""
+    naming, model = seeing.llm_engine.adapters._reader._namings[0], seeing.llm_engine.runner.model
+    table = next(name for name in naming.modules if name.endswith("position_embedding"))
+    target = next(name for name in naming.modules if name.endswith("layers.0.self_attn.q_proj"))
+    width = model.get_parameter(naming.parameters[f"{table}.weight"]).shape[1]
+    outer, inner = model.get_submodule(naming.modules[target]).weight.shape
+    made = {
+        f"{table}.token_adapter.trainable_tokens_delta": torch.ones(1, width),
+        f"{target}.lora_A.weight": torch.ones(2, inner),
+        f"{target}.lora_B.weight": torch.ones(outer, 2),
+    }
+    fields = {"peft_type": "LORA", "r": 2, "target_modules": [target]}
+    files.write(tmp_path, fields | {"trainable_token_indices": {"position_embedding": [1]}}, made)
+    refused(seeing, tmp_path, "position_embedding")
+    no_adapters(seeing)
+
+
+def test_a_model_of_other_heads(tmp_path):
+    """An adapter of a model with other sizes is refused by one, and taken by the other."""
+    make_llama(tmp_path / "m", num_key_value_heads=4)
+    llm = open_llm(tmp_path / "m", num_gpu_blocks_override=20)
+    refused(llm, files.plain(tmp_path / "a", targets=("self_attn.v_proj",)), "v_proj", "[32, 4]", "[64, 4]")
+    no_adapters(llm)
