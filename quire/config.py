@@ -128,7 +128,7 @@ class LoRAConfig:
     max_loras, max_cpu_loras: how many adapters may be there, besides; None sets no limit.
     max_lora_rank: a larger rank is refused; None takes any.
     roots: the folders that adapters may be read from, links resolved; None allows all.
-    workers: adapters that are read at once.
+    workers: adapters that are read at once; each takes a few times its file's size meanwhile, beside the budget.
     """
 
     enabled: bool = False

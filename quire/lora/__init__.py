@@ -2,7 +2,8 @@
 
 from quire.lora.adapter import WEIGHTS_FILE, Adapter, AdapterReader
 from quire.lora.bank import AdapterBank, Owner, capacity_for
-from quire.lora.library import AdapterInfo, AdapterLibrary, LoadReport
+from quire.lora.library import AdapterLibrary
+from quire.lora.memory import AdapterInfo, LoadReport
 from quire.lora.peft_config import CONFIG_FILE
 from quire.lora.request import LoRARequest
 from quire.lora.residency import Residency

@@ -97,6 +97,8 @@ class AdapterReader:
         self._dtype = next(model.parameters()).dtype
         self._namings = namings(model)
         self._modules = dict(model.named_modules())
+        # The base model's own: while an image is encoded, a tower's modules may have an adapter's for a moment.
+        self._base = {name: dict(module._parameters) for name, module in self._modules.items()}
         self._plans: dict[tuple[bytes, int], tuple[Any, Targets]] = {}
 
     @torch.inference_mode(False)
@@ -105,7 +107,7 @@ class AdapterReader:
         """Read the adapter in a directory. Raises AdapterError: it binds completely, or not at all."""
         where = str(directory)
         config_data = read_file(directory / CONFIG_FILE, MAX_CONFIG_BYTES)
-        data = read_file(directory / WEIGHTS_FILE, self._max_bytes)
+        data = read_file(directory / WEIGHTS_FILE, 2 * self._max_bytes)  # float32 of a model in bfloat16
         digest = hashlib.sha256(len(config_data).to_bytes(8, "little") + config_data + data).digest()
         tensors = _tensors(data, where)
         del data
@@ -220,7 +222,7 @@ class _Binding:
         for name in sorted(owners | set(tokens)):
             module = self.reader._modules[name]
             try:
-                given = {leaf: own_plain.get(f"{name}.{leaf}") for leaf in module._parameters}
+                given = {leaf: own_plain.get(f"{name}.{leaf}") for leaf in self.reader._base[name]}
                 change = self._change(name, module, own_parts.get(name, {}), given, tokens)
             except ValueError as error:
                 raise AdapterError(f"{self.where}: {name}: {error}") from None
@@ -245,7 +247,7 @@ class _Binding:
             return norm_change(module, given, dtype)
         if not self.reader._model.is_visual(name):
             raise AdapterError(f"{self.where}: {name}: a {type(module).__name__} cannot be changed by an adapter.")
-        return changed_parameter(module, rank, parts, given, dtype)
+        return changed_parameter(self.reader._base[name], rank, parts, given, dtype)
 
     def _own_parts(self) -> dict[str, Parts]:
         found = {}
@@ -285,7 +287,7 @@ class _Binding:
 
     def _parameter(self, own: str) -> nn.Parameter:
         name, _, leaf = own.rpartition(".")
-        parameter = self.reader._modules[name]._parameters[leaf]
+        parameter = self.reader._base[name][leaf]
         assert parameter is not None
         return parameter
 

@@ -94,15 +94,18 @@ def token_rows(ids: Sequence[int], rows: torch.Tensor, table: torch.Tensor) -> T
 
 
 def changed_parameter(
-    module: nn.Module, rank: Rank | None, parts: Parts, given: Given, dtype: torch.dtype
+    own: Mapping[str, nn.Parameter | None], rank: Rank | None, parts: Parts, given: Given, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
-    """The parameters of a module that is none of quire's layers (a tower's convolution), LoRA added to the weight."""
+    """The parameters of a module that is none of quire's layers (a tower's convolution), LoRA added to the weight.
+
+    own: the base model's.
+    """
     changed = {leaf: tensor for leaf, tensor in given.items() if tensor is not None}
     if rank is None or not parts:
         return changed
-    base = changed.get("weight", module._parameters.get("weight"))
+    base = changed.get("weight", own.get("weight"))
     if base is None or base.dim() < 2:
-        raise ValueError(f"a {type(module).__name__} takes no LoRA")
+        raise ValueError("it takes no LoRA")
     if "lora_embedding_A" in parts:
         a = _shaped(parts["lora_embedding_A"], [rank.rank, base.shape[0]], "lora_embedding_A")
         b = _shaped(parts["lora_embedding_B"], [base.shape[1], rank.rank], "lora_embedding_B")
@@ -121,7 +124,7 @@ def changed_parameter(
             raise ValueError(f"lora_magnitude_vector has {magnitude.numel()} numbers, not {norms.numel()}")
         total = total * (magnitude.reshape(norms.shape) / norms)
     if "lora_B.bias" in parts:
-        bias = changed.get("bias", module._parameters.get("bias"))  # or the layer has none until now
+        bias = changed.get("bias", own.get("bias"))  # or the layer has none until now
         added = _shaped(parts["lora_B.bias"], [base.shape[0]], "lora_B.bias").float() * rank.scaling
         changed["bias"] = (added if bias is None else bias.float() + added).to(dtype)
     return {**changed, "weight": total.to(dtype)}

@@ -10,9 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -22,65 +21,13 @@ from quire.config import LoRAConfig
 from quire.contracts import AdapterRef, AdapterUse
 from quire.errors import AdapterError, RequestError
 from quire.lora.adapter import Adapter, AdapterReader
+from quire.lora.memory import AdapterInfo, HostMemory, LoadReport, Version, allowed_folder
 from quire.lora.request import LoRARequest
 
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What was loaded. modules: layers that it changes; ranks: of their LoRA; bytes: in memory."""
-
-    name: str
-    modules: int
-    ranks: tuple[int, ...]
-    bytes: int
-    seconds: float
+_MOST_FREED = 1000  # unloadings that are remembered until somebody asks
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterInfo:
-    """A loaded adapter. tier: "device" (steps can use it), "host" (in main memory) or "disk" (read when needed).
-
-    requests: unfinished ones that hold this version.
-    """
-
-    name: str
-    lora_int_id: int | None
-    path: str
-    modules: int
-    ranks: tuple[int, ...]
-    bytes: int
-    tier: Literal["device", "host", "disk"]
-    pinned: bool
-    requests: int
-
-
-@dataclass(eq=False)
-class _Version:
-    """source: what its path was called. users: requests that hold it. resident: on the device, so that its weights must
-    stay. fetching: being read."""
-
-    ref: AdapterRef
-    path: Path
-    source: str | None
-    report: LoadReport
-    int_id: int | None
-    mixable: bool
-    recordable: bool
-    adapter: Adapter | None = None
-    users: int = 0
-    resident: bool = False
-    fetching: bool = False
-    retired: bool = False
-    pinned: bool = False
-    stamp: int = 0
-    error: str | None = None
-
-    @property
-    def size(self) -> int:
-        return self.report.bytes
-
-
-def _uids(versions: Iterable[_Version]) -> frozenset[int]:
+def _uids(versions: Iterable[Version]) -> frozenset[int]:
     return frozenset(version.ref.uid for version in versions)
 
 
@@ -94,8 +41,9 @@ class AdapterLibrary:
         self._config = config
         self._reader = reader
         self._changed = threading.Condition()
-        self._names: dict[str, _Version] = {}
-        self._versions: dict[int, _Version] = {}  # by uid; retired ones too, until nobody holds them
+        self._names: dict[str, Version] = {}
+        self._versions: dict[int, Version] = {}  # by uid; retired ones too, until nobody holds them
+        self._memory = HostMemory(config, self._versions)
         self._reading = threading.Semaphore(config.workers)
         self._workers = ThreadPoolExecutor(config.workers, thread_name_prefix="quire-adapters")
         self._mixtures: Counter[frozenset[int]] = Counter()  # that requests hold, by uids
@@ -124,7 +72,7 @@ class AdapterLibrary:
             raise AdapterError(f"adapter name {name!r}: must be a non-empty string.")
         self._check_free(name, int_id, replace)
         begin = time.monotonic()
-        path = self._allowed(path)
+        path = allowed_folder(path, self._config.roots)
         with self._reading:
             adapter = self._reader.read(path)
         report = LoadReport(
@@ -137,16 +85,16 @@ class AdapterLibrary:
         with self._changed:
             self._check_free(name, int_id, replace)
             ref = AdapterRef(name, next(self._uids), adapter.digest, adapter.visual)
-            version = _Version(ref, path, source, report, int_id, adapter.mixable, adapter.recordable)
+            version = Version(ref, path, source, report, int_id, adapter.mixable)
             old = self._names.get(name)
             pinned = pinned or (old is not None and old.pinned)
-            self._check_budget(version, pinned, old)
+            self._memory.check(version, pinned, old, self._mixed())
             version.pinned, version.stamp = pinned, next(self._stamps)
             if old is not None:
                 version.int_id = int_id if int_id is not None else old.int_id
                 self._retire(old)
             self._names[name] = self._versions[ref.uid] = version
-            if self._make_room(version, urgent=False):
+            if self._memory.make_room(version, urgent=False):
                 version.adapter = adapter
             self._changed.notify_all()
         return report
@@ -156,6 +104,8 @@ class AdapterLibrary:
         with self._changed:
             version = self._named(name)
             del self._names[name]
+            if len(self._freed) >= _MOST_FREED:  # nobody asked about these
+                self._freed = {uid: size for uid, size in self._freed.items() if size < 0}
             self._freed[version.ref.uid] = -1
             self._retire(version)
             return version.ref.uid
@@ -171,27 +121,22 @@ class AdapterLibrary:
         with self._changed:
             version = self._named(name)
             if pinned and not version.pinned:
-                self._check_budget(version, pinned)
+                self._memory.check(version, pinned, None, self._mixed())
             version.pinned = pinned
 
     def loaded(self) -> list[AdapterInfo]:
         """All that have names, in the order of loading."""
         with self._changed:
-            return [
-                AdapterInfo(
-                    version.ref.name, version.int_id, str(version.path), version.report.modules, version.report.ranks,
-                    version.size, "device" if version.resident else "host" if version.adapter else "disk",
-                    version.pinned, version.users,
-                )
-                for version in sorted(self._names.values(), key=lambda version: version.ref.uid)
-            ]  # fmt: skip
+            return [version.info() for version in sorted(self._names.values(), key=lambda version: version.ref.uid)]
 
     def ensure(self, request: LoRARequest, resolve: Callable[[str], Path]) -> None:
         """Load what a request names by its path (`resolve` says where that leads), unless it is loaded."""
         with self._changed:
             version = self._names.get(request.lora_name)
-            known = version is not None or request.adapters is not None
-        if known:
+        if request.adapters is not None:
+            return
+        if version is not None:
+            self._check_path(request, version)
             return
         if request.lora_path is None:
             raise RequestError(
@@ -211,7 +156,7 @@ class AdapterLibrary:
         """The versions that a new request runs with, held until `release`."""
         with self._changed:
             wanted = request.adapters if request.adapters is not None else [(request.lora_name, 1.0)]
-            versions = [self._wanted(name) for name, _ in wanted]
+            versions = [self._named(name) for name, _ in wanted]
             if request.adapters is None:
                 self._check_same(request, versions[0])
             else:
@@ -245,10 +190,10 @@ class AdapterLibrary:
             if version.error is not None:
                 return "failed"
             if not version.fetching:
-                if not self._make_room(version, urgent):
+                if not self._memory.make_room(version, urgent):
                     return "no room"
-                version.fetching = True
                 self._workers.submit(self._read_again, version)
+                version.fetching = True
             return "coming"
 
     def claim(self, uid: int) -> bool:
@@ -282,9 +227,6 @@ class AdapterLibrary:
     def is_pinned(self, uid: int) -> bool:
         return self._versions[uid].pinned
 
-    def is_recordable(self, uid: int) -> bool:
-        return self._versions[uid].recordable
-
     def error(self, uid: int) -> str | None:
         """Why a version's weights cannot be had; asked once, and tried again by the next request."""
         with self._changed:
@@ -307,7 +249,7 @@ class AdapterLibrary:
     def host_bytes(self) -> int:
         """Taken in main memory."""
         with self._changed:
-            return sum(v.size for v in self._versions.values() if v.adapter is not None or v.fetching)
+            return self._memory.bytes
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -330,22 +272,15 @@ class AdapterLibrary:
                     raise AssertionError(f"adapter {version.ref}: resident without weights")
             if set(held) - set(self._versions):
                 raise AssertionError("a request holds an adapter that is gone")
-            taken = sum(v.size for v in self._versions.values() if v.adapter is not None or v.fetching)
-            if taken > self._config.host_bytes:
+            if self._memory.bytes > self._config.host_bytes:
                 raise AssertionError("adapters: more than the budget")
 
     # -- under the lock -----------------------------------------------------------------------------------------------
 
-    def _named(self, name: str) -> _Version:
+    def _named(self, name: str) -> Version:
         version = self._names.get(name)
         if version is None:
             raise AdapterError(f"no adapter {name!r} is loaded{self._loaded()}.")
-        return version
-
-    def _wanted(self, name: str) -> _Version:
-        version = self._names.get(name)
-        if version is None:
-            raise RequestError(f"no adapter {name!r} is loaded{self._loaded()}")
         return version
 
     def _loaded(self) -> str:
@@ -365,10 +300,11 @@ class AdapterLibrary:
             if int_id is not None and other.int_id == int_id and other.ref.name != name:
                 raise AdapterError(f"lora_int_id={int_id} is adapter {other.ref.name!r}'s: take another for {name!r}.")
 
-    def _check_same(self, request: LoRARequest, version: _Version) -> None:
+    def _check_path(self, request: LoRARequest, version: Version) -> None:
+        """Not under the lock: it looks at the disk."""
         if request.lora_path is not None and request.lora_path not in (version.source, str(version.path)):
             try:
-                same = self._allowed(Path(request.lora_path)) == version.path
+                same = allowed_folder(Path(request.lora_path), self._config.roots) == version.path
             except AdapterError:
                 same = False
             if not same:
@@ -376,6 +312,8 @@ class AdapterLibrary:
                     f"adapter {request.lora_name!r} is loaded from {version.path}, and the request names "
                     f"{request.lora_path}: unload it, or load the other with load_inplace"
                 )
+
+    def _check_same(self, request: LoRARequest, version: Version) -> None:
         if request.lora_int_id is not None:
             if version.int_id is None:
                 self._check_number(request.lora_name, request.lora_int_id)
@@ -385,7 +323,7 @@ class AdapterLibrary:
                     f"adapter {request.lora_name!r} has lora_int_id={version.int_id}, not {request.lora_int_id}"
                 )
 
-    def _check_mixture(self, versions: list[_Version]) -> None:
+    def _check_mixture(self, versions: list[Version]) -> None:
         for version in versions:
             if not version.mixable:
                 raise RequestError(
@@ -393,81 +331,21 @@ class AdapterLibrary:
                     "tokens) and cannot be part of a mixture"
                 )
         kept = [version for version in self._names.values() if version.pinned]
-        if not self._fit({*versions, *kept}) or len(versions) > (self._config.max_loras or len(versions)):
+        if not self._memory.fits({*versions, *kept}) or len(versions) > (self._config.max_loras or len(versions)):
             raise RequestError(
                 f"the mixture takes {sum(version.size for version in versions):,} bytes and {len(versions)} adapters, "
-                f"and finds no room ({self._limits()}; {len(kept)} adapters are pinned)"
+                f"and finds no room ({self._memory.limits()}; {len(kept)} adapters are pinned)"
             )
 
-    def _allowed(self, path: Path) -> Path:
-        """The folder with links resolved; AdapterError where it is none, or outside the allowed ones."""
-        try:
-            resolved = Path(path).expanduser().resolve(strict=True)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise AdapterError(f"{path}: there is no such folder ({type(error).__name__}).") from None
-        if not resolved.is_dir():
-            raise AdapterError(f"{path}: is no folder; give the one that holds adapter_config.json.")
-        if self._config.roots is not None:
-            bases = [Path(root).expanduser().resolve() for root in self._config.roots]
-            try:
-                found = [resolved, *(file.resolve() for file in resolved.glob("adapter_*"))]
-            except (OSError, RuntimeError) as error:
-                raise AdapterError(f"{path}: its links lead nowhere: {error}") from None
-            if not all(any(one.is_relative_to(base) for base in bases) for one in found):
-                raise AdapterError(f"{path}: lies outside the folders that adapters may be read from.")
-        return resolved
+    def _mixed(self) -> list[list[Version]]:
+        """The mixtures that requests hold."""
+        return [[self._versions[uid] for uid in uids] for uids in self._mixtures]
 
-    def _check_budget(self, version: _Version, pinned: bool, old: _Version | None = None) -> None:
-        """Every adapter, and every mixture that is in use, must find room beside those that are pinned.
-
-        old: the version in whose place this one comes.
-        """
-        kept = {v for v in self._names.values() if v.pinned and v is not old}
-        together = [{version}]
-        if pinned:
-            together += [{v, version} for v in self._versions.values() if v is not old or v.users]
-            together += [{version, *(self._versions[uid] for uid in uids)} for uids in self._mixtures]
-        if not all(self._fit(kept | group) for group in together):
-            raise AdapterError(
-                f"adapter {version.ref.name!r} takes {version.size:,} bytes beside {sum(v.size for v in kept):,} of "
-                f"pinned ones, and that leaves no room for all others: {self._limits()}. Raise these, or pin less."
-            )
-
-    def _fit(self, versions: Collection[_Version]) -> bool:
-        """Whether memory can hold all of these at once."""
-        most = min(self._config.host_bytes, self._config.device_bytes)
-        return sum(v.size for v in versions) <= most and len(versions) <= (self._config.max_cpu_loras or len(versions))
-
-    def _limits(self) -> str:
-        config = self._config
-        limits = {"lora_device_bytes": config.device_bytes, "lora_host_bytes": config.host_bytes,
-                  "max_loras": config.max_loras, "max_cpu_loras": config.max_cpu_loras}  # fmt: skip
-        return ", ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
-
-    def _make_room(self, version: _Version, urgent: bool) -> bool:
-        """Drop weights that nobody needs until one more version fits."""
-        there = [v for v in self._versions.values() if v.adapter is not None or v.fetching]
-        free = self._config.host_bytes - sum(v.size for v in there)
-        slots = (self._config.max_cpu_loras or len(there) + 1) - len(there)
-        victims = [v for v in there if not (v.resident or v.pinned or v.fetching) and (urgent or not v.users)]
-        victims.sort(key=lambda v: (v.users > 0, v.stamp))
-        chosen = []
-        for victim in victims:
-            if free >= version.size and slots >= 1:
-                break
-            chosen.append(victim)
-            free, slots = free + victim.size, slots + 1
-        if free < version.size or slots < 1:
-            return False
-        for victim in chosen:
-            victim.adapter = None
-        return True
-
-    def _retire(self, version: _Version) -> None:
+    def _retire(self, version: Version) -> None:
         version.retired, version.pinned = True, False
         self._forget_if_done(version)
 
-    def _forget_if_done(self, version: _Version) -> None:
+    def _forget_if_done(self, version: Version) -> None:
         if version.retired and not version.users and not version.resident:
             self._versions.pop(version.ref.uid, None)
             if version.ref.uid in self._freed:
@@ -477,10 +355,11 @@ class AdapterLibrary:
 
     # -- workers --------------------------------------------------------------------------------------------------
 
-    def _read_again(self, version: _Version) -> None:
+    def _read_again(self, version: Version) -> None:
         adapter, error = None, None
         try:
-            adapter = self._reader.read(self._allowed(version.path))
+            with self._reading:
+                adapter = self._reader.read(allowed_folder(version.path, self._config.roots))
             if adapter.digest != version.ref.digest:
                 adapter, error = None, f"{version.path}: has changed since it was loaded: load it again."
         except AdapterError as reason:

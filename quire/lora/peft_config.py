@@ -19,6 +19,7 @@ CONFIG_FILE = "adapter_config.json"
 MAX_CONFIG_BYTES = 4 << 20
 MAX_RANK = 4096
 _MOST_ALPHA = 1e9
+_MOST_NAMES = 20_000  # in a list
 
 # What quire does; PEFT's class checks them against each other.
 _DONE = frozenset({
@@ -45,7 +46,7 @@ def read_config(data: bytes, where: str) -> LoraConfig:
     if kind != "LORA":
         raise AdapterError(f"{where}: peft_type={kind!r}: only LORA adapters are served.")
     for field, value in raw.items():
-        if field not in _DONE and field not in _SILENT and value not in (None, False, "", [], {}):
+        if field not in _DONE and field not in _SILENT and not _is_neutral(value):
             raise AdapterError(
                 f"{where}: the field {field}={_short(value)} is not served, and ignoring it could give wrong answers."
             )
@@ -93,6 +94,8 @@ def _check_values(raw: Mapping[str, Any], where: str) -> None:
             raise AdapterError(f"{where}: {field}={_short(raw[field])}: must be true or false.")
     for field in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern"):
         value = raw.get(field)
+        if isinstance(value, list) and len(value) > _MOST_NAMES:
+            raise AdapterError(f"{where}: {field} has {len(value):,} names, and at most {_MOST_NAMES:,} are taken.")
         may_be_text = field != "modules_to_save"
         if value is None or (may_be_text and isinstance(value, str)) or _is_list_of(str, value):
             continue
@@ -118,6 +121,10 @@ def _check_tokens(tokens: Any, where: str) -> None:
     for ids in lists:
         if not _is_list_of(int, ids) or not ids or len(set(ids)) != len(ids) or any(i < 0 for i in ids):
             raise AdapterError(f"{where}: trainable_token_indices={_short(ids)}: must be a list of distinct token ids.")
+
+
+def _is_neutral(value: Any) -> bool:
+    return value is None or value is False or value in ("", [], {})
 
 
 def _is_list_of(kind: type, value: Any) -> bool:

@@ -42,7 +42,7 @@ class Residency:
     def hold(self, use: AdapterUse, urgent: bool = True) -> bool:
         """Add a reference to each adapter, bringing in those that are missing; False: not in this step.
 
-        urgent: the first that waits; others only have theirs read ahead, where there is room.
+        urgent: what is missing may take the memory of adapters that other requests wait for.
         """
         missing = [ref for ref, _ in use if ref.uid not in self._entries]
         if missing and not self._bring(missing, {ref.uid for ref, _ in use}, urgent):

@@ -276,8 +276,8 @@ class LLM:
         """Load an adapter from a folder (PEFT's format) and let `lora_name` stand for it.
 
         From any thread, while others generate. load_inplace: the name may be taken; running requests finish on the
-        version that they began with. pinned: never evicted. Raises AdapterError: an adapter binds completely, or is
-        refused with the list of what does not.
+        version that they began with. pinned: it stays in main memory. Raises AdapterError: an adapter binds
+        completely, or is refused with the list of what does not.
         """
         return self.llm_engine.load_lora_adapter(lora_name, str(lora_path), load_inplace, pinned, lora_int_id)
 
@@ -303,7 +303,7 @@ class LLM:
                     self._lock.release()
 
     def pin_lora_adapter(self, lora_name: str, pinned: bool = True) -> None:
-        """Never evict an adapter from memory, or do so again. Raises AdapterError."""
+        """Keep an adapter in main memory, or no longer; of those on the device it goes last. Raises AdapterError."""
         self.llm_engine.pin_lora_adapter(lora_name, pinned)
 
     def list_lora_adapters(self) -> list[AdapterInfo]:

@@ -5,7 +5,8 @@ There is no prefill phase and no decode phase: every sequence has tokens, some o
 sequence is served first, admitted first and preempted last, so that some sequence always advances to its end.
 
 A sequence whose adapter finds no room on the device lets others pass: those of the base model, and of adapters that are
-there already, of the latter `max_num_seqs` at most. So adapters that do not fit wait for a bounded number of requests.
+there already, of the latter `max_num_seqs` at most (among the first thousand that wait). So what does not fit waits for
+a bounded number of requests.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from quire.platform.prefix_index import block_key
 from quire.platform.request import FinishReason, Media, Request, SequenceState
 from quire.platform.sampler import Sampled
 
-# How many waiting sequences have their adapters read ahead.
+# How many waiting sequences have their adapters read ahead; how far behind the first one a step looks for those that
+# need not wait as it does.
 _READ_AHEAD = 16
+_LOOK_AHEAD = 1024
 
 
 @dataclass
@@ -134,14 +137,12 @@ class Scheduler:
     def _admit_waiting(self, draft: _Draft) -> None:
         place = 0
         draft.blocked.clear()
-        while place < len(self.waiting) and not draft.full:
+        while place < min(len(self.waiting), _LOOK_AHEAD) and not draft.full:
             sequence = self.waiting[place]
             if sequence.pending is not None:  # a beam that has its result and waits for its siblings'
                 place += 1
                 continue
             if not self._hold_adapters(sequence, draft):
-                if len(draft.blocked) >= 2 * self.config.max_num_seqs:
-                    break
                 place += 1
                 continue
             found = self._find_prefix(sequence)
@@ -185,6 +186,8 @@ class Scheduler:
         if self.residency is None or not sequence.request.adapters:
             return True
         request = sequence.request
+        if len(draft.blocked) >= 2 * self.config.max_num_seqs:
+            return False
         patient = all(other.passed_by < self.config.max_num_seqs for other in draft.blocked)
         if patient and self.residency.hold(request.adapters, urgent=not draft.blocked):
             return True
