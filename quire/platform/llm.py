@@ -14,6 +14,7 @@ from tqdm import tqdm
 from quire.config import CacheConfig, EngineConfig, LoRAConfig, MediaConfig, ModelConfig, SchedulerConfig
 from quire.errors import RequestError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
+from quire.platform.arguments import folders, given, hosts, image_limit, prompt_list
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.chat import render_chat
 from quire.platform.engine import LLMEngine
@@ -108,7 +109,7 @@ class LLM:
     ) -> None:
         config = EngineConfig(
             model=ModelConfig(
-                **_given(
+                **given(
                     model=str(model) if model is not None else None,
                     tokenizer=tokenizer,
                     revision=revision,
@@ -121,7 +122,7 @@ class LLM:
                 )
             ),
             cache=CacheConfig(
-                **_given(
+                **given(
                     block_size=block_size,
                     num_blocks=num_gpu_blocks_override,
                     memory_bytes=kv_cache_memory_bytes,
@@ -130,14 +131,14 @@ class LLM:
                 )
             ),
             scheduler=SchedulerConfig(
-                **_given(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+                **given(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
             ),
             media=MediaConfig(
-                **_given(
-                    max_images=_image_limit(limit_mm_per_prompt),
+                **given(
+                    max_images=image_limit(limit_mm_per_prompt),
                     processor_settings=mm_processor_kwargs,
                     allowed_local_media_path=allowed_local_media_path,
-                    allowed_media_domains=_hosts(allowed_media_domains),
+                    allowed_media_domains=hosts(allowed_media_domains),
                     media_fetch_timeout=media_fetch_timeout,
                     max_image_bytes=max_image_bytes,
                     max_image_pixels=max_image_pixels,
@@ -145,17 +146,17 @@ class LLM:
                 )
             ),
             lora=LoRAConfig(
-                **_given(
+                **given(
                     enabled=enable_lora,
                     max_loras=max_loras,
                     max_lora_rank=max_lora_rank,
                     max_cpu_loras=max_cpu_loras,
                     device_bytes=lora_device_bytes,
                     host_bytes=lora_host_bytes,
-                    roots=_folders(lora_roots),
+                    roots=folders(lora_roots),
                 )
             ),
-            **_given(seed=seed, max_logprobs=max_logprobs, debug=debug),
+            **given(seed=seed, max_logprobs=max_logprobs, debug=debug),
         )
         self.llm_engine = LLMEngine(config)
         self._ids = count()
@@ -198,7 +199,7 @@ class LLM:
         Raises RequestError, a ValueError, when a prompt or its parameters are impossible; nothing is left running. A
         request whose image turns out to be no good ends with finish_reason "error", and its stop_reason says why.
         """
-        batch = _prompt_list(prompts)
+        batch = prompt_list(prompts)
         params = self._params_list(sampling_params, len(batch))
         final = [dataclasses.replace(p, output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
         return self._run(batch, final, use_tqdm, self._adapters_list(lora_request, len(batch)))
@@ -261,7 +262,7 @@ class LLM:
         """The `params.beam_width` likeliest continuations of each prompt, best first."""
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params must be BeamSearchParams, not {params!r}")
-        batch = _prompt_list(prompts)
+        batch = prompt_list(prompts)
         return self._run(batch, [params] * len(batch), use_tqdm, self._adapters_list(lora_request, len(batch)))
 
     def load_lora_adapter(
@@ -372,43 +373,3 @@ class LLM:
                 f"{waiting} requests were added to llm_engine and have not finished: "
                 "step() it to their end, or abort them, before calling this."
             )
-
-
-def _prompt_list(prompts: Any) -> list[Any]:
-    """One prompt or several -> a list of prompts. A list of numbers is one prompt of token ids."""
-    if isinstance(prompts, (str, Mapping)) or hasattr(prompts, "tolist"):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(f"prompts must be a text, a list of token ids, a dict or a list of these, not {prompts!r}")
-    if prompts and all(isinstance(token, int) for token in prompts):
-        return [prompts]
-    return list(prompts)
-
-
-def _hosts(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise RequestError(f"allowed_media_domains={names!r}: must be a list of host names.")
-    return tuple(names)
-
-
-def _folders(paths: Sequence[str] | None) -> tuple[str, ...] | None:
-    if paths is None:
-        return None
-    if isinstance(paths, (str, bytes)) or not isinstance(paths, Sequence):
-        raise RequestError(f"lora_roots={paths!r}: must be a list of folders.")
-    return tuple(str(path) for path in paths)
-
-
-def _image_limit(limits: Mapping[str, int] | None) -> int | None:
-    if limits is None:
-        return None
-    if not isinstance(limits, Mapping) or set(limits) - {"image"}:
-        raise RequestError(f"limit_mm_per_prompt={limits!r}: must be {{'image': a number}}; no other media are served.")
-    return limits.get("image")
-
-
-def _given(**settings: Any) -> dict[str, Any]:
-    """Only what the caller set: the defaults of the rest stand in `quire.config`."""
-    return {name: value for name, value in settings.items() if value is not None}
