@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 
@@ -77,6 +78,9 @@ class NormChange:
     bias: torch.Tensor | None = None
 
 
+_Change = TypeVar("_Change", EmbeddingChange, NormChange)
+
+
 @dataclass(frozen=True, slots=True)
 class LinearAdapters:
     """The adapters of one Linear.
@@ -107,14 +111,15 @@ class LinearAdapters:
         self.table.drop(slot)
 
 
-@dataclass(frozen=True, slots=True)
-class EmbeddingAdapters:
-    """The adapters of one Embedding, by slot."""
+@dataclass(frozen=True)
+class SlotAdapters(Generic[_Change]):
+    """The adapters of one Embedding or norm, by slot."""
 
     active: Active
-    changes: dict[int, EmbeddingChange] = field(default_factory=dict)
+    changes: dict[int, _Change] = field(default_factory=dict)
 
-    def put(self, slot: int, change: EmbeddingChange) -> bool:
+    def put(self, slot: int, change: _Change) -> bool:
+        """Fill a slot. No recording reads it: False."""
         self.changes[slot] = change
         return False
 
@@ -122,19 +127,8 @@ class EmbeddingAdapters:
         self.changes.pop(slot, None)
 
 
-@dataclass(frozen=True, slots=True)
-class NormAdapters:
-    """The adapters of one norm, by slot."""
-
-    active: Active
-    changes: dict[int, NormChange] = field(default_factory=dict)
-
-    def put(self, slot: int, change: NormChange) -> bool:
-        self.changes[slot] = change
-        return False
-
-    def drop(self, slot: int) -> None:
-        self.changes.pop(slot, None)
+EmbeddingAdapters = SlotAdapters[EmbeddingChange]
+NormAdapters = SlotAdapters[NormChange]
 
 
 def adapted_product(
