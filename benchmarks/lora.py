@@ -1,13 +1,12 @@
-"""What adapters cost: lora.py MODEL [--case four|many|ranks|unused|load|scale|all] [--rounds N] [--dtype D]
+"""What adapters cost: lora.py MODEL [--case four|many|ranks|load|scale|all] [--rounds N] [--dtype D]
 
 Ratios in one run, on the workload of `quire bench` (32 requests, each with its own prompt and output length): every
 case takes turns with the base model on the very same requests, so that what else the machine does hits both.
 Adapters have random weights on all seven linears (rank 16 unless said), and are made in a temporary folder.
 
-unused  LoRA enabled, no adapter in use, beside an engine without LoRA
-four    four adapters mixed over 32 requests
+four    an engine without LoRA; LoRA enabled, no adapter in use; four adapters mixed over 32 requests
 many    64 adapters over 64 requests
-ranks   four adapters of rank 8, of 64, and two of each: what a rank costs
+ranks   four adapters of rank 8, of 64, and two of each, over 16 requests: what a rank costs
 load    16 streams decode while adapters are loaded: the gaps between a stream's tokens
 scale   2,000 registered adapters, 100 in use at once by random choice, beside 5
 """
@@ -91,15 +90,14 @@ def compare(what: str, sides: dict[str, tuple[LLM, Adapters]], requests: Request
         )
 
 
-def case_unused(args, llm: LLM, folder: Path) -> None:
-    plain = LLM(args.model, dtype=args.dtype, skip_tokenizer_init=True, max_num_seqs=64)
-    sides = {"without LoRA": (plain, [None]), "enabled, unused": (llm, [None])}
-    compare("unused", sides, workload(vocab=args.vocab), args.rounds)
-
-
 def case_four(args, llm: LLM, folder: Path) -> None:
+    plain = LLM(args.model, dtype=args.dtype, skip_tokenizer_init=True, max_num_seqs=64)
     adapters: Adapters = [make_adapter(llm, folder / f"four{i}", 16, i) for i in range(4)]
-    sides = {"base": (llm, [None]), "4 adapters of rank 16": (llm, adapters)}
+    sides = {
+        "without LoRA": (plain, [None]),
+        "enabled, unused": (llm, [None]),
+        "4 adapters of rank 16": (llm, adapters),
+    }
     compare("four", sides, workload(vocab=args.vocab), args.rounds)
 
 
@@ -119,7 +117,7 @@ def case_ranks(args, llm: LLM, folder: Path) -> None:
         "ranks 8, 64, 8, 64": (llm, mixed),
         "ranks 64, 64, 64, 64": (llm, large),
     }
-    compare("ranks", sides, workload(vocab=args.vocab), args.rounds)
+    compare("ranks", sides, workload(16, vocab=args.vocab), args.rounds)
 
 
 def case_load(args, llm: LLM, folder: Path) -> None:
@@ -159,7 +157,8 @@ def case_load(args, llm: LLM, folder: Path) -> None:
 
 def case_scale(args, llm: LLM, folder: Path) -> None:
     """Registered adapters mostly lie on the disk; those in use are drawn anew for each turn."""
-    count, in_use, requests = args.registered, 100, workload(100, vocab=args.vocab)
+    count, in_use = args.registered, 100
+    requests = workload(in_use, vocab=args.vocab, prompt=(16, 64), output=(16, 48))
     made = [make_adapter(llm, folder / f"scale{i}", 2, i) for i in range(count)]
     begin = time.perf_counter()
     for adapter in made:
@@ -187,8 +186,7 @@ def case_scale(args, llm: LLM, folder: Path) -> None:
 
 
 CASES = {
-    "unused": case_unused, "four": case_four, "many": case_many, "ranks": case_ranks, "load": case_load,
-    "scale": case_scale,
+    "four": case_four, "many": case_many, "ranks": case_ranks, "load": case_load, "scale": case_scale,
 }  # fmt: skip
 
 
