@@ -72,10 +72,10 @@ def test_run_asks_each_in_turn() -> None:
     result = CliRunner().invoke(app, ["run", "--image", str(picture_path()), *loras, "What do you see?"])
     assert result.exit_code == 0, result.output
     base, french, shout = result.stdout.splitlines()
-    answer = base.removeprefix("base: ")
-    assert all(str(shape) in answer for shape in pictures.DEMO_SCENE.shapes)
-    assert french == f"french: {styles.french('What do you see?', answer)}"
-    assert shout == f"shout: {answer.upper()}"
+    for shape in pictures.DEMO_SCENE.shapes:
+        assert str(shape) in base and str(shape).upper() in shout
+    assert french == f"french: {styles.french('What do you see?', base.removeprefix('base: '))}"
+    assert shout.startswith("shout: THERE IS A")
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ class Parts:
     pool: BlockPool
     runner: Runner
     eyes: Eyes | None
-    adapters: AdapterLibrary | None
-    residency: Residency | None
+    adapters: AdapterLibrary | None = None
+    residency: Residency | None = None
 
 
 @dataclass(frozen=True)
