@@ -260,9 +260,6 @@ class AdapterLibrary:
         with self._changed:
             return self._memory.bytes
 
-    def close(self) -> None:
-        self._workers.shutdown(wait=False, cancel_futures=True)
-
     def check_integrity(self, holders: Iterable[AdapterUse]) -> None:
         """Raise AssertionError unless versions, names, budget and what all requests hold agree."""
         held: dict[int, int] = {}

@@ -1,24 +1,33 @@
-"""Worlds of `peft_world`, each made once."""
+"""Worlds of `peft_world`, each made once; a Llama for the tests without an oracle."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.lora.peft_world import World, text_world, vision_world
+from tests.platform.conftest import make_llama
 
 Worlds = Callable[..., World]
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # no wider: other folders' tests keep all threads
 def one_thread() -> Iterator[None]:
-    """PEFT's models are tiny: waking threads for them takes longer than they do. (The engine's threads are its own.)"""
+    """The models are tiny: waking threads for them takes longer than they do."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    make_llama(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -31,13 +31,6 @@ Q = "base_model.model.model.layers.0.self_attn.q_proj"
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
-    make_llama(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def llm(path: Path) -> LLM:
     return open_llm(path)
 

@@ -33,28 +33,11 @@ from tests.lora.adapter_files import (
 )
 from tests.multimodal import tiny_vision
 from tests.multimodal.open_engine import all_ready, held_back, until
-from tests.platform.conftest import make_llama
 
 NAMES = [f"a{number}" for number in range(8)]
 PROMPT = prompt(5, 20)
 SEEDS = 12  # of random lives
 Makers: tuple[Callable[..., Path], ...] = (files.plain, files.dora, files.saved, files.words, files.trained_tokens)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    """The models are so small that a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llama")
-    make_llama(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ Whatever runs beside it: the base model, other adapters, other ranks, mixtures; 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,6 @@ REQUESTS = 30
 RECORDABLE = ("one", "four", "many", "dora", "mix")
 KINDS = (None, *RECORDABLE, None, "saved", "words", "tokens", "turned")
 Answers = dict[int, tuple[Any, ...]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are so small that a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
