@@ -171,6 +171,67 @@ class EngineConfig:
         _of_type(bool, debug=self.debug)
 
 
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP server.
+
+    host, port, uds: where it listens; uds, the path of a Unix socket, instead of the two others.
+    api_keys: one of them opens every route but /health and /ready; none: all are open.
+    admin_api_key: what changes adapters needs this one; it opens the other routes too.
+    served_model_names: what clients may call the base model; none: as it was named, or "quire-demo".
+    chat_template: Jinja, used instead of the tokenizer's.
+    default_sampling: SamplingParams that hold where a request says nothing.
+    allow_runtime_lora: adapters may be loaded and unloaded over HTTP, from under `lora_roots` alone.
+    max_queue: sequences that may wait for those that run; more are answered with 429.
+    max_request_bytes: of a body. max_prompts, max_n: of one request.
+    header_timeout, body_timeout: seconds in which a client must have sent its header, and then its body.
+    unload_timeout: seconds that an unloading waits for running requests before it answers.
+    shutdown_timeout: seconds that running requests get to finish when the server is told to stop.
+    step_timeout: seconds after which a step counts as stuck, and /health says so.
+    allowed_origins: whose pages may call from a browser (CORS); none by default.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    root_path: str = ""
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_api_key: str | None = field(default=None, repr=False)
+    served_model_names: tuple[str, ...] = ()
+    chat_template: str | None = None
+    response_role: str = "assistant"
+    default_sampling: Mapping[str, object] = field(default_factory=dict)
+    allow_runtime_lora: bool = False
+    lora_roots: tuple[str, ...] = ()
+    max_queue: int = 1024
+    max_request_bytes: int = 64 << 20
+    max_prompts: int = 256
+    max_n: int = 128
+    header_timeout: float = 10.0
+    body_timeout: float = 60.0
+    unload_timeout: float = 30.0
+    shutdown_timeout: float = 30.0
+    step_timeout: float = 300.0
+    allowed_origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _at_least(0, port=self.port, max_queue=self.max_queue)
+        _at_least(1, max_request_bytes=self.max_request_bytes, max_prompts=self.max_prompts, max_n=self.max_n)
+        _of_type(str, host=self.host, uds=self.uds, chat_template=self.chat_template, root_path=self.root_path)
+        _of_type(bool, allow_runtime_lora=self.allow_runtime_lora)
+        for name in ("header_timeout", "body_timeout", "unload_timeout", "shutdown_timeout", "step_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:
+                raise QuireError(f"{name}={value!r}: must be seconds, from 0 to 86400.")
+        for key in (*self.api_keys, *([] if self.admin_api_key is None else [self.admin_api_key])):
+            if not key or not key.isascii() or not key.isprintable():
+                raise QuireError("api_key, admin_api_key: a key is printable ASCII, one character at least.")
+        if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
+            raise QuireError("ssl_keyfile and ssl_certfile belong together: give both.")
+
+
 def _at_least(limit: int, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < limit):

@@ -21,3 +21,15 @@ class AdapterError(QuireError):
 
 class RequestError(QuireError):
     """A request cannot be served as given: its prompt or its sampling parameters are out of bounds."""
+
+
+class OverloadedError(QuireError):
+    """The queue is full: try again after `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineClosedError(RuntimeError):
+    """The engine takes no requests any more: it is shutting down, or it has failed."""

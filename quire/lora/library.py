@@ -48,11 +48,13 @@ class AdapterLibrary:
     Raises AdapterError for adapters that are not to be had, RequestError for requests that name them wrongly.
     """
 
-    def __init__(self, config: LoRAConfig, reader: AdapterReader) -> None:
+    def __init__(self, config: LoRAConfig, reader: AdapterReader, ring: Callable[[], object] = lambda: None) -> None:
         self._config = config
         self._reader = reader
+        self._ring = ring  # called when weights have come that a step may wait for
         self._changed = threading.Condition()
         self._names: dict[str, Version] = {}
+        self._loading = 0
         self._versions: dict[int, Version] = {}  # by uid; retired ones too, until nobody holds them
         self._memory = HostMemory(config, self._versions)
         self._workers = ThreadPoolExecutor(config.workers, "quire-adapters", _step_back)
@@ -61,6 +63,10 @@ class AdapterLibrary:
         self._stamps = count()
         self._workers.submit(import_module, "peft")  # takes seconds: not in the first request
         self._freed: dict[int, int] = {}  # uid -> bytes, of versions whose unloading somebody waits for
+
+    def close(self) -> None:
+        """Stop the workers once they are done with what they are at."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
 
     # -- names ----------------------------------------------------------------------------------------------------
 
@@ -83,7 +89,7 @@ class AdapterLibrary:
         self._check_free(name, int_id, replace)
         begin = time.monotonic()
         path = allowed_folder(path, self._config.roots)
-        adapter = self._workers.submit(self._reader.read, path).result()
+        adapter = self._read_new(path)
         report = LoadReport(
             name,
             len(adapter.changes) + len(adapter.parameters),
@@ -132,6 +138,10 @@ class AdapterLibrary:
             if pinned and not version.pinned:
                 self._memory.check(version, pinned, None, self._mixed())
             version.pinned = pinned
+
+    def knows(self, name: str) -> bool:
+        with self._changed:
+            return name in self._names
 
     def loaded(self) -> list[AdapterInfo]:
         """All that have names, in the order of loading."""
@@ -248,11 +258,17 @@ class AdapterLibrary:
         with self._changed:
             return [v.ref.uid for v in self._versions.values() if v.retired and v.resident and not v.users]
 
-    def wait(self, timeout: float) -> None:
-        """Until some weights have come, if any are on their way."""
+    @property
+    def reading(self) -> bool:
+        """Whether weights are on their way that steps wait for; their coming rings."""
         with self._changed:
-            if any(version.fetching for version in self._versions.values()):
-                self._changed.wait(timeout)
+            return any(version.fetching for version in self._versions.values())
+
+    @property
+    def num_reading(self) -> int:
+        """Adapters whose files are being read, for steps or to be loaded."""
+        with self._changed:
+            return self._loading + sum(version.fetching for version in self._versions.values())
 
     @property
     def host_bytes(self) -> int:
@@ -359,6 +375,15 @@ class AdapterLibrary:
             version.adapter = None
             self._changed.notify_all()
 
+    def _read_new(self, path: Path) -> Adapter:
+        with self._changed:
+            self._loading += 1
+        try:
+            return self._workers.submit(self._reader.read, path).result()
+        finally:
+            with self._changed:
+                self._loading -= 1
+
     # -- workers --------------------------------------------------------------------------------------------------
 
     def _read_again(self, version: Version) -> None:
@@ -375,3 +400,4 @@ class AdapterLibrary:
             version.fetching = False
             version.adapter, version.error = adapter, error
             self._changed.notify_all()
+        self._ring()

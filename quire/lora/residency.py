@@ -28,13 +28,13 @@ class Residency:
     def __init__(self, config: LoRAConfig, library: AdapterLibrary) -> None:
         self.capacity = min(config.device_bytes, config.host_bytes)
         self.bytes = 0
-        self.hits = 0
-        self.misses = 0
+        self.hits = Counter({"device": 0, "host": 0, "disk": 0})  # by the tier where an adapter was when it was wanted
         self._most = config.max_loras
         self._library = library
         self._entries: OrderedDict[int, _Entry] = OrderedDict()  # the least recently used first
         self._installed: list[int] = []
         self._dropped: list[int] = []
+        self._read: set[int] = set()  # that somebody waits for, or waited, while they come from the disk
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -47,8 +47,10 @@ class Residency:
         missing = [ref for ref, _ in use if ref.uid not in self._entries]
         if missing and not self._bring(missing, {ref.uid for ref, _ in use}, urgent):
             return False
-        self.hits += len(use) - len(missing)
-        self.misses += len(missing)
+        self.hits["device"] += len(use) - len(missing)
+        for ref in missing:
+            self.hits["disk" if ref.uid in self._read else "host"] += 1
+            self._read.discard(ref.uid)
         for ref, _ in use:
             self._entries[ref.uid].references += 1
             self._entries.move_to_end(ref.uid)
@@ -58,7 +60,7 @@ class Residency:
         """Have what a waiting sequence will need read into main memory, where there is room."""
         for ref, _ in use:
             if ref.uid not in self._entries:
-                self._library.fetch(ref.uid, urgent=False)
+                self._fetch(ref.uid, urgent=False)
 
     def release(self, use: AdapterUse) -> None:
         for ref, _ in use:
@@ -90,7 +92,7 @@ class Residency:
     def _bring(self, missing: list[AdapterRef], wanted: set[int], urgent: bool) -> bool:
         sizes = {ref.uid: self._library.size(ref.uid) for ref in missing}
         victims = self._victims(sum(sizes.values()), len(missing), wanted)
-        states = [self._library.fetch(ref.uid, urgent) for ref in missing]
+        states = [self._fetch(ref.uid, urgent) for ref in missing]
         if "no room" in states and urgent:
             self._yield_memory(sum(sizes.values()), wanted)
         if victims is None or any(state != "ready" for state in states):
@@ -108,6 +110,14 @@ class Residency:
             self.bytes += sizes[ref.uid]
             self._installed.append(ref.uid)
         return True
+
+    def _fetch(self, uid: int, urgent: bool) -> str:
+        state = self._library.fetch(uid, urgent)
+        if state == "coming":
+            self._read.add(uid)
+        elif state == "failed":
+            self._read.discard(uid)
+        return state
 
     def _victims(self, size: int, count: int, wanted: set[int]) -> list[int] | None:
         """What to evict for `count` more adapters of `size` bytes together; None: there is no room."""

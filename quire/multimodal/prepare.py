@@ -65,7 +65,8 @@ class Preparer:
     """A queue of jobs, its workers, and what they have finished.
 
     layout_of: what processed inputs take in a prompt (the model says it). has_features: whether a digest's features
-    are there already. width: size of an embedding, which given features must have.
+    are there already. width: size of an embedding, which given features must have. ring: called when a job is
+    done.
     All methods are the engine's thread's; nothing here raises for what is wrong with an image: `done` tells it.
     """
 
@@ -76,12 +77,14 @@ class Preparer:
         layout_of: Callable[[Mapping[str, torch.Tensor]], ImageLayout],
         has_features: Callable[[bytes], bool],
         width: int,
+        ring: Callable[[], object] = lambda: None,
     ) -> None:
         self.processor = processor
         self._config = config
         self._layout_of = layout_of
         self._has_features = has_features
         self._width = width
+        self._ring = ring
         self._workers_count = config.workers or min(4, os.cpu_count() or 1)
         self._workers: ThreadPoolExecutor | None = None  # started by the first job
         self._queue: deque[_Job] = deque()
@@ -100,6 +103,11 @@ class Preparer:
         Added up anew: what is let go of, is so in any thread and between any two operations of it.
         """
         return sum(pixels.nbytes for reference in self._shared.valuerefs() if (pixels := reference()) is not None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether some job is at work; it will ring."""
+        return self._busy > 0
 
     def submit(
         self,
@@ -168,6 +176,7 @@ class Preparer:
             del result  # from here on it is the engine's alone
             self._changed.notify_all()
             self._begin()
+        self._ring()
 
     def _result(self, job: _Job) -> list[Prepared] | RequestError:
         item, images = job.first, list[Prepared]()

@@ -2,10 +2,57 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from quire.config import CacheConfig, EngineConfig, LoRAConfig, MediaConfig, ModelConfig, SchedulerConfig
 from quire.errors import RequestError
+
+
+def engine_config(
+    *,
+    model: str | None = None,
+    limit_mm_per_prompt: Mapping[str, int] | None = None,
+    allowed_media_domains: Sequence[str] | None = None,
+    lora_roots: Sequence[str] | None = None,
+    **arguments: Any,
+) -> EngineConfig:
+    """The settings that arguments of `LLM` ask for, by the names that it has for them; None leaves a default.
+
+    Raises QuireError for a value out of bounds, and TypeError for an unknown name.
+    """
+    checked = {
+        **arguments,
+        "model": str(model) if model is not None else None,
+        "limit_mm_per_prompt": _image_limit(limit_mm_per_prompt),
+        "allowed_media_domains": _hosts(allowed_media_domains),
+        "lora_roots": _folders(lora_roots),
+    }
+    given = {name: value for name, value in checked.items() if value is not None}
+    unknown = set(checked) - {name for names in _ARGUMENTS.values() for name in names}
+    if unknown:
+        raise TypeError(f"unknown argument: {', '.join(sorted(unknown))}")
+    sections = {
+        section: kind(**{field: given[name] for name, field in _ARGUMENTS[section].items() if name in given})
+        for section, kind in _SECTIONS.items()
+    }
+    rest = {field: given[name] for name, field in _ARGUMENTS["engine"].items() if name in given}
+    return EngineConfig(**sections, **rest)
+
+
+def recommended_sampling(path: Path) -> dict[str, Any]:
+    """The arguments of `SamplingParams` that a checkpoint's generation_config.json recommends; none without one."""
+    try:
+        recommended = json.loads((path / "generation_config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    fields = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    wanted = {name: value for name, value in recommended.items() if name in fields and value is not None}
+    if recommended.get("max_new_tokens"):
+        wanted["max_tokens"] = recommended["max_new_tokens"]
+    return wanted
 
 
 def prompt_list(prompts: Any) -> list[Any]:
@@ -19,7 +66,7 @@ def prompt_list(prompts: Any) -> list[Any]:
     return list(prompts)
 
 
-def hosts(names: Sequence[str] | None) -> tuple[str, ...] | None:
+def _hosts(names: Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
@@ -27,7 +74,7 @@ def hosts(names: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def folders(paths: Sequence[str] | None) -> tuple[str, ...] | None:
+def _folders(paths: Sequence[str] | None) -> tuple[str, ...] | None:
     if paths is None:
         return None
     if isinstance(paths, (str, bytes)) or not isinstance(paths, Sequence):
@@ -35,7 +82,7 @@ def folders(paths: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(str(path) for path in paths)
 
 
-def image_limit(limits: Mapping[str, int] | None) -> int | None:
+def _image_limit(limits: Mapping[str, int] | None) -> int | None:
     if limits is None:
         return None
     if not isinstance(limits, Mapping) or set(limits) - {"image"}:
@@ -43,6 +90,47 @@ def image_limit(limits: Mapping[str, int] | None) -> int | None:
     return limits.get("image")
 
 
-def given(**settings: Any) -> dict[str, Any]:
-    """Only what the caller set: the defaults of the rest stand in `quire.config`."""
-    return {name: value for name, value in settings.items() if value is not None}
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+_SECTIONS: dict[str, Any] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "scheduler": SchedulerConfig,
+    "media": MediaConfig,
+    "lora": LoRAConfig,
+}
+
+# By section of `EngineConfig` ("engine": its own): argument -> field.
+_ARGUMENTS: dict[str, dict[str, str]] = {
+    "model": _same(
+        "model", "tokenizer", "revision", "tokenizer_revision", "dtype", "max_model_len", "skip_tokenizer_init",
+        "enforce_eager", "trust_remote_code",
+    ),
+    "cache": {
+        "block_size": "block_size",
+        "num_gpu_blocks_override": "num_blocks",
+        "kv_cache_memory_bytes": "memory_bytes",
+        "gpu_memory_utilization": "memory_fraction",
+        "enable_prefix_caching": "enable_prefix_caching",
+    },
+    "scheduler": _same("max_num_seqs", "max_num_batched_tokens"),
+    "media": {
+        "limit_mm_per_prompt": "max_images",
+        "mm_processor_kwargs": "processor_settings",
+        "media_cache_bytes": "cache_bytes",
+        **_same(
+            "allowed_local_media_path", "allowed_media_domains", "media_fetch_timeout", "max_image_bytes",
+            "max_image_pixels",
+        ),
+    },
+    "lora": {
+        "enable_lora": "enabled",
+        "lora_device_bytes": "device_bytes",
+        "lora_host_bytes": "host_bytes",
+        "lora_roots": "roots",
+        **_same("max_loras", "max_lora_rank", "max_cpu_loras"),
+    },
+    "engine": _same("seed", "max_logprobs", "debug"),
+}  # fmt: skip

@@ -7,11 +7,12 @@ every beam's best is the end token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import NamedTuple
 
-from quire.platform.outputs import Logprob
+from quire.platform.outputs import Failure, Logprob
 from quire.platform.request import SequenceState
 from quire.platform.sampler import TopLogprobs
 from quire.platform.sampling_params import BeamSearchParams
@@ -31,11 +32,16 @@ class BeamSearchSequence:
 
 @dataclass
 class BeamSearchOutput:
-    """The results of one prompt, best first; error: why the search ended early, if it did."""
+    """The results of one prompt, best first; failure: why the search ended early, if it did."""
 
     request_id: str
     sequences: list[BeamSearchSequence]
-    error: str | None = None
+    prompt_token_ids: Sequence[int] = ()
+    failure: Failure | None = None
+
+    @property
+    def error(self) -> str | None:
+        return None if self.failure is None else self.failure.message
 
 
 class Candidate(NamedTuple):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import traceback
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from quire.config import EngineConfig
 from quire.errors import AdapterError, QuireError, RequestError
@@ -16,7 +17,7 @@ from quire.platform.beam import BeamSearchOutput
 from quire.platform.detokenizer import Detokenizer
 from quire.platform.intake import Intake, Prompt, PromptType
 from quire.platform.loading import load, resolve_adapter
-from quire.platform.outputs import RequestOutput
+from quire.platform.outputs import Failure, RequestOutput
 from quire.platform.plan import Chunk, StepPlan, StepResult
 from quire.platform.prefix_index import feature_variant
 from quire.platform.request import FinishReason, Media, Request, SequenceState, next_serial
@@ -31,14 +32,17 @@ _PATIENCE = 0.1  # seconds
 
 
 @dataclass(eq=False)
-class _Arrival:
-    """A request whose images are being prepared."""
+class Arrival:
+    """A request that was read: checked as far as it can be before its images are looked at, its text made tokens.
+
+    It holds its adapters: it must be given to `LLMEngine.submit`, or to `discard`.
+    """
 
     request_id: str
     prompt: Prompt
     params: SamplingParams | BeamSearchParams
-    serial: int = field(default_factory=next_serial)
-    time: float = field(default_factory=time.monotonic)
+    serial: int
+    time: float
 
 
 @dataclass(eq=False)
@@ -50,14 +54,16 @@ class _Again:
 
 
 class LLMEngine:
-    """Continuous batching over one block pool. Not thread-safe: one thread adds, aborts and steps.
+    """Continuous batching over one block pool. Not thread-safe: one thread adds, aborts and steps, and others may call
+    only what says so.
 
     Raises UnsupportedModelError, CheckpointError or QuireError when `config` cannot be served.
     """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.config = config or EngineConfig()
-        parts = load(self.config)
+        self._bell = threading.Event()  # rung when a step that waits may find something to do
+        parts = load(self.config, self._bell.set)
         self.path = parts.path
         self.tokenizer = parts.tokenizer
         self.limits = parts.limits
@@ -77,7 +83,7 @@ class LLMEngine:
             parts.residency,
         )
         self._results = Results(parts.tokenizer)
-        self._arriving: dict[str, _Arrival] = {}
+        self._arriving: dict[str, Arrival] = {}
         self._requests: dict[str, Request] = {}
         self._failed: list[Request] = []
 
@@ -96,27 +102,51 @@ class LLMEngine:
         inside an image is found out by the workers; such a request ends with finish_reason "error". Images are read
         after this returns: leave arrays and PIL images as they are until the request has ended.
         """
+        self.submit(self.read_request(request_id, prompt, params, lora_request))
+
+    def read_request(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | BeamSearchParams | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> Arrival:
+        """The first half of `add_request`, which takes the time: any thread may call this. Raises RequestError."""
+        begun = time.monotonic()
         if not isinstance(request_id, str):
             raise RequestError(f"request_id={request_id!r}: must be a string")
-        if request_id in self._requests or request_id in self._arriving:
-            raise RequestError(f"request {request_id}: there is an unfinished request of this id")
         params = SamplingParams() if params is None else params
+        serial = next_serial()
         read = self.intake.read(request_id, prompt, params)
         if lora_request is not None:
             read = self._with_adapters(request_id, read, lora_request)
+        return Arrival(request_id, read, params, serial, begun)
+
+    def submit(self, arrival: Arrival) -> None:
+        """The second half: queue what was read. Raises RequestError while another request of its id is unfinished."""
+        request_id, read = arrival.request_id, arrival.prompt
         try:
+            if request_id in self._requests or request_id in self._arriving:
+                raise RequestError(f"request {request_id}: there is an unfinished request of this id")
             if not read.images:
-                self._start(self.intake.request(request_id, read, params))
+                self._start(self._request_of(arrival))
                 return
             assert self._preparer is not None
-            arrival = _Arrival(request_id, read, params)
             self._preparer.submit(
                 arrival, read.images, read.settings, room=self.intake.room(read), variant=feature_variant(read.adapters)
             )
             self._arriving[request_id] = arrival
         except BaseException:
-            self._release_adapters(read)
+            self.discard(arrival)
             raise
+
+    def discard(self, arrival: Arrival) -> None:
+        """Let go of a request that was read and will not be submitted. Any thread may call this."""
+        self._release_adapters(arrival.prompt)
+
+    def wake(self) -> None:
+        """Let a step that waits for an image or an adapter return. Any thread may call this."""
+        self._bell.set()
 
     def _with_adapters(self, request_id: str, prompt: Prompt, wanted: LoRARequest) -> Prompt:
         """The prompt with the versions that it runs with, held from here on."""
@@ -204,9 +234,27 @@ class LLMEngine:
     def get_num_unfinished_requests(self) -> int:
         return len(self._requests) + len(self._arriving)
 
+    @property
+    def num_arriving(self) -> int:
+        """Requests whose images are being prepared."""
+        return len(self._arriving)
+
+    @property
+    def token_gaps(self) -> list[float]:
+        """Seconds from a token to the next, for each sequence that got one in the last step."""
+        return self.scheduler.token_gaps
+
+    def close(self) -> None:
+        """Stop the workers; for when no step will come."""
+        if self._preparer is not None:
+            self._preparer.close()
+        if self.adapters is not None:
+            self.adapters.close()
+
     def step(self) -> list[RequestOutput | BeamSearchOutput]:
         """Plan, execute, commit; return an output for each request that has something new to show."""
-        self._take_prepared(0.0)
+        self._bell.clear()
+        self._take_prepared()
         plan = self.scheduler.plan()
         self._fail_without_adapters()
         if not plan.chunks:
@@ -229,11 +277,15 @@ class LLMEngine:
 
     def _wait(self) -> None:
         """Nothing can be computed before an image or an adapter is ready."""
-        if self.adapters is not None and self.scheduler.has_work and not self.scheduler.running:
-            self.adapters.wait(0.0 if self._failed else _PATIENCE)
         if self._preparer is not None:
             self._prepare_again()
-            self._take_prepared(_PATIENCE)
+            self._take_prepared()
+        coming = (self._preparer is not None and self._preparer.busy) or (
+            self.adapters is not None and self.adapters.reading
+        )
+        if coming and not self._failed:
+            self._bell.wait(_PATIENCE)
+            self._take_prepared()
 
     def _fail_without_adapters(self) -> None:
         """End the requests whose adapters have gone for good."""
@@ -242,35 +294,38 @@ class LLMEngine:
             if request.request_id in self._requests:
                 self._fail(request, AdapterError(f"request {request.request_id}: {error}"))
 
-    def _take_prepared(self, patience: float) -> None:
-        """Queue the requests whose images are ready, waiting at most so many seconds for the first."""
+    def _take_prepared(self) -> None:
+        """Queue the requests whose images are ready."""
         if self._preparer is None:
             return
-        for job, result in self._preparer.done(patience):
+        for job, result in self._preparer.done():
             if isinstance(job, _Again):
                 self._see_again(job, result)
-            elif isinstance(job, _Arrival) and self._arriving.get(job.request_id) is job:
+            elif isinstance(job, Arrival) and self._arriving.get(job.request_id) is job:
                 del self._arriving[job.request_id]
                 self._admit(job, result)
 
-    def _admit(self, arrival: _Arrival, images: list[Prepared] | RequestError) -> None:
+    def _request_of(self, arrival: Arrival, images: Sequence[Prepared] = ()) -> Request:
+        request = self.intake.request(arrival.request_id, arrival.prompt, arrival.params, images)
+        request.arrival, request.metrics.arrival_time = arrival.serial, arrival.time
+        return request
+
+    def _admit(self, arrival: Arrival, images: list[Prepared] | RequestError) -> None:
         try:
             if isinstance(images, RequestError):
                 raise RequestError(f"request {arrival.request_id}: {images}")
-            request = self.intake.request(arrival.request_id, arrival.prompt, arrival.params, images)
-            request.arrival, request.metrics.arrival_time = arrival.serial, arrival.time
-            self._start(request)
+            self._start(self._request_of(arrival, images))
             return
         except RequestError as reason:
-            error = str(reason)
+            failure = Failure(str(reason), by_caller=True)
         except Exception as reason:  # a fault of ours: the others that are ready must not be lost with it
             # As text: the record of a traceback would keep the images.
             logger.error("request %s fails:\n%s", arrival.request_id, traceback.format_exc())
-            error = f"{type(reason).__name__}: {reason}"
+            failure = Failure(f"{type(reason).__name__}: {reason}", by_caller=False)
         request = self.intake.unserved(arrival.request_id, arrival.prompt, arrival.params)
         request.metrics.arrival_time = arrival.time
         request.sequences.append(SequenceState(request, 0, None))
-        request.sequences[0].finish_reason, request.error = "error", error
+        request.sequences[0].finish_reason, request.failure = "error", failure
         self._failed.append(request)
 
     def _prepare_again(self) -> None:
@@ -313,7 +368,7 @@ class LLMEngine:
         good: list[Chunk] = []
         results: list[StepResult] = []
         for chunk in plan.chunks:
-            request = self._request_of(chunk.sequence_id)
+            request = self._owner_of(chunk.sequence_id)
             if request is None:  # another of its sequences has failed
                 continue
             shown = {item.digest for item in chunk.media}
@@ -327,13 +382,13 @@ class LLMEngine:
         result = StepResult([r.sampled[0] for r in results], [r.scores[0] for r in results])
         return StepPlan(good, (), encode=plan.encode), result
 
-    def _request_of(self, sequence_id: int) -> Request | None:
+    def _owner_of(self, sequence_id: int) -> Request | None:
         requests = self._requests.values()
         return next((r for r in requests if any(s.id == sequence_id for s in r.sequences)), None)
 
     def _fail(self, request: Request, error: Exception) -> None:
         logger.error("request %s fails: %r", request.request_id, error)
-        request.error = f"{type(error).__name__}: {error}"
+        request.failure = Failure(f"{type(error).__name__}: {error}", by_caller=isinstance(error, QuireError))
         self._end(request, "error")
         self._failed.append(request)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -11,10 +10,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from quire.config import CacheConfig, EngineConfig, LoRAConfig, MediaConfig, ModelConfig, SchedulerConfig
 from quire.errors import RequestError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
-from quire.platform.arguments import folders, given, hosts, image_limit, prompt_list
+from quire.platform.arguments import engine_config, prompt_list, recommended_sampling
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.chat import render_chat
 from quire.platform.engine import LLMEngine
@@ -107,56 +105,41 @@ class LLM:
         trust_remote_code: bool | None = None,
         debug: bool | None = None,
     ) -> None:
-        config = EngineConfig(
-            model=ModelConfig(
-                **given(
-                    model=str(model) if model is not None else None,
-                    tokenizer=tokenizer,
-                    revision=revision,
-                    tokenizer_revision=tokenizer_revision,
-                    dtype=dtype,
-                    max_model_len=max_model_len,
-                    skip_tokenizer_init=skip_tokenizer_init,
-                    enforce_eager=enforce_eager,
-                    trust_remote_code=trust_remote_code,
-                )
-            ),
-            cache=CacheConfig(
-                **given(
-                    block_size=block_size,
-                    num_blocks=num_gpu_blocks_override,
-                    memory_bytes=kv_cache_memory_bytes,
-                    memory_fraction=gpu_memory_utilization,
-                    enable_prefix_caching=enable_prefix_caching,
-                )
-            ),
-            scheduler=SchedulerConfig(
-                **given(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-            ),
-            media=MediaConfig(
-                **given(
-                    max_images=image_limit(limit_mm_per_prompt),
-                    processor_settings=mm_processor_kwargs,
-                    allowed_local_media_path=allowed_local_media_path,
-                    allowed_media_domains=hosts(allowed_media_domains),
-                    media_fetch_timeout=media_fetch_timeout,
-                    max_image_bytes=max_image_bytes,
-                    max_image_pixels=max_image_pixels,
-                    cache_bytes=media_cache_bytes,
-                )
-            ),
-            lora=LoRAConfig(
-                **given(
-                    enabled=enable_lora,
-                    max_loras=max_loras,
-                    max_lora_rank=max_lora_rank,
-                    max_cpu_loras=max_cpu_loras,
-                    device_bytes=lora_device_bytes,
-                    host_bytes=lora_host_bytes,
-                    roots=folders(lora_roots),
-                )
-            ),
-            **given(seed=seed, max_logprobs=max_logprobs, debug=debug),
+        config = engine_config(
+            model=model,
+            tokenizer=tokenizer,
+            revision=revision,
+            tokenizer_revision=tokenizer_revision,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            block_size=block_size,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enable_prefix_caching=enable_prefix_caching,
+            seed=seed,
+            max_logprobs=max_logprobs,
+            limit_mm_per_prompt=limit_mm_per_prompt,
+            mm_processor_kwargs=mm_processor_kwargs,
+            allowed_local_media_path=allowed_local_media_path,
+            allowed_media_domains=allowed_media_domains,
+            media_fetch_timeout=media_fetch_timeout,
+            max_image_bytes=max_image_bytes,
+            max_image_pixels=max_image_pixels,
+            media_cache_bytes=media_cache_bytes,
+            enable_lora=enable_lora,
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
+            max_cpu_loras=max_cpu_loras,
+            lora_device_bytes=lora_device_bytes,
+            lora_host_bytes=lora_host_bytes,
+            lora_roots=lora_roots,
+            skip_tokenizer_init=skip_tokenizer_init,
+            enforce_eager=enforce_eager,
+            trust_remote_code=trust_remote_code,
+            debug=debug,
         )
         self.llm_engine = LLMEngine(config)
         self._ids = count()
@@ -168,15 +151,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling that the checkpoint's generation_config.json recommends."""
-        try:
-            recommended = json.loads((self.llm_engine.path / "generation_config.json").read_text())
-        except (OSError, ValueError):
-            return SamplingParams()
-        fields = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
-        wanted = {k: v for k, v in recommended.items() if k in fields and v is not None}
-        if recommended.get("max_new_tokens"):
-            wanted["max_tokens"] = recommended["max_new_tokens"]
-        return SamplingParams(**wanted)
+        return SamplingParams(**recommended_sampling(self.llm_engine.path))
 
     def generate(
         self,

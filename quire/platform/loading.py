@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,10 @@ class Eyes:
     feature_bytes: int  # of one placeholder's
 
 
-def load(config: EngineConfig) -> Parts:
-    """Load what `config` names. Raises UnsupportedModelError, CheckpointError or QuireError."""
+def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
+    """Load what `config` names. ring: called by workers whenever one has finished something that a step may wait for.
+
+    Raises UnsupportedModelError, CheckpointError or QuireError."""
     kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
     path = _checkpoint(config.model.model, config.model.revision)
     model = load_model(path, config.model.dtype)
@@ -63,8 +66,8 @@ def load(config: EngineConfig) -> Parts:
     if not config.model.skip_tokenizer_init:
         tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
     max_model_len = _max_model_len(config.model.max_model_len, model)
-    eyes = _eyes(config, path, model, tokenizer) if isinstance(model, VisionLanguageModel) else None
-    library = _library(config, model) if config.lora.enabled else None
+    eyes = _eyes(config, path, model, tokenizer, ring) if isinstance(model, VisionLanguageModel) else None
+    library = _library(config, model, ring) if config.lora.enabled else None
     bank = AdapterBank(model, library.weights) if library else None
     pool, runner = _cache(config, model, max_model_len, bank)
     limits = Limits(
@@ -78,9 +81,10 @@ def load(config: EngineConfig) -> Parts:
     return Parts(path, tokenizer, eos_token_ids(path, tokenizer), limits, pool, runner, eyes, library, residency)
 
 
-def _library(config: EngineConfig, model: CausalLM) -> AdapterLibrary:
+def _library(config: EngineConfig, model: CausalLM, ring: Callable[[], object]) -> AdapterLibrary:
     lora = config.lora
-    return AdapterLibrary(lora, AdapterReader(model, lora.max_lora_rank, min(lora.host_bytes, lora.device_bytes)))
+    reader = AdapterReader(model, lora.max_lora_rank, min(lora.host_bytes, lora.device_bytes))
+    return AdapterLibrary(lora, reader, ring)
 
 
 def resolve_adapter(path: str, config: LoRAConfig) -> Path:
@@ -96,13 +100,15 @@ def resolve_adapter(path: str, config: LoRAConfig) -> Path:
         raise AdapterError(str(error)) from None
 
 
-def _eyes(config: EngineConfig, path: Path, model: VisionLanguageModel, tokenizer: Any) -> Eyes:
+def _eyes(
+    config: EngineConfig, path: Path, model: VisionLanguageModel, tokenizer: Any, ring: Callable[[], object]
+) -> Eyes:
     media = config.media
     processor = ImageProcessor(path, media, media.processor_settings)
     model.check_processor(processor.known)
     features = FeatureCache(media.feature_bytes)
     width = model.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
-    preparer = Preparer(media, processor, model.image_layout, features.__contains__, width)
+    preparer = Preparer(media, processor, model.image_layout, features.__contains__, width, ring)
     sight = Sight(
         marker_id=model.image_token_id,
         marker=None if tokenizer is None else tokenizer.convert_ids_to_tokens(model.image_token_id),

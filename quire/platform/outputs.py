@@ -24,6 +24,20 @@ class Logprob:
     decoded_token: str | None = None  # None with detokenize=False or without a tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request ended with finish_reason "error".
+
+    by_caller: what it asked for cannot be had; else the fault is the engine's.
+    """
+
+    message: str
+    by_caller: bool
+
+    def __str__(self) -> str:
+        return self.message
+
+
 # By token id: the chosen token first, then the most likely ones.
 TokenLogprobs = Mapping[int, Logprob]
 
@@ -83,7 +97,7 @@ class RequestOutput:
     prompt: its text, None when token ids were given.  outputs: `n` CompletionOutputs, by index.
     prompt_logprobs: one mapping for each prompt token, None for the first (nothing precedes it); None when
         not asked for.  finished: all outputs have.  num_cached_tokens: as in RequestMetrics.
-    lora_request: the adapter that it ran with.
+    lora_request: the adapter that it ran with.  failure: why it ended with finish_reason "error".
     """
 
     request_id: str
@@ -95,3 +109,4 @@ class RequestOutput:
     metrics: RequestMetrics | None = field(default=None, repr=False)
     num_cached_tokens: int | None = None
     lora_request: LoRARequest | None = None
+    failure: Failure | None = None

@@ -14,7 +14,7 @@ import numpy as np
 from quire.contracts import AdapterUse, MediaItem
 from quire.lora import LoRARequest, Owner
 from quire.multimodal import Pixels
-from quire.platform.outputs import RequestMetrics
+from quire.platform.outputs import Failure, RequestMetrics
 from quire.platform.plan import Draw
 from quire.platform.sampler import Sampled, TopLogprobs
 from quire.platform.sampling_params import SamplingParams
@@ -82,7 +82,7 @@ class Request:
     sequences: list[SequenceState] = field(default_factory=list)
     prompt_scores: list[TopLogprobs | None] = field(default_factory=lambda: [None])
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
-    error: str | None = None
+    failure: Failure | None = None
     arrival: int = field(default_factory=next_serial)
 
     @property
@@ -121,6 +121,7 @@ class SequenceState:
     keys: prefix keys of the blocks that are or were full; they outlive a preemption, since the tokens do.
     passed_by: how many sequences with adapters were admitted before it while it waited for its own.
     sent: how many tokens and characters a streamed request has handed out.
+    token_time: when it got its last token, by `time.monotonic()`.
     pending: beam search only: the step's result, kept until the siblings have theirs.
     """
 
@@ -145,6 +146,7 @@ class SequenceState:
         "sent",
         "stop_reason",
         "token_ids",
+        "token_time",
     )
 
     def __init__(self, request: Request, index: int, detokenizer: Detokenizer | None) -> None:
@@ -161,6 +163,7 @@ class SequenceState:
         self.held: list[bytes] = []
         self.running = False
         self.sent = (0, 0)
+        self.token_time: float | None = None
         self.passed_by = 0
         self.pending: TopLogprobs | None = None
         self.logprobs: list[TopLogprobs] = []
@@ -181,6 +184,7 @@ class SequenceState:
         child.output_ids = list(self.output_ids)
         child.keys = list(self.keys)
         child.logprobs = list(self.logprobs)
+        child.token_time = self.token_time
         child.cumulative_logprob = self.cumulative_logprob
         child.draw = child._make_draw()
         return child
@@ -198,7 +202,7 @@ class SequenceState:
     def append(self, sampled: Sampled) -> None:
         """Take a sampled token, and finish if it is the last one."""
         if sampled.error is not None:
-            self.request.error = sampled.error
+            self.request.failure = sampled.error
             self.finish_reason = "error"
             return
         token = sampled.token_id

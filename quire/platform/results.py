@@ -42,10 +42,13 @@ class Results:
             metrics=dataclasses.replace(request.metrics),
             num_cached_tokens=request.metrics.num_cached_tokens,
             lora_request=request.lora,
+            failure=request.failure,
         )
 
     def _beams(self, request: Request, group: BeamGroup) -> BeamSearchOutput:
-        return BeamSearchOutput(request.request_id, [self._beam(h) for h in group.ended], request.error)
+        return BeamSearchOutput(
+            request.request_id, [self._beam(h) for h in group.ended], list(request.prompt_ids), request.failure
+        )
 
     def _completion(self, sequence: SequenceState, kind: RequestOutputKind) -> CompletionOutput:
         tokens, logprobs = sequence.output_ids, sequence.logprobs
@@ -64,7 +67,7 @@ class Results:
             cumulative_logprob=sequence.cumulative_logprob if wants_logprobs else None,
             logprobs=[self._logprobs(t) for t in logprobs[first:]] if wants_logprobs else None,
             finish_reason=sequence.finish_reason,
-            stop_reason=sequence.request.error if sequence.finish_reason == "error" else sequence.stop_reason,
+            stop_reason=str(sequence.request.failure) if sequence.finish_reason == "error" else sequence.stop_reason,
         )
 
     def _prompt_logprobs(self, request: Request) -> Sequence[dict[int, Logprob] | None]:

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.platform.outputs import Failure
 from quire.platform.sampling_params import SamplingParams
 
 Row = NDArray[np.float32]
@@ -40,8 +41,12 @@ _FIRST_LOOK = 256
 _WIDEN = 8
 _BLOCK = 256  # tokens whose weights are summed before the blocks are searched
 
-_NOT_FINITE = "the model's logits are not finite (NaN or infinity), so no token can be sampled"
-_NO_TOKEN = "allowed_token_ids, bad_words and min_tokens together leave no token to sample: loosen one"
+_NOT_FINITE = Failure(
+    "the model's logits are not finite (NaN or infinity), so no token can be sampled", by_caller=False
+)
+_NO_TOKEN = Failure(
+    "allowed_token_ids, bad_words and min_tokens together leave no token to sample: loosen one", by_caller=True
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ class Sampled:
 
     token_id: int
     logprobs: TopLogprobs | None = None
-    error: str | None = None
+    error: Failure | None = None
 
 
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
@@ -100,7 +105,7 @@ def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
         return _greedy_on_device(logits, specs)
     table = _host(logits)
     drawn: list[Sampled] = []
-    before: tuple[SampleSpec, _Weights | str] | None = None
+    before: tuple[SampleSpec, _Weights | Failure] | None = None
     for spec in specs:
         # The n sequences of one request draw their first tokens from the same row: weigh it once.
         if before is None or not _same_weights(before[0], spec):
@@ -168,8 +173,8 @@ def _same_weights(a: SampleSpec, b: SampleSpec) -> bool:
     )
 
 
-def _weigh(row: Row, spec: SampleSpec) -> _Weights | str:
-    """The distribution that the spec's parameters make of a row; a text says why there is none."""
+def _weigh(row: Row, spec: SampleSpec) -> _Weights | Failure:
+    """The distribution that the spec's parameters make of a row; or why there is none."""
     best = int(row.argmax())
     if not math.isfinite(row[best]):  # argmax takes NaN for the largest
         return _NOT_FINITE
@@ -191,8 +196,8 @@ def _weigh(row: Row, spec: SampleSpec) -> _Weights | str:
     return _Weights(best, None, np.cumsum(_block_sums(weights)), weights)
 
 
-def _draw(row: Row, weights: _Weights | str, spec: SampleSpec) -> Sampled:
-    if isinstance(weights, str):
+def _draw(row: Row, weights: _Weights | Failure, spec: SampleSpec) -> Sampled:
+    if isinstance(weights, Failure):
         return Sampled(-1, error=weights)
     if weights.cumulative is None:
         token_id = weights.best

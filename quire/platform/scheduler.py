@@ -78,6 +78,11 @@ class Scheduler:
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
         self.num_preemptions = 0
+        self.prompt_tokens = 0  # of requests that began to run
+        self.generated_tokens = 0
+        self.prefix_queries = 0  # tokens that were looked for in the prefix cache, and that were found there
+        self.prefix_hits = 0
+        self.token_gaps: list[float] = []  # seconds from a sequence's last token to the one that this step gave it
         self._live: dict[int, SequenceState] = {}
 
     @property
@@ -103,6 +108,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Choose the next step's chunks and give them blocks."""
+        self.token_gaps.clear()
         draft = _Draft(self.config.max_num_batched_tokens, self.config.max_num_seqs)
         self._continue_running(draft)
         if not draft.preempted:
@@ -166,6 +172,8 @@ class Scheduler:
         self.pool.share(found)
         sequence.block_ids = found
         sequence.num_computed = len(found) * self.pool.block_size
+        self.prefix_queries += len(sequence.token_ids) if self.pool.index is not None else 0
+        self.prefix_hits += sequence.num_computed
         sequence.running = True
         insort(self.running, sequence, key=lambda s: s.order)
         for media in sequence.request.media_in(0, sequence.num_computed):
@@ -176,6 +184,7 @@ class Scheduler:
             metrics.first_scheduled_time = time.monotonic()
             metrics.time_in_queue = metrics.first_scheduled_time - metrics.arrival_time
             metrics.num_cached_tokens = sequence.num_computed
+            self.prompt_tokens += len(sequence.request.prompt_ids)
         sequence.block_ids += self.pool.allocate(
             self.pool.blocks_for(sequence.num_computed + count) - len(sequence.block_ids)
         )
@@ -382,7 +391,8 @@ class Scheduler:
             self._publish(sequence, chunk.start)
             if not sampled:
                 continue
-            _stamp(sequence.request, now)
+            self._stamp(sequence, now)
+            self.generated_tokens += len(sampled)
             if sequence.request.beam is not None:
                 advanced += self._take_candidates(sequence, sampled[0])
                 continue
@@ -394,6 +404,15 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 self.finish(sequence, sequence.finish_reason)
         return advanced
+
+    def _stamp(self, sequence: SequenceState, now: float) -> None:
+        metrics = sequence.request.metrics
+        if metrics.first_token_time is None:
+            metrics.first_token_time = now
+        metrics.last_token_time = now
+        if sequence.token_time is not None:
+            self.token_gaps.append(now - sequence.token_time)
+        sequence.token_time = now
 
     def _fork(self, parent: SequenceState, index: int) -> SequenceState:
         """Branch off a sequence that shares all of its parent's blocks until one of the two writes."""
@@ -416,7 +435,7 @@ class Scheduler:
         """Keep a beam's candidates until its siblings have theirs too. An error ends the whole search."""
         beams = beam.request.sequences
         if sampled.error is not None:
-            beam.request.error = sampled.error
+            beam.request.failure = sampled.error
             for sibling in beams:
                 self.finish(sibling, "error")
             return beams
@@ -499,9 +518,3 @@ def _prompt_score(request: Request, start: int, end: int) -> PromptScore | None:
     targets = request.prompt_ids[first + 1 : end + 1]
     count = request.params.prompt_logprobs
     return PromptScore(first - start, targets, count or 0) if targets else None
-
-
-def _stamp(request: Request, now: float) -> None:
-    if request.metrics.first_token_time is None:
-        request.metrics.first_token_time = now
-    request.metrics.last_token_time = now

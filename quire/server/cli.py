@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from quire import __version__
+from quire.server.serve_options import ServeCommand, serve
 from quire.server.terminal import errors_in_one_line, usable_streams
 
 
@@ -116,6 +117,9 @@ def run(
             dict(dtype=dtype, max_model_len=max_model_len, revision=revision),
             verbose,
         )
+
+
+app.command(cls=ServeCommand)(serve)
 
 
 @app.command()

@@ -154,7 +154,8 @@ def test_preemption_and_eviction(path, folders, alone, block_size):
                  max_cpu_loras=4)  # fmt: skip
     assert answers(llm, range(REQUESTS)) == alone
     assert llm.llm_engine.scheduler.num_preemptions > 0
-    assert llm.llm_engine.scheduler.residency.misses > len(folders), "nothing was evicted"
+    hits = llm.llm_engine.scheduler.residency.hits
+    assert hits["host"] + hits["disk"] > len(folders), "nothing was evicted"
 
 
 def test_other_neighbours(path, folders, alone):

@@ -13,6 +13,7 @@ import pytest
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.config import CacheConfig, EngineConfig, ModelConfig
 from quire.platform.engine import LLMEngine
+from quire.platform.outputs import Failure
 from quire.platform.sampling_params import RequestOutputKind
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
@@ -328,7 +329,9 @@ def test_a_beam_without_a_result_ends_the_search(tiny_llm, monkeypatch):
     def faulty(plan):
         result = execute(plan)
         if len(plan.chunks) == 3:  # all three beams run: the last one fails
-            broken = dataclasses.replace(result.sampled[2][0], token_id=-1, logprobs=None, error="broken")
+            broken = dataclasses.replace(
+                result.sampled[2][0], token_id=-1, logprobs=None, error=Failure("broken", False)
+            )
             return dataclasses.replace(result, sampled=[*result.sampled[:2], [broken]])
         return result
 

@@ -1,0 +1,66 @@
+"""Numbers about an engine, for whoever watches it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.platform.engine import LLMEngine
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges of this moment, and counts since the engine began.
+
+    running, waiting: sequences that hold blocks, and that do not. arriving: requests whose images are being prepared.
+    prompt_tokens: of requests that began to run. generated_tokens: sampled.
+    prefix_queries, prefix_hits: tokens looked for in the prefix cache, and found there.
+    encoder_queries, encoder_hits: images whose features were wanted, and were there. media_bytes: of these features.
+    adapters_loading: whose weights are being read. adapter_hits: by the tier ("device", "host", "disk") where an
+    adapter was when a sequence began to run with it. adapter_host_bytes, adapter_device_bytes: what weights take.
+    """
+
+    running: int
+    waiting: int
+    arriving: int
+    preemptions: int
+    prompt_tokens: int
+    generated_tokens: int
+    kv_blocks: int
+    kv_blocks_used: int
+    prefix_queries: int
+    prefix_hits: int
+    encoder_queries: int
+    encoder_hits: int
+    media_bytes: int
+    adapters_loading: int
+    adapter_hits: Mapping[str, int]
+    adapter_host_bytes: int
+    adapter_device_bytes: int
+
+    @classmethod
+    def of(cls, engine: LLMEngine) -> EngineStats:
+        """Read from any thread: each number is true, though not all of one moment."""
+        scheduler, library = engine.scheduler, engine.adapters
+        residency, features, pool = scheduler.residency, scheduler.features, engine.pool
+        return cls(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            arriving=engine.num_arriving,
+            preemptions=scheduler.num_preemptions,
+            prompt_tokens=scheduler.prompt_tokens,
+            generated_tokens=scheduler.generated_tokens,
+            kv_blocks=pool.num_blocks,
+            kv_blocks_used=pool.num_blocks - pool.num_free,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            encoder_queries=features.hits + features.misses,
+            encoder_hits=features.hits,
+            media_bytes=features.bytes,
+            adapters_loading=library.num_reading if library is not None else 0,
+            adapter_hits=dict(residency.hits) if residency is not None else {},
+            adapter_host_bytes=library.host_bytes if library is not None else 0,
+            adapter_device_bytes=residency.bytes if residency is not None else 0,
+        )

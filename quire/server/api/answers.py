@@ -1,0 +1,185 @@
+"""From the engine's outputs to an HTTP answer: collected or streamed, given up when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from quire.platform.async_engine import EngineRequest, Output, Outputs
+from quire.platform.beam import BeamSearchOutput
+from quire.platform.outputs import CompletionOutput, RequestOutput
+from quire.server.api.context import Context, note
+from quire.server.api.errors import ApiError, ClientGoneError, as_api_error
+
+_T = TypeVar("_T")
+
+_DONE = b"data: [DONE]\n\n"
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do some work while the client is there; cancelled, and ClientGoneError raised, as soon as it is not."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        for one in (task, gone):
+            if not one.done():
+                one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Stream(Response):
+    """Server-sent events; the client's leaving closes the generator at once. held: what is closed in any case."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], held: ExitStack) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            await asyncio.gather(sending, gone, return_exceptions=True)
+            await self._events.aclose()
+            self._held.close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+
+
+class Answer:
+    """One HTTP request's way through the engine. Each route says what its answers and chunks look like."""
+
+    def __init__(self, context: Context, request: Request, fields: Sequence[str]) -> None:
+        self._context = context
+        self._request = request
+        self._fields = fields
+
+    def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
+        """The body of an answer in one piece; outputs: by request id."""
+        raise NotImplementedError
+
+    def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """The events that an output makes."""
+        raise NotImplementedError
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """The events after all outputs."""
+        raise NotImplementedError
+
+    async def run(self, requests: Sequence[EngineRequest], sequences: int, stream: bool) -> Response:
+        """Answer; until the first output a fault has its own status, afterwards it is an event of the stream."""
+        with ExitStack() as held:  # handed over to the stream, if there is one
+            held.enter_context(self._context.place(sequences))
+            outputs = await self._context.engine.submit(requests)
+            held.callback(outputs.close)
+            if not stream:
+                ended = await unless_gone(self._request, self._collect(outputs))
+                return JSONResponse(self.whole(ended))
+            first = await unless_gone(self._request, self._next(outputs))
+            return Stream(self._events(first, outputs), held.pop_all())
+
+    async def _collect(self, outputs: Outputs) -> dict[str, Output]:
+        return {output.request_id: self._checked(output) async for output in outputs}
+
+    async def _next(self, outputs: Outputs) -> Output:
+        return self._checked(await anext(outputs))
+
+    async def _events(self, first: Output, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        try:
+            output: Output | None = first
+            while isinstance(output, RequestOutput):
+                made = self.chunks(output)
+                if made:
+                    yield b"".join(map(event, made))
+                output = await anext(outputs, None)
+                if output is not None:
+                    self._checked(output)
+            for chunk in self.last_chunks():
+                yield event(chunk)
+        except Exception as error:
+            told = as_api_error(error, self._fields)
+            note(self._request, error=told.message)
+            yield event(told.body)
+        yield _DONE
+
+    def _checked(self, output: Output) -> Output:
+        failure = output.failure
+        if failure is None:
+            return output
+        note(self._request, error=failure.message)
+        if failure.by_caller:
+            raise ApiError(400, failure.message)
+        raise ApiError(500, "the engine could not compute this request; the server's log has it under its id")
+
+
+@dataclass
+class Usage:
+    """Tokens of one HTTP request, added up as outputs come."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    _seen: set[str] = field(default_factory=set)
+
+    def count(self, output: Output) -> None:
+        prompt = len(output.prompt_token_ids)
+        if output.request_id not in self._seen:
+            self._seen.add(output.request_id)
+            self.prompt += prompt
+            self.cached += (isinstance(output, RequestOutput) and output.num_cached_tokens) or 0
+        if isinstance(output, BeamSearchOutput):
+            self.completion += sum(len(beam.tokens) - prompt for beam in output.sequences)
+        else:
+            self.completion += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def for_log(self) -> dict[str, int]:
+        return {"prompt_tokens": self.prompt, "cached_tokens": self.cached, "completion_tokens": self.completion}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+def best(outputs: Sequence[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """The n of highest mean logprob, best first, where there are more than n."""
+    if len(outputs) <= n:
+        return list(outputs)
+    return sorted(outputs, key=lambda o: -(o.cumulative_logprob or 0.0) / max(1, len(o.token_ids)))[:n]

@@ -1,0 +1,50 @@
+"""The FastAPI application over one engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from quire import __version__
+from quire.config import ServerConfig
+from quire.platform.async_engine import AsyncEngine
+from quire.server.api import adapters, chat, completions, status, tokens
+from quire.server.api.context import Context
+from quire.server.api.errors import install_handlers
+from quire.server.api.guard import ApiKeys, BodyLimits, RequestLog
+from quire.server.api.metrics import Metrics
+from quire.server.api.served import Served
+
+
+def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, access_log: bool = True) -> FastAPI:
+    """All routes. The engine starts and, if nobody has closed it, ends with the application."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await engine.start()
+        yield
+        await engine.close()
+
+    # No pages of documentation: they would fetch their scripts from elsewhere. /openapi.json is there.
+    app = FastAPI(
+        title="quire", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, root_path=config.root_path
+    )
+    metrics.watch(engine)
+    app.state.context = Context(engine, config, Served(engine, config), metrics)
+    install_handlers(app)
+    for part in (status, completions, chat, tokens, adapters):
+        app.include_router(part.router)
+    app.add_middleware(BodyLimits, most=config.max_request_bytes, seconds=config.body_timeout)
+    app.add_middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_api_key)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    app.add_middleware(RequestLog, metrics=metrics, lines=access_log)
+    return app

@@ -1,0 +1,186 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from openai.types.chat import ChatCompletion
+
+from quire import __version__
+from quire.platform.async_engine import EngineRequest, Output
+from quire.platform.beam import BeamSearchOutput
+from quire.platform.outputs import CompletionOutput, RequestOutput
+from quire.server.api.answers import Answer, Usage, best
+from quire.server.api.context import Context, context_of, new_id, note
+from quire.server.api.errors import ApiError, as_api_error
+from quire.server.api.fields import REFUSED_IN_CHAT
+from quire.server.api.logprobs import chat_logprobs, plain
+from quire.server.api.prompts import Reader
+from quire.server.api.sampling import sampling_params, stream_options
+from quire.server.api.schemas import ChatRequest, check_refused, untyped
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": {"text/event-stream": {}}}})
+async def chat_completions(body: ChatRequest, request: Request) -> Response:  # type: ignore[valid-type]
+    """Answer a conversation, pictures in it included."""
+    context, asked = context_of(request), untyped(body)
+    check_refused(asked, REFUSED_IN_CHAT)
+    adapter = context.served.find(asked.model)
+    name = context.served.name_of(asked.model)
+    note(request, model=name, user=asked.user or asked.safety_identifier)
+    try:
+        params = sampling_params(asked, context.config, _logprobs(asked), _max_tokens(asked))
+        prompt = await context.engine.on_reader(Reader(context).chat_prompt, asked)
+        answer_id = new_id("chatcmpl", request, asked.request_id)
+        (request_id,) = context.engine.unique_ids(answer_id, 1)
+        answer = _ChatAnswer(context, request, asked, answer_id, name)
+        engine_request = EngineRequest(request_id, prompt, params, adapter)
+        return await answer.run([engine_request], asked.best_of or asked.n or 1, bool(asked.stream))
+    except Exception as error:
+        raise as_api_error(error, list(type(asked).model_fields)) from error
+
+
+def _logprobs(body: Any) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs: is for logprobs=true.", "top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _max_tokens(body: Any) -> int | None:
+    both = body.max_tokens is not None and body.max_completion_tokens is not None
+    if both and body.max_tokens != body.max_completion_tokens:
+        raise ApiError(400, "max_tokens: is not max_completion_tokens; give one of them.", "max_tokens")
+    most: int | None = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return most
+
+
+def _opening(body: Any, role: str) -> str:
+    """What echo repeats: the last message, where it is of the role that goes on."""
+    last = body.messages[-1]
+    if not body.echo or last.get("role") != role:
+        return ""
+    content = last.get("content")
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    return content or ""
+
+
+class _ChatAnswer(Answer):
+    def __init__(self, context: Context, request: Request, body: Any, answer_id: str, model: str) -> None:
+        super().__init__(context, request, list(type(body).model_fields))
+        self._tokenizer = context.engine.engine.tokenizer
+        self._body = body
+        self._n = body.n or 1
+        self._role = context.config.response_role
+        self._opening = _opening(body, self._role)
+        self._usage_last, self._usage_each = stream_options(body)
+        self._usage = Usage()
+        self._begun: set[int] = set()
+        self._ended: set[int] = set()
+        self._head = {
+            "id": answer_id,
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"quire-{__version__}",
+        }
+
+    # -- in one piece ---------------------------------------------------------------------------------------------
+
+    def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
+        (output,) = outputs.values()
+        self._usage.count(output)
+        if isinstance(output, BeamSearchOutput):
+            choices, answer = self._beams(output), dict(self._head)
+        else:
+            chosen = enumerate(best(output.outputs, self._n))
+            choices = [self._choice(completion, index) for index, completion in chosen]
+            answer = {**self._head, **self._of_prompt(output)}
+        note(self._request, **self._usage.for_log())
+        return {**answer, "choices": choices, "usage": self._usage.as_dict()}
+
+    def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        if self._body.prompt_logprobs is not None:
+            told["prompt_logprobs"] = plain(output.prompt_logprobs)
+        if self._body.return_token_ids:
+            told["prompt_token_ids"] = list(output.prompt_token_ids)
+        return told
+
+    def _choice(self, completion: CompletionOutput, index: int) -> dict[str, Any]:
+        content = self._opening + completion.text
+        return {
+            "index": index,
+            "message": {"role": self._role, "content": content, "refusal": None},
+            **self._rest(completion),
+        }
+
+    def _rest(self, completion: CompletionOutput) -> dict[str, Any]:
+        """What a choice has in both forms."""
+        as_ids = bool(self._body.return_tokens_as_token_ids)
+        rest: dict[str, Any] = {
+            "logprobs": chat_logprobs(completion, self._body.top_logprobs or 0, as_ids)
+            if self._body.logprobs
+            else None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if self._body.return_token_ids:
+            rest["token_ids"] = list(completion.token_ids)
+        return rest
+
+    def _beams(self, output: BeamSearchOutput) -> list[dict[str, Any]]:
+        prompt = len(output.prompt_token_ids)
+        completions = [
+            CompletionOutput(
+                index,
+                self._tokenizer.decode(beam.tokens[prompt:], skip_special_tokens=True),
+                beam.tokens[prompt:],
+                finish_reason="stop" if beam.finish_reason == "stop" else "length",
+                stop_reason=beam.stop_reason,
+            )
+            for index, beam in enumerate(output.sequences)
+        ]
+        return [self._choice(completion, completion.index) for completion in completions]
+
+    # -- streamed -------------------------------------------------------------------------------------------------
+
+    def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
+        self._usage.count(output)
+        told = {} if self._begun else self._of_prompt(output)  # with the first chunk
+        made = []
+        for completion in output.outputs:
+            if self._has_news(completion):
+                made.append({**self._chunk([self._delta(completion)], self._usage_each), **told})
+                told = {}
+        return made
+
+    def _has_news(self, completion: CompletionOutput) -> bool:
+        if completion.index in self._ended:
+            return False
+        tells_tokens = completion.token_ids and (self._body.logprobs or self._body.return_token_ids)
+        begins = completion.index not in self._begun
+        return bool(begins or completion.text or completion.finish_reason or tells_tokens)
+
+    def _delta(self, completion: CompletionOutput) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": completion.text}
+        if completion.index not in self._begun:
+            self._begun.add(completion.index)
+            delta = {"role": self._role, "content": self._opening + completion.text}
+        if completion.finish_reason is not None:
+            self._ended.add(completion.index)
+        return {"index": completion.index, "delta": delta, **self._rest(completion)}
+
+    def _chunk(self, choices: list[dict[str, Any]], with_usage: bool) -> dict[str, Any]:
+        if not (self._usage_last or self._usage_each):
+            return {**self._head, "choices": choices}
+        return {**self._head, "choices": choices, "usage": self._usage.as_dict() if with_usage else None}
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        note(self._request, **self._usage.for_log())
+        return [self._chunk([], True)] if self._usage_last else []

@@ -1,0 +1,72 @@
+"""What the routes share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from quire.config import ServerConfig
+from quire.errors import OverloadedError
+from quire.platform.async_engine import AsyncEngine
+from quire.server.api.metrics import Metrics
+from quire.server.api.served import Served
+
+
+@dataclass
+class Context:
+    """One server: its engine, its settings, the names that it serves, its metrics, and how many sequences it has."""
+
+    engine: AsyncEngine
+    config: ServerConfig
+    served: Served
+    metrics: Metrics
+    sequences: int = field(default=0)
+    _longest: int | None = None
+
+    def longest_token(self) -> int:
+        """Characters of the tokenizer's longest token."""
+        if self._longest is None:
+            tokenizer = self.engine.engine.tokenizer
+            self._longest = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
+        return self._longest
+
+    @contextmanager
+    def place(self, sequences: int) -> Iterator[None]:
+        """Count a request's sequences while it is answered. Raises OverloadedError where the queue is full."""
+        running = self.engine.engine.config.scheduler.max_num_seqs
+        if self.sequences + sequences > running + self.config.max_queue:
+            raise OverloadedError(
+                f"{self.sequences} sequences run or wait, and {running} may run and {self.config.max_queue} wait "
+                f"(--max-queue); this request has {sequences}: try again later",
+                retry_after=self._retry_after(),
+            )
+        self.sequences += sequences
+        try:
+            yield
+        finally:
+            self.sequences -= sequences
+
+    def _retry_after(self) -> int:
+        """Seconds until some have probably finished: what requests took lately, between a second and a minute."""
+        return int(min(60, max(1, self.metrics.recent_duration)))
+
+
+def context_of(request: Request) -> Context:
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    return context
+
+
+def new_id(kind: str, request: Request, wanted: str | None) -> str:
+    """A response's id: of the client's name for the request, where it gave one."""
+    return f"{kind}-{wanted or request.scope.get('state', {}).get('request_id') or secrets.token_hex(12)}"
+
+
+def note(request: Request, **facts: Any) -> None:
+    """Put facts into the line that the log will have of this request."""
+    request.scope.setdefault("state", {}).setdefault("facts", {}).update(facts)

@@ -1,0 +1,128 @@
+"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from quire.errors import AdapterError, EngineClosedError, OverloadedError, QuireError
+
+logger = logging.getLogger("quire.server")
+
+# By status: OpenAI's names for kinds of errors.
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "invalid_request_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+_RETRY = {"Retry-After": "5"}
+
+# How messages about a field begin: temperature=..., messages[3].content ..., best_of: ...
+_FIELD = re.compile(r"(?:request [^ ]+: )?([a-z_]+)(?=[\[=.:']| must| needs| has )")
+_LONGEST = 2000  # characters of a message: it may quote what a client sent
+
+
+class ApiError(Exception):
+    """An answer other than success. param: the field that it is about."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message if len(message) <= _LONGEST else message[:_LONGEST] + " ..."
+        self.param = param
+        self.code = code
+        self.headers = headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, dict(self.headers) if self.headers else None)
+
+
+class ClientGoneError(Exception):
+    """Nobody listens any more."""
+
+
+def as_api_error(error: BaseException, fields: Sequence[str] = ()) -> ApiError:
+    """What to answer when this was raised. fields: names of the request's, one of which the message may begin with.
+
+    Of what is no fault of the client's nothing is told but that it happened: it stands in the log.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OverloadedError):
+        return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
+    if isinstance(error, EngineClosedError):
+        return ApiError(503, str(error), code="engine_unavailable", headers=_RETRY)
+    if isinstance(error, AdapterError):
+        return ApiError(422, str(error), code="adapter_refused")
+    if isinstance(error, QuireError):
+        found = _FIELD.match(str(error))
+        return ApiError(400, str(error), param=found[1] if found and found[1] in fields else None)
+    if isinstance(error, ClientGoneError):
+        return ApiError(499, "the client closed the connection")  # nginx's number; nobody will see it
+    logger.error("unexpected", exc_info=error)
+    return ApiError(500, "an unexpected error; the server's log has it under this request's id (X-Request-Id)")
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Have every error that a route raises answered in this form."""
+
+    async def of_route(request: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response
+
+    async def of_schema(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return _schema_error(error).response
+
+    async def of_routing(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no {request.method} {request.url.path[:200]} here; /openapi.json lists the routes"
+        return ApiError(error.status_code, message, headers=error.headers).response
+
+    app.add_exception_handler(RequestValidationError, of_schema)
+    app.add_exception_handler(HTTPException, of_routing)
+    for kind in (ApiError, QuireError, EngineClosedError, ClientGoneError, Exception):
+        app.add_exception_handler(kind, of_route)
+
+
+def _schema_error(error: RequestValidationError) -> ApiError:
+    """Names the first field that is wrong, and what it should be."""
+    first = error.errors()[0]
+    place = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    if first["type"] == "json_invalid" or not place or not isinstance(place[0], str):
+        return ApiError(400, f"the body is no JSON object: {first.get('ctx', {}).get('error', first['msg'])}")
+    field = place[0]
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"{field}: there is no such field; nothing is ignored, so take it out.", param=field)
+    # A field that may be several things has an error for each of them.
+    told = dict.fromkeys(e["msg"] for e in error.errors() if field in e["loc"])
+    where = "".join(f"[{part}]" if isinstance(part, int) else "" for part in place[1:2])
+    return ApiError(400, f"{field}{where}: {'; or: '.join(list(told)[:4])}", param=field)

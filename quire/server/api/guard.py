@@ -1,0 +1,148 @@
+"""What every request passes before its route: an id and a line in the log, keys, limits of its body.
+
+Plain ASGI, in this order from the outside in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.server.api.errors import ApiError
+from quire.server.api.metrics import Metrics
+
+access = logging.getLogger("quire.server.access")
+
+_OPEN = frozenset({"/health", "/ready"})  # probes have no key
+_ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RequestLog:
+    """Gives each request an id (the client's X-Request-Id, where that is one), counts it and logs one line."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, lines: bool) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._lines = lines
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        state = scope.setdefault("state", {})
+        state["request_id"], state["facts"] = request_id, {}
+        status = 499  # nginx's number for a client that has gone, if no answer begins
+        begun = time.monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            self._note(scope, request_id, status, time.monotonic() - begun)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        self._metrics.answered(route, status)
+        if self._lines:
+            facts = {**scope["state"]["facts"], "request_id": request_id, "status": status, "seconds": seconds}
+            access.info("%s %s", scope["method"], scope["path"], extra=facts)
+
+
+class ApiKeys:
+    """Lets only those in who know a key."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], admin_key: str | None) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._admin = admin_key.encode() if admin_key is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            error = self._refusal(scope)
+            if error is not None:
+                return await error.response(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
+        if path in _OPEN:
+            return None
+        given = self._given(scope)
+        is_admin = self._admin is not None and given is not None and hmac.compare_digest(given, self._admin)
+        wanted = path in _ADMIN and self._admin is not None
+        if is_admin or not (self._keys or wanted):
+            return None
+        known = given is not None and any([hmac.compare_digest(given, key) for key in self._keys])
+        if wanted:
+            if known:
+                return ApiError(403, "this needs the admin key (--admin-api-key).", code="admin_key_needed")
+        elif known:
+            return None
+        message = "the API key is wrong." if given is not None else "an API key is needed: Authorization: Bearer KEY."
+        return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    @staticmethod
+    def _given(scope: Scope) -> bytes | None:
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                scheme, _, key = value.partition(b" ")
+                return key.strip() if scheme.lower() == b"bearer" else None
+        return None
+
+
+class BodyLimits:
+    """Bounds what a body may take: bytes, and seconds until all of it is here."""
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        self._app = app
+        self._most = most
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        declared = Headers(scope=scope).get("content-length", "")
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > self._most):
+            return await self._too_large().response(scope, receive, send)
+        taken, complete = 0, False
+        deadline = asyncio.get_running_loop().time() + self._seconds
+
+        async def limited() -> Message:
+            nonlocal taken, complete
+            if complete:
+                return await receive()
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                message: Any = await asyncio.wait_for(receive(), max(left, 0.0))
+            except asyncio.TimeoutError:
+                complete = True
+                raise HTTPException(408, f"the body did not come within {self._seconds:g} s") from None
+            taken += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if taken > self._most:
+                complete = True
+                raise HTTPException(413, self._too_large().message)
+            return dict(message)
+
+        await self._app(scope, limited, send)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self._most} bytes, which is the limit (--max-request-bytes).")

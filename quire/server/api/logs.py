@@ -1,0 +1,42 @@
+"""Logs to standard error: lines for people, or JSON for machines. No prompt, no answer and no key is ever logged."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+# What a LogRecord has of itself; the rest was given with extra=...
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
+
+
+class _Lines(logging.Formatter):
+    """One line each, with its facts as name=value."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        facts = {name: value for name, value in vars(record).items() if name not in _OWN and value is not None}
+        return " ".join([super().formatMessage(record), *(f"{name}={_shown(value)}" for name, value in facts.items())])
+
+
+def _shown(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if text.isprintable() and " " not in text else repr(text)
+
+
+def configure(as_json: bool, level: str) -> None:
+    """Let quire's and uvicorn's loggers write to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    if as_json:
+        from pythonjsonlogger.json import JsonFormatter
+
+        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", json_ensure_ascii=False))
+    else:
+        handler.setFormatter(_Lines())
+    for name in ("quire", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers[:], logger.propagate = [handler], False
+        logger.setLevel(level.upper())
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING if level.lower() != "debug" else logging.DEBUG)

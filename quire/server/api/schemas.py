@@ -1,0 +1,104 @@
+"""The bodies of requests, as pydantic models, which FastAPI checks and documents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Optional
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from quire.server.api.errors import ApiError
+from quire.server.api.fields import (
+    CHAT_FIELDS,
+    COMPLETION_FIELDS,
+    REFUSED_IN_CHAT,
+    REFUSED_IN_COMPLETIONS,
+    Refusal,
+)
+
+
+class Body(BaseModel):
+    """A field that is not known is an error, and so is one of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+def _request(
+    name: str, honoured: Mapping[str, Any], refused: Mapping[str, Refusal], required: Mapping[str, Any]
+) -> type[Body]:
+    fields: dict[str, Any] = {field: (hint, ...) for field, hint in required.items()}
+    for field, hint in honoured.items():
+        fields.setdefault(field, (Optional[hint], None))  # noqa: UP045 (made at run time)
+    for field, refusal in refused.items():
+        fields[field] = (Any, Field(None, description=f"Refused, unless neutral: {refusal.why}."))
+    return create_model(name, __base__=Body, **fields)
+
+
+CompletionRequest = _request(
+    "CompletionRequest", COMPLETION_FIELDS, REFUSED_IN_COMPLETIONS, {"prompt": COMPLETION_FIELDS["prompt"]}
+)
+CompletionRequest.__doc__ = "OpenAI's /v1/completions, with vLLM's sampling parameters."
+
+ChatRequest = _request("ChatCompletionRequest", CHAT_FIELDS, REFUSED_IN_CHAT, {"messages": CHAT_FIELDS["messages"]})
+ChatRequest.__doc__ = "OpenAI's /v1/chat/completions, with vLLM's sampling parameters."
+
+
+def untyped(body: Any) -> Any:
+    """A body whose fields were made at run time, so that no type checker knows them."""
+    return body
+
+
+def check_refused(body: Body, refused: Mapping[str, Refusal]) -> None:
+    """Raise ApiError for a field that asks for what is not served."""
+    for field in body.model_fields_set:
+        refusal = refused.get(field)
+        if refusal is not None and not refusal.allows(getattr(body, field)):
+            raise ApiError(400, f"{field}: {refusal.why}.", param=field, code="unsupported_parameter")
+
+
+class TokenizeRequest(Body):
+    """A prompt, or messages, to be made tokens. Each image counts as one."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template: Annotated[Any, Field(description=f"Refused: {REFUSED_IN_CHAT['chat_template'].why}.")] = None
+
+
+class DetokenizeRequest(Body):
+    """Token ids to be made text."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class MixedAdapter(Body):
+    """One part of a mixture."""
+
+    name: str
+    weight: float = 1.0
+
+
+class LoadAdapterRequest(Body):
+    """An adapter's folder, or a mixture of loaded adapters, that `lora_name` is to stand for.
+
+    load_inplace: the name may be taken; requests that run finish on the version that they began with.
+    """
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=256)]
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    adapters: Annotated[list[MixedAdapter], Field(min_length=1, max_length=64)] | None = None
+    load_inplace: bool = False
+    base_model_name: str | None = None
+
+
+class UnloadAdapterRequest(Body):
+    """An adapter, or a mixture, to be forgotten."""
+
+    lora_name: str
+    lora_int_id: int | None = None

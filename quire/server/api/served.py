@@ -1,0 +1,162 @@
+"""What clients can name in `model`: the base model, its adapters, and mixtures of these."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from quire.config import ServerConfig
+from quire.errors import AdapterError, QuireError
+from quire.lora import LoRARequest
+from quire.lora.memory import allowed_folder
+from quire.platform.async_engine import AsyncEngine
+from quire.server.api.errors import ApiError
+from quire.server.api.schemas import LoadAdapterRequest
+
+_OWNER = "quire"
+
+
+class Served:
+    """The table of names. Adapters are the engine's; mixtures are names of the server's for requests to it."""
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._created = int(time.time())
+        self._mixtures: dict[str, LoRARequest] = {}
+        self._parents: dict[str, str] = {}  # adapter -> the name of the base model that its loader gave
+        root = engine.engine.config.model.model
+        self._root = root or "quire-demo"
+        self.names = config.served_model_names or (self._root,)
+
+    def find(self, model: str | None) -> LoRARequest | None:
+        """What a request runs with; None: the base model. Raises ApiError 404."""
+        if model is None or model in self.names:
+            return None
+        if model in self._mixtures:
+            return self._mixtures[model]
+        adapters = self._engine.engine.adapters
+        if adapters is not None and adapters.knows(model):
+            return LoRARequest(model)
+        raise ApiError(
+            404, f"model: there is no {model[:200]!r} here; /v1/models lists what there is.", "model", "model_not_found"
+        )
+
+    def name_of(self, model: str | None) -> str:
+        return self.names[0] if model is None else model
+
+    def models(self) -> list[dict[str, Any]]:
+        """OpenAI's model objects, with vLLM's `root`, `parent` and `max_model_len`."""
+        listed = [self._model(name, self._root, None) for name in self.names]
+        for info in self._engine.list_lora_adapters():
+            parent = self._parents.get(info.name, self.names[0])
+            listed.append({**self._model(info.name, info.path, parent), "adapter": asdict(info)})
+        for name, mixture in self._mixtures.items():
+            parts = [{"name": part, "weight": weight} for part, weight in mixture.adapters or ()]
+            listed.append({**self._model(name, "", self.names[0]), "root": None, "adapters": parts})
+        return listed
+
+    def _model(self, name: str, root: str, parent: str | None) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": _OWNER,
+            "root": root,
+            "parent": parent,
+            "max_model_len": self._engine.engine.limits.max_model_len,
+        }
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    async def load(self, body: LoadAdapterRequest) -> dict[str, Any]:
+        """Load an adapter from under the allowed folders, or name a mixture. Raises ApiError and AdapterError."""
+        if (body.lora_path is None) == (body.adapters is None):
+            raise ApiError(400, "lora_path: give the adapter's folder here, or a mixture in adapters.", "lora_path")
+        self._check_name(body)
+        if body.adapters is not None:
+            return self._mix(body)
+        assert body.lora_path is not None
+        folder = await asyncio.to_thread(self._folder, body.lora_path)
+        report = await self._engine.load_lora_adapter(body.lora_name, str(folder), body.load_inplace)
+        self._mixtures.pop(body.lora_name, None)
+        self._name_parent(body)
+        return asdict(report)
+
+    def _check_name(self, body: LoadAdapterRequest) -> None:
+        if body.base_model_name is not None and body.base_model_name not in self.names:
+            raise ApiError(
+                404, f"base_model_name: {body.base_model_name[:200]!r} is not served here.", "base_model_name"
+            )
+        if body.lora_name in self.names:
+            raise ApiError(400, f"lora_name: {body.lora_name!r} is the base model's.", "lora_name")
+        adapters = self._engine.engine.adapters
+        if adapters is None:
+            raise ApiError(400, "adapters are not served: start the server with --enable-lora.")
+        if not body.load_inplace and (body.lora_name in self._mixtures or adapters.knows(body.lora_name)):
+            raise ApiError(
+                400, f"lora_name: {body.lora_name!r} is loaded already; load_inplace replaces it.", "lora_name"
+            )
+
+    def _folder(self, path: str) -> Path:
+        """Where the path leads, links resolved. Raises ApiError 403 outside the allowed folders, 404 for none."""
+        roots = self._config.lora_roots
+        if not roots:
+            raise ApiError(
+                403, "lora_path: no folder may be read; start the server with --lora-root FOLDER.", "lora_path"
+            )
+        if not os.path.isabs(path):
+            raise ApiError(
+                400, "lora_path: must be an absolute path, under one of the --lora-root folders.", "lora_path"
+            )
+        try:
+            return allowed_folder(Path(path), roots)
+        except AdapterError as error:
+            outside = "outside" in str(error)
+            raise ApiError(403 if outside else 404, f"lora_path: {error}", "lora_path") from None
+
+    def _mix(self, body: LoadAdapterRequest) -> dict[str, Any]:
+        adapters = self._engine.engine.adapters
+        assert adapters is not None and body.adapters is not None
+        if adapters.knows(body.lora_name):
+            raise ApiError(400, f"lora_name: {body.lora_name!r} is an adapter: unload it first.", "lora_name")
+        try:
+            mixture = LoRARequest(body.lora_name, adapters=[(part.name, part.weight) for part in body.adapters])
+            adapters.release(adapters.acquire(mixture))  # whether they are there, and can be mixed
+        except QuireError as error:
+            raise ApiError(400, f"adapters: {error}", "adapters") from None
+        self._mixtures[body.lora_name] = mixture
+        self._name_parent(body)
+        return {"name": body.lora_name, "adapters": [part.model_dump() for part in body.adapters]}
+
+    def adopt(self, name: str, base_model: str | None) -> None:
+        """Take in an adapter that is loaded at the start. Raises QuireError."""
+        if base_model is not None and base_model not in self.names:
+            raise QuireError(f"adapter {name!r} is for {base_model!r}, and that is not served here.")
+        if base_model is not None:
+            self._parents[name] = base_model
+
+    def _name_parent(self, body: LoadAdapterRequest) -> None:
+        if body.base_model_name is not None:
+            self._parents[body.lora_name] = body.base_model_name
+
+    async def unload(self, name: str) -> dict[str, Any]:
+        """Forget an adapter or a mixture; of an adapter, wait for the requests that hold it, and tell its bytes.
+
+        Raises ApiError 404, and 400 for an adapter that a mixture needs.
+        """
+        if self._mixtures.pop(name, None) is not None:
+            return {"name": name, "freed_bytes": 0, "draining": False}
+        adapters = self._engine.engine.adapters
+        if adapters is None or not adapters.knows(name):
+            raise ApiError(404, f"lora_name: no adapter {name[:200]!r} is loaded.", "lora_name", "model_not_found")
+        needed = [mixture for mixture, parts in self._mixtures.items() if name in dict(parts.adapters or ())]
+        if needed:
+            raise ApiError(400, f"lora_name: the mixture {needed[0]!r} needs it: unload that first.", "lora_name")
+        self._parents.pop(name, None)
+        freed = await self._engine.unload_lora_adapter(name, self._config.unload_timeout)
+        return {"name": name, "freed_bytes": freed, "draining": freed is None}

@@ -1,0 +1,61 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from quire.server.api.context import Context, context_of
+from quire.server.api.errors import ApiError, as_api_error
+from quire.server.api.prompts import Reader
+from quire.server.api.schemas import DetokenizeRequest, TokenizeRequest
+
+router = APIRouter()
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, request: Request) -> JSONResponse:
+    """The token ids of a prompt, or of a conversation after the chat template. An image counts as one token."""
+    context = context_of(request)
+    context.served.find(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "prompt: give either a prompt or messages.", "prompt")
+    if body.chat_template is not None:
+        raise ApiError(400, "chat_template: is never taken from requests.", "chat_template", "unsupported_parameter")
+    try:
+        return JSONResponse(await context.engine.on_reader(_tokenize, context, body))
+    except Exception as error:
+        raise as_api_error(error, list(TokenizeRequest.model_fields)) from error
+
+
+def _tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
+    reader, engine = Reader(context), context.engine.engine
+    if body.prompt is not None:
+        tokens = reader.tokens(body.prompt, body.add_special_tokens)
+    else:
+        tokens = reader.render(body, body.chat_template_kwargs).token_ids
+    strings = engine.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+    return {
+        "count": len(tokens),
+        "max_model_len": engine.limits.max_model_len,
+        "tokens": tokens,
+        "token_strs": strings,
+    }
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, request: Request) -> JSONResponse:
+    """The text of token ids."""
+    context = context_of(request)
+    context.served.find(body.model)
+    engine = context.engine.engine
+    if engine.tokenizer is None:
+        raise ApiError(400, "tokens: no tokenizer is loaded.", "tokens")
+    most = max(len(engine.tokenizer), engine.limits.vocab_size)
+    wrong = next((token for token in body.tokens if not 0 <= token < most), None)
+    if wrong is not None:
+        raise ApiError(400, f"tokens: {wrong} is none; token ids are 0 to {most - 1}.", "tokens")
+    text = await context.engine.on_reader(engine.tokenizer.decode, body.tokens)
+    return JSONResponse({"prompt": text})
