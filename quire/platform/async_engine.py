@@ -120,7 +120,7 @@ class AsyncEngine:
             await asyncio.to_thread(self._thread.join)
             return
         self._closing = True
-        if self._idle is not None and self._error is None:
+        if self._idle is not None and not self._idle.is_set() and self._error is None:
             try:
                 await asyncio.wait_for(self._idle.wait(), timeout)
             except asyncio.TimeoutError:

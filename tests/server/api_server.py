@@ -1,0 +1,145 @@
+"""Servers for tests: a real process (`ServerProcess`), and one in a thread, whose engine can be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import uvicorn
+from openai import AsyncOpenAI, OpenAI
+
+from quire.config import ServerConfig
+from quire.platform.arguments import engine_config
+from quire.platform.async_engine import AsyncEngine
+from quire.server.api.app import create_app
+from quire.server.api.metrics import Metrics
+from quire.server.api.protocol import limited_protocol
+
+KEY = "a-test-key"  # what the clients send; servers without --api-key do not look at it
+START = 60.0  # seconds
+
+
+class ServerProcess:
+    """`python -m quire.server` with these arguments, on a free port. Use as a context manager."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self._command = [sys.executable, "-m", "quire.server", "--port", "0", *arguments]
+        self._environment = {**os.environ, **environment}
+        self._lines: list[str] = []
+        self.url = ""
+
+    def __enter__(self) -> ServerProcess:
+        self.process = subprocess.Popen(
+            self._command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=self._environment
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        end = time.monotonic() + START
+        while not self.url:
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.process.kill()
+                raise AssertionError(f"the server did not start:\n{self.log}")
+            time.sleep(0.02)
+        return self
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.append(line)
+            found = re.search(r"listening on (https?://\S+?)[\"\s]", line)
+            if found:
+                self.url = found[1]
+
+    @property
+    def log(self) -> str:
+        """What it has written to standard error so far."""
+        return "".join(self._lines)
+
+    def stop(self, timeout: float = 40.0) -> int:
+        """SIGTERM, and wait; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout)
+        self._reader.join(5)
+        return code
+
+    def __exit__(self, *error: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        self._reader.join(5)
+
+    def client(self, **options: Any) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, "timeout": 60, **options})
+
+    def async_client(self, **options: Any) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, "timeout": 60, **options})
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, **{"timeout": 60, **options})
+
+
+class LocalServer:
+    """The same server in a thread of this process: tests may look into its engine, and break it.
+
+    model: of the engine's arguments; server: fields of ServerConfig. The engine runs with debug=True (its tables are
+    checked after every step) unless it is said otherwise.
+    """
+
+    def __init__(self, engine: dict[str, Any] | None = None, **server: Any) -> None:
+        self._settings = ServerConfig(**{"port": 0, "shutdown_timeout": 0.5, **server})
+        self.metrics = Metrics()
+        self.engine = AsyncEngine(engine_config(**{"debug": True, **(engine or {})}), self.metrics.on_step)
+        self.app = create_app(self.engine, self._settings, self.metrics)
+        self.url = ""
+
+    def __enter__(self) -> LocalServer:
+        config = uvicorn.Config(
+            self.app,
+            port=0,
+            http=limited_protocol(self._settings.header_timeout),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=3,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()), daemon=True)
+        self._thread.start()
+        end = time.monotonic() + START
+        while not self._server.started:
+            assert self._thread.is_alive() and time.monotonic() < end, "the server did not start"
+            time.sleep(0.01)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the server did not end"
+
+    client, async_client, http = ServerProcess.client, ServerProcess.async_client, ServerProcess.http
+
+    def until_idle(self, timeout: float = 20.0) -> None:
+        """Wait until nothing runs or waits any more; then every block must be back, and all tables agree."""
+        end = time.monotonic() + timeout
+        engine = self.engine.engine
+        while engine.has_unfinished_requests() or self.app.state.context.sequences:
+            assert time.monotonic() < end, f"still unfinished: {engine.get_num_unfinished_requests()}"
+            time.sleep(0.01)
+        engine.check_integrity()
+        assert engine.pool.num_free == engine.pool.num_blocks
+
+
+def adapters(path: Path) -> list[str]:
+    """Flags for a server whose adapters may be loaded from a folder over HTTP."""
+    return ["--enable-lora", "--allow-runtime-lora", "--lora-root", str(path)]
