@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire.errors import AdapterError, CheckpointError, QuireError, RequestError, UnsupportedModelError
     from quire.lora import AdapterInfo, LoadReport, LoRARequest
+    from quire.platform.async_engine import AsyncEngine
     from quire.platform.beam import BeamSearchOutput, BeamSearchSequence
     from quire.platform.engine import LLMEngine
     from quire.platform.llm import LLM
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 _HOME = {
     "LLM": "quire.platform.llm",
     "LLMEngine": "quire.platform.engine",
+    "AsyncEngine": "quire.platform.async_engine",
     "LoRARequest": "quire.lora",
     "LoadReport": "quire.lora",
     "AdapterInfo": "quire.lora",
@@ -44,6 +46,7 @@ _HOME = {
 __all__ = [  # noqa: RUF022 (the order that a reader wants)
     "LLM",
     "LLMEngine",
+    "AsyncEngine",
     "SamplingParams",
     "LoRARequest",
     "BeamSearchParams",

@@ -119,7 +119,9 @@ def all_ready(engine: LLMEngine) -> None:
     for _ in range(40):
         if not engine._arriving:
             return
-        engine._take_prepared(0.5)
+        engine._bell.wait(0.5)
+        engine._bell.clear()
+        engine._take_prepared()
     raise AssertionError("images are not prepared")
 
 
