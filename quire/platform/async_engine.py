@@ -194,7 +194,9 @@ class AsyncEngine:
 
     async def load_lora_adapter(self, name: str, path: str, load_inplace: bool = False) -> LoadReport:
         """As `LLMEngine.load_lora_adapter`, off the event loop and off the step loop. Raises AdapterError."""
-        return await asyncio.to_thread(self.engine.load_lora_adapter, name, path, load_inplace)
+        report = await asyncio.to_thread(self.engine.load_lora_adapter, name, path, load_inplace)
+        self._tell(lambda: None)  # an older version may be free to go
+        return report
 
     async def unload_lora_adapter(self, name: str, timeout: float) -> int | None:
         """Forget an adapter and wait until no request holds it. The bytes that this gave back; None: it is still held
@@ -203,7 +205,7 @@ class AsyncEngine:
         assert self._loop is not None
         number = self.engine.unload_lora_adapter(name)
         future: asyncio.Future[int] = self._loop.create_future()
-        self._tell(partial(self._unloading.append, (number, future)))
+        self._tell(lambda: self._unloading.append((number, future)))
         try:
             return await asyncio.wait_for(future, timeout)
         except asyncio.TimeoutError:
@@ -239,7 +241,7 @@ class AsyncEngine:
     def _discard(self, arrivals: Sequence[Arrival]) -> None:
         for arrival in arrivals:
             self.engine.discard(arrival)
-        self._tell(lambda: None)  # an adapter may be free to go
+        self._tell(lambda: None)  # their adapters may be free to go
 
     def _check_open(self) -> None:
         if self._error is not None:
@@ -296,6 +298,7 @@ class AsyncEngine:
             except Empty:
                 if self.engine.has_unfinished_requests():
                     return True
+                self.engine.settle_adapters()  # no step comes that would
                 self._answer_unloadings()
                 message = self._inbox.get()
             message()
@@ -323,8 +326,6 @@ class AsyncEngine:
     def _answer_unloadings(self) -> None:
         if not self._unloading:
             return
-        if not self.engine.has_unfinished_requests():
-            self.engine.settle_adapters()
         waiting = []
         for number, future in self._unloading:
             freed = self.engine.freed_bytes(number)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import KEY, ServerProcess, adapters
+from tests.server.api_server import KEY, ServerProcess, adapters
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.demo import ADAPTERS, adapter_path, picture_path

@@ -1,0 +1,310 @@
+"""The engine in its thread: the same tokens, nobody waits for another's image, and what ends leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from quire import LLM, AsyncEngine, LoRARequest, RequestOutputKind, SamplingParams
+from quire.demo import adapter_path, picture_path
+from quire.errors import AdapterError, EngineClosedError, RequestError
+from quire.platform.arguments import engine_config
+from quire.platform.async_engine import EngineRequest
+
+FINAL = RequestOutputKind.FINAL_ONLY
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, output_kind=FINAL)
+DELTA = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+LONG = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+SEEN = "<|user|><|image|>What do you see?<|end|><|assistant|>"
+
+
+@asynccontextmanager
+async def opened(**settings: Any) -> AsyncIterator[AsyncEngine]:
+    """An engine on the bundled model; when it is left, nothing may be held any more."""
+    engine = AsyncEngine(engine_config(debug=True, **settings))
+    await engine.start()
+    try:
+        yield engine
+        await idle(engine)
+    finally:
+        await engine.close()
+
+
+async def idle(engine: AsyncEngine) -> None:
+    """Until nothing runs; then all blocks are back and all tables agree."""
+    inner = engine.engine
+    await until(lambda: not inner.has_unfinished_requests())
+    done = threading.Event()
+    engine._tell(done.set)  # what was asked before is done
+    await asyncio.to_thread(done.wait, 10)
+    inner.check_integrity()
+    assert inner.pool.num_free == inner.pool.num_blocks
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not come"
+        await asyncio.sleep(0.005)
+
+
+async def tokens(engine: AsyncEngine, prompt: Any, params: SamplingParams, request_id: str, *more: Any) -> list[int]:
+    made: list[int] = []
+    async for output in engine.generate(prompt, params, request_id, *more):
+        made += output.outputs[0].token_ids
+    return made
+
+
+def run(work: Callable[[], Awaitable[Any]]) -> Any:
+    return asyncio.run(asyncio.wait_for(work(), 60))
+
+
+def test_tokens_are_those_of_generate():
+    prompts = [
+        "Once upon a time",
+        "One day",
+        {"prompt": SEEN, "multi_modal_data": {"image": Image.open(picture_path())}},
+    ]
+    llm = LLM()
+    alone = [list(llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids) for prompt in prompts]
+
+    async def work() -> list[list[int]]:
+        async with opened() as engine:
+            kinds = [(prompt, params) for prompt in prompts for params in (GREEDY, DELTA)] * 4
+            return await asyncio.gather(*(tokens(engine, *kind, str(n)) for n, kind in enumerate(kinds)))
+
+    made = run(work)
+    assert made == [alone[number // 2] for number in range(6)] * 4
+
+
+def test_leaving_the_iteration_aborts_within_a_step():
+    async def work() -> int:
+        async with opened() as engine:
+            steps = 0
+            step = engine.engine.step
+
+            def counted() -> Any:
+                nonlocal steps
+                steps += 1
+                return step()
+
+            engine.engine.step = counted
+            async with await engine.submit([EngineRequest("a", "Once", LONG)]) as outputs:
+                await anext(outputs)
+            left = steps
+            await until(lambda: not engine.engine.has_unfinished_requests())
+            return steps - left
+
+    assert run(work) <= 3  # the one that ran, and one that may have begun before the message was read
+
+
+def test_a_cancelled_reader_lets_go_of_its_adapter():
+    async def work() -> None:
+        async with opened(enable_lora=True) as engine:
+            await engine.load_lora_adapter("french", adapter_path("french"))
+            read, begun, gate = engine.engine.read_request, threading.Event(), threading.Event()
+
+            def slow(*given: Any) -> Any:
+                arrival = read(*given)
+                begun.set()
+                gate.wait(10)
+                return arrival
+
+            engine.engine.read_request = slow
+            task = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a", LoRARequest("french")))
+            await asyncio.to_thread(begun.wait, 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            gate.set()
+            assert await engine.unload_lora_adapter("french", 10) is not None
+
+    run(work)
+
+
+def test_a_text_does_not_wait_for_an_image(monkeypatch):
+    """A step with nothing to do sleeps until a message comes, not until its patience ends."""
+    monkeypatch.setattr("quire.platform.engine._PATIENCE", 30.0)
+
+    async def work() -> None:
+        async with opened() as engine:
+            gate = threading.Event()
+            prepare = engine.engine._preparer._prepare
+
+            def slow(*given: Any) -> Any:
+                gate.wait(20)
+                return prepare(*given)
+
+            monkeypatch.setattr(engine.engine._preparer, "_prepare", slow)
+            picture = {"prompt": SEEN, "multi_modal_data": {"image": Image.open(picture_path())}}
+            seeing = asyncio.ensure_future(tokens(engine, picture, GREEDY, "image"))
+            await until(lambda: engine.engine.num_arriving == 1)
+            begun = time.monotonic()
+            assert len(await tokens(engine, "Once", GREEDY, "text")) == 12
+            assert time.monotonic() - begun < 10 and not seeing.done()
+            gate.set()
+            assert len(await seeing) == 12
+
+    run(work)
+
+
+def test_all_of_a_group_or_none():
+    async def work() -> None:
+        async with opened(enable_lora=True) as engine:
+            await engine.load_lora_adapter("french", adapter_path("french"))
+            good = EngineRequest("good", "Once", GREEDY, LoRARequest("french"))
+            for bad in (
+                EngineRequest("bad", [], GREEDY),
+                EngineRequest("bad", "x", GREEDY, LoRARequest("nobody")),
+                EngineRequest("good", "x", GREEDY),  # the same id
+            ):
+                with pytest.raises(RequestError):
+                    await engine.submit([good, bad])
+                assert not engine.engine.has_unfinished_requests() and not engine._mail
+            assert await engine.unload_lora_adapter("french", 10) is not None, "somebody holds it still"
+
+    run(work)
+
+
+def test_an_id_that_is_in_use_is_refused_and_harms_nobody():
+    async def work() -> None:
+        async with opened() as engine, await engine.submit([EngineRequest("a", "Once", DELTA)]) as outputs:
+            with pytest.raises(RequestError, match="in use"):
+                await engine.submit([EngineRequest("a", "Once", DELTA)])
+            assert sum([len(output.outputs[0].token_ids) async for output in outputs]) == 12
+
+    run(work)
+
+
+def test_unloading_waits_for_who_runs():
+    async def work() -> None:
+        async with opened(enable_lora=True) as engine:
+            await engine.load_lora_adapter("french", adapter_path("french"))
+            outputs = await engine.submit([EngineRequest("a", "Once", LONG, LoRARequest("french"))])
+            await anext(outputs)
+            assert await engine.unload_lora_adapter("french", 0.05) is None
+            with pytest.raises(AdapterError):
+                await engine.unload_lora_adapter("french", 0.05)
+            await engine.load_lora_adapter("french", adapter_path("french"))
+            unloading = asyncio.ensure_future(engine.unload_lora_adapter("french", 10))
+            assert await unloading == 278_016  # the new version: nobody holds it
+            outputs.close()
+            await idle(engine)
+            assert engine.stats().adapter_host_bytes == 0
+
+    run(work)
+
+
+def test_closing_lets_what_runs_finish():
+    async def work() -> None:
+        engine = AsyncEngine(engine_config())
+        await engine.start()
+        running = asyncio.ensure_future(tokens(engine, "Once", DELTA, "a"))
+        await until(lambda: bool(engine._mail))
+        await engine.close(20)
+        assert len(await running) == 12
+        with pytest.raises(EngineClosedError):
+            await tokens(engine, "Once", DELTA, "b")
+        assert engine.complaint(1) is not None and not engine._thread.is_alive()
+
+    run(work)
+
+
+def test_closing_ends_what_does_not_finish():
+    async def work() -> None:
+        engine = AsyncEngine(engine_config())
+        await engine.start()
+        running = asyncio.ensure_future(tokens(engine, "Once", LONG, "a"))
+        await until(lambda: bool(engine._mail))
+        await engine.close(0.05)
+        with pytest.raises(EngineClosedError):
+            await running
+
+    run(work)
+
+
+def test_a_fault_of_the_engine_reaches_all_and_is_told():
+    async def work() -> None:
+        engine = AsyncEngine(engine_config())
+        await engine.start()
+        running = [asyncio.ensure_future(tokens(engine, "Once", LONG, str(n))) for n in range(3)]
+        await until(lambda: engine.stats().running == 3)
+        assert engine.complaint(10) is None
+
+        def faulty() -> Any:
+            raise RuntimeError("broken")
+
+        engine.engine.scheduler.plan = faulty
+        for task in running:
+            with pytest.raises(EngineClosedError, match="RuntimeError"):
+                await task
+        assert "RuntimeError" in engine.complaint(10) and engine.failed and engine.closing
+        with pytest.raises(EngineClosedError):
+            await tokens(engine, "Once", LONG, "late")
+        await engine.close()
+
+    run(work)
+
+
+def test_a_step_that_sticks_is_told():
+    async def work() -> None:
+        async with opened() as engine:
+            gate = threading.Event()
+            execute = engine.engine.runner.execute
+
+            def stuck(plan: Any) -> Any:
+                gate.wait(20)
+                return execute(plan)
+
+            engine.engine.runner.execute = stuck
+            running = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a"))
+            await until(lambda: engine.complaint(0.05) is not None)
+            assert engine.complaint(60) is None
+            gate.set()
+            await running
+            assert engine.complaint(0.05) is None
+
+    run(work)
+
+
+def test_an_idle_engine_sleeps():
+    async def work() -> None:
+        async with opened() as engine:
+            await tokens(engine, "Once", GREEDY, "a")
+            steps = 0
+            step = engine.engine.step
+
+            def counted() -> Any:
+                nonlocal steps
+                steps += 1
+                return step()
+
+            engine.engine.step = counted
+            await asyncio.sleep(0.3)
+            assert steps == 0 and engine._inbox.empty()
+
+    run(work)
+
+
+def test_gaps_between_tokens_are_counted_for_each_sequence():
+    gaps: list[float] = []
+
+    async def work() -> None:
+        engine = AsyncEngine(engine_config(), lambda some, outputs: gaps.extend(some))
+        await engine.start()
+        params = SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=10, ignore_eos=True)
+        async for _ in engine.generate("Once", params, "a"):
+            pass
+        stats = engine.stats()
+        assert stats.generated_tokens == 30 and stats.prompt_tokens == len(engine.engine.tokenizer.encode("Once"))
+        await engine.close()
+
+    run(work)
+    assert len(gaps) == 27 and min(gaps) > 0
