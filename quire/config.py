@@ -218,6 +218,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         _at_least(0, port=self.port, max_queue=self.max_queue)
+        if self.port > 65535:
+            raise QuireError(f"port={self.port}: must be at most 65535.")
         _at_least(1, max_request_bytes=self.max_request_bytes, max_prompts=self.max_prompts, max_n=self.max_n)
         _of_type(str, host=self.host, uds=self.uds, chat_template=self.chat_template, root_path=self.root_path)
         _of_type(bool, allow_runtime_lora=self.allow_runtime_lora)
@@ -226,8 +228,8 @@ class ServerConfig:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:
                 raise QuireError(f"{name}={value!r}: must be seconds, from 0 to 86400.")
         for key in (*self.api_keys, *([] if self.admin_api_key is None else [self.admin_api_key])):
-            if not key or not key.isascii() or not key.isprintable():
-                raise QuireError("api_key, admin_api_key: a key is printable ASCII, one character at least.")
+            if not key or not key.isascii() or not key.isprintable() or " " in key:
+                raise QuireError("api_key, admin_api_key: a key is printable ASCII without spaces, and not empty.")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise QuireError("ssl_keyfile and ssl_certfile belong together: give both.")
 

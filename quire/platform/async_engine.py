@@ -27,7 +27,7 @@ from quire.platform.engine import Arrival, LLMEngine
 from quire.platform.intake import PromptType
 from quire.platform.outputs import RequestOutput
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
-from quire.platform.stats import EngineStats
+from quire.platform.stats import EngineStats, StepTimes
 
 logger = logging.getLogger("quire")
 
@@ -53,8 +53,8 @@ class EngineRequest:
 class AsyncEngine:
     """Continuous batching for asyncio. All methods but those that say otherwise belong to the loop that called `start`.
 
-    on_step: called in the engine's thread after each step, with the seconds from token to token
-        (`LLMEngine.token_gaps`) and the outputs; it must be quick.
+    on_step: called in the engine's thread after each step, with its times and its outputs; it
+        must be quick.
 
     Raises what LLMEngine raises for a `config` that cannot be served.
     """
@@ -62,7 +62,7 @@ class AsyncEngine:
     def __init__(
         self,
         config: EngineConfig | None = None,
-        on_step: Callable[[Sequence[float], Sequence[Output]], object] | None = None,
+        on_step: Callable[[StepTimes, Sequence[Output]], object] | None = None,
     ) -> None:
         self.engine = LLMEngine(config)
         self._on_step = on_step
@@ -281,7 +281,7 @@ class AsyncEngine:
                 outputs = self.engine.step()
                 self._step_begun = None
                 if self._on_step is not None:
-                    self._on_step(self.engine.token_gaps, outputs)
+                    self._on_step(self.engine.times, outputs)
                 if outputs:
                     self._send(outputs)
                 self._answer_unloadings()
@@ -364,11 +364,12 @@ class Outputs:
     async def __aexit__(self, *error: object) -> None:
         self.close()
 
-    def close(self) -> None:
-        """Abort what has not finished."""
-        if self._unfinished:
-            self._engine.abort(self._unfinished)
-            self._unfinished = set()
+    def close(self) -> int:
+        """Abort what has not finished. Returns how many requests that were."""
+        unfinished, self._unfinished = self._unfinished, set()
+        if unfinished:
+            self._engine.abort(unfinished)
+        return len(unfinished)
 
     def __aiter__(self) -> Outputs:
         return self

@@ -55,6 +55,7 @@ def render_chat(
     continue_final_message: bool = False,
     tools: Sequence[Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    max_characters: int | None = None,
 ) -> ChatPrompt:
     """The prompt of OpenAI-shaped messages.
 
@@ -64,6 +65,7 @@ def render_chat(
     continue_final_message: leave the last message open instead, for the model to continue.
     tools: JSON schemas, or functions that transformers can describe.  template_kwargs: more variables for the
     template, as JSON values.
+    max_characters: of the rendered text; a longer one is refused before it is made tokens.
 
     The template writes the special tokens: BOS is not added a second time. Raises RequestError for malformed
     messages, a tokenizer without a template, a template that fails or exceeds a limit, and one that does not write
@@ -79,6 +81,9 @@ def render_chat(
         tools=tools,
         template_kwargs=template_kwargs,
     )
+    characters = sum(map(len, pieces))
+    if max_characters is not None and characters > max_characters:
+        raise RequestError(f"messages: the chat template makes {characters} characters of them; shorten them.")
     token_ids = encode_rendered(tokenizer, pieces, image_marker)
     if image_marker is not None:
         _check_count(tokenizer, token_ids, image_marker, len(images))

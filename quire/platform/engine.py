@@ -24,6 +24,7 @@ from quire.platform.request import FinishReason, Media, Request, SequenceState, 
 from quire.platform.results import Results
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.platform.scheduler import Scheduler
+from quire.platform.stats import StepTimes
 
 logger = logging.getLogger("quire")
 
@@ -83,6 +84,8 @@ class LLMEngine:
             parts.residency,
         )
         self._results = Results(parts.tokenizer)
+        self._reading = threading.Lock()  # while a request takes hold of its adapters, or lets go of them
+        self._read: set[Arrival] = set()  # that hold adapters and are not submitted yet
         self._arriving: dict[str, Arrival] = {}
         self._requests: dict[str, Request] = {}
         self._failed: list[Request] = []
@@ -118,9 +121,13 @@ class LLMEngine:
         params = SamplingParams() if params is None else params
         serial = next_serial()
         read = self.intake.read(request_id, prompt, params)
-        if lora_request is not None:
-            read = self._with_adapters(request_id, read, lora_request)
-        return Arrival(request_id, read, params, serial, begun)
+        if lora_request is None:
+            return Arrival(request_id, read, params, serial, begun)
+        self._load_adapters(request_id, lora_request)
+        with self._reading:
+            arrival = Arrival(request_id, self._with_adapters(request_id, read, lora_request), params, serial, begun)
+            self._read.add(arrival)
+        return arrival
 
     def submit(self, arrival: Arrival) -> None:
         """The second half: queue what was read. Raises RequestError while another request of its id is unfinished."""
@@ -130,33 +137,41 @@ class LLMEngine:
                 raise RequestError(f"request {request_id}: there is an unfinished request of this id")
             if not read.images:
                 self._start(self._request_of(arrival))
-                return
-            assert self._preparer is not None
-            self._preparer.submit(
-                arrival, read.images, read.settings, room=self.intake.room(read), variant=feature_variant(read.adapters)
-            )
-            self._arriving[request_id] = arrival
+            else:
+                assert self._preparer is not None
+                variant = feature_variant(read.adapters)
+                self._preparer.submit(arrival, read.images, read.settings, room=self.intake.room(read), variant=variant)
+                self._arriving[request_id] = arrival
+            self._read.discard(arrival)
         except BaseException:
             self.discard(arrival)
             raise
 
     def discard(self, arrival: Arrival) -> None:
         """Let go of a request that was read and will not be submitted. Any thread may call this."""
-        self._release_adapters(arrival.prompt)
+        with self._reading:
+            self._read.discard(arrival)
+            self._release_adapters(arrival.prompt)
 
     def wake(self) -> None:
         """Let a step that waits for an image or an adapter return. Any thread may call this."""
         self._bell.set()
 
-    def _with_adapters(self, request_id: str, prompt: Prompt, wanted: LoRARequest) -> Prompt:
-        """The prompt with the versions that it runs with, held from here on."""
+    def _load_adapters(self, request_id: str, wanted: LoRARequest) -> None:
+        """Have what a request names loaded."""
         if not isinstance(wanted, LoRARequest):
             raise RequestError(f"request {request_id}: lora_request must be a LoRARequest, not {wanted!r}")
         if self.adapters is None:
             raise RequestError(f"request {request_id}: lora_request was given, and enable_lora is not set")
         try:
             self.load_for(wanted)
-            return replace(prompt, adapters=self.adapters.acquire(wanted), lora=wanted)
+        except QuireError as error:
+            raise RequestError(f"request {request_id}: {error}") from error
+
+    def _with_adapters(self, request_id: str, prompt: Prompt, wanted: LoRARequest) -> Prompt:
+        """The prompt with the versions that it runs with, held from here on."""
+        try:
+            return replace(prompt, adapters=self._library().acquire(wanted), lora=wanted)
         except QuireError as error:
             raise RequestError(f"request {request_id}: {error}") from error
 
@@ -240,9 +255,9 @@ class LLMEngine:
         return len(self._arriving)
 
     @property
-    def token_gaps(self) -> list[float]:
-        """Seconds from a token to the next, for each sequence that got one in the last step."""
-        return self.scheduler.token_gaps
+    def times(self) -> StepTimes:
+        """Of the last step."""
+        return self.scheduler.times
 
     def close(self) -> None:
         """Stop the workers; for when no step will come."""
@@ -272,8 +287,9 @@ class LLMEngine:
         if self.adapters is not None:
             running = [request.adapters for request in self._requests.values() if request.holds_adapters]
             failed = [request.adapters for request in self._failed if request.holds_adapters]
-            arriving = [arrival.prompt.adapters for arrival in self._arriving.values()]
-            self.adapters.check_integrity([*running, *failed, *arriving])
+            with self._reading:
+                arriving = [arrival.prompt.adapters for arrival in (*self._arriving.values(), *self._read)]
+                self.adapters.check_integrity([*running, *failed, *arriving])
 
     def _wait(self) -> None:
         """Nothing can be computed before an image or an adapter is ready."""

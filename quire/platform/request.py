@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -88,6 +89,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @cached_property
+    def shown_ids(self) -> list[int]:
+        """The prompt's tokens for its outputs: one copy for all of them, as a stream has many."""
+        return list(self.prompt_ids)
 
     @property
     def owner(self) -> Owner:

@@ -35,7 +35,7 @@ class Results:
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
-            prompt_token_ids=list(request.prompt_ids),
+            prompt_token_ids=request.shown_ids,
             prompt_logprobs=scores,
             outputs=[self._completion(s, kind) for s in request.sequences],
             finished=finished,
@@ -47,7 +47,7 @@ class Results:
 
     def _beams(self, request: Request, group: BeamGroup) -> BeamSearchOutput:
         return BeamSearchOutput(
-            request.request_id, [self._beam(h) for h in group.ended], list(request.prompt_ids), request.failure
+            request.request_id, [self._beam(h) for h in group.ended], request.shown_ids, request.failure
         )
 
     def _completion(self, sequence: SequenceState, kind: RequestOutputKind) -> CompletionOutput:

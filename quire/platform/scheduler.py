@@ -26,6 +26,7 @@ from quire.platform.plan import Chunk, EncodeImage, PromptScore, StepPlan, StepR
 from quire.platform.prefix_index import block_key
 from quire.platform.request import FinishReason, Media, Request, SequenceState
 from quire.platform.sampler import Sampled
+from quire.platform.stats import StepTimes
 
 # How many waiting sequences have their adapters read ahead; how far behind the first one a step looks for those that
 # need not wait as it does.
@@ -82,7 +83,7 @@ class Scheduler:
         self.generated_tokens = 0
         self.prefix_queries = 0  # tokens that were looked for in the prefix cache, and that were found there
         self.prefix_hits = 0
-        self.token_gaps: list[float] = []  # seconds from a sequence's last token to the one that this step gave it
+        self.times = StepTimes()  # of the last step
         self._live: dict[int, SequenceState] = {}
 
     @property
@@ -108,7 +109,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Choose the next step's chunks and give them blocks."""
-        self.token_gaps.clear()
+        self.times.clear()
         draft = _Draft(self.config.max_num_batched_tokens, self.config.max_num_seqs)
         self._continue_running(draft)
         if not draft.preempted:
@@ -183,6 +184,7 @@ class Scheduler:
         if metrics.first_scheduled_time is None:
             metrics.first_scheduled_time = time.monotonic()
             metrics.time_in_queue = metrics.first_scheduled_time - metrics.arrival_time
+            self.times.queued.append(metrics.time_in_queue)
             metrics.num_cached_tokens = sequence.num_computed
             self.prompt_tokens += len(sequence.request.prompt_ids)
         sequence.block_ids += self.pool.allocate(
@@ -409,9 +411,10 @@ class Scheduler:
         metrics = sequence.request.metrics
         if metrics.first_token_time is None:
             metrics.first_token_time = now
+            self.times.first_tokens.append(now - metrics.arrival_time)
         metrics.last_token_time = now
         if sequence.token_time is not None:
-            self.token_gaps.append(now - sequence.token_time)
+            self.times.gaps.append(now - sequence.token_time)
         sequence.token_time = now
 
     def _fork(self, parent: SequenceState, index: int) -> SequenceState:

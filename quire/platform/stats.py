@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.platform.engine import LLMEngine
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds that came to their end in a step, one for each sequence or request that they are of.
+
+    gaps: from a sequence's last token to the next. first_tokens: from a request's arrival to its first token.
+    queued: from its arrival until it had blocks.
+    """
+
+    gaps: list[float] = field(default_factory=list)
+    first_tokens: list[float] = field(default_factory=list)
+    queued: list[float] = field(default_factory=list)
+
+    def clear(self) -> None:
+        for times in (self.gaps, self.first_tokens, self.queued):
+            times.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -78,9 +79,11 @@ class Task:
 def serve(task: Task) -> int:
     """Load, serve until a signal comes, and end in order. Returns the exit code; raises QuireError."""
     begun = time.monotonic()
+    signal.signal(signal.SIGTERM, _leave)  # process 1 of a container ignores it otherwise; uvicorn has its own later
     configure(task.log_format == "json", task.log_level)
     modules = [Module.parse(text) for text in task.modules]
-    if task.engine.get("model") is None:  # the bundled model comes with its adapters
+    # The bundled model comes with its adapters.
+    if task.engine.get("model") is None and task.engine.get("enable_lora") is not False:
         modules += [Module(name, str(adapter_path(name))) for name in ADAPTERS if name not in {m.name for m in modules}]
     if modules and task.engine.get("enable_lora") is False:
         raise QuireError("--lora-modules needs --enable-lora.")
@@ -110,6 +113,11 @@ def serve(task: Task) -> int:
     names = ", ".join([served.names[0], *(module.name for module in modules)])
     logger.info("%s ready in %.1f s", names, time.monotonic() - begun)
     return _run(_Server(_uvicorn_config(app, server), engine, server))
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """A signal while the model is being loaded."""
+    raise SystemExit(0)
 
 
 def _readable(modules: Sequence[Module], roots: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ Names are vLLM's wherever both have the thing. Defaults stand in `quire.config`.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any, Optional
@@ -23,6 +24,7 @@ _Flag = Optional[bool]  # noqa: UP045
 _List = Optional[list[str]]  # noqa: UP045
 
 _MODULES = "--lora-modules"
+_OTHER_VARIABLES = {"QUIRE_KERNELS", "QUIRE_ISA"}
 
 
 class ServeCommand(TyperCommand):
@@ -69,13 +71,18 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
         raise typer.BadParameter(f"{path}: cannot be read ({' '.join(str(error).split())}).") from None
     if not isinstance(given, dict):
         raise typer.BadParameter(f"{path}: must hold names and values, as in 'port: 8000'.")
-    known = {param.name for param in context.command.params} - {"config"}
+    known = {param.name: param for param in context.command.params if param.name not in ("config", "words", "help")}
     defaults: dict[str, Any] = {}
     for key, value in given.items():
         name = str(key).replace("-", "_")
         if name not in known:
             raise typer.BadParameter(f"{path}: there is no option {key!r}.")
-        defaults[name] = _as_given(value)
+        several = getattr(known[name], "multiple", False)
+        if isinstance(value, list) and not several:
+            raise typer.BadParameter(f"{path}: {key!r} has one value, and a list was given.")
+        # One value of an option that takes several need not stand in a list.
+        listed = [value] if several and value is not None and not isinstance(value, list) else value
+        defaults[name] = _as_given(listed)
     context.default_map = {**(context.default_map or {}), **defaults}
     return path
 
@@ -87,6 +94,17 @@ def _as_given(value: Any) -> Any:
     if isinstance(value, list):
         return [_as_given(item) if isinstance(item, dict) else str(item) for item in value]
     return value
+
+
+def _check_environment(context: typer.Context) -> None:
+    """A key that is set to nothing must not leave the server open; a variable that no option has is a slip."""
+    for name in ("QUIRE_API_KEY", "QUIRE_ADMIN_API_KEY"):
+        if name in os.environ and not os.environ[name].strip():
+            raise typer.BadParameter(f"{name} is set and empty: give a key, or unset it.")
+    known = {getattr(param, "envvar", None) for param in context.command.params} | _OTHER_VARIABLES
+    unknown = sorted(name for name in os.environ if name.startswith("QUIRE_") and name not in known)
+    if unknown:
+        typer.echo(f"warning: no option has these variables, and they are passed over: {', '.join(unknown)}", err=True)
 
 
 def _object(option: str, text: str | None) -> Mapping[str, Any] | None:
@@ -101,18 +119,22 @@ def _object(option: str, text: str | None) -> Mapping[str, Any] | None:
     return value
 
 
-def _list(values: list[str] | None) -> list[str] | None:
+def _list(option: str, values: list[str] | None) -> list[str] | None:
     """Several values; a JSON list of them counts as its entries, as in vLLM."""
     if not values:
         return None
     taken: list[str] = []
     for value in values:
-        parsed = json.loads(value) if value.lstrip().startswith("[") else [value]
+        try:
+            parsed = json.loads(value) if value.lstrip().startswith("[") else [value]
+        except ValueError:  # its text is not repeated: it may be a key
+            raise typer.BadParameter(f"{option}: begins with '[' and is no JSON list.") from None
         taken += [str(one) for one in parsed]
     return taken
 
 
 def serve(
+    context: typer.Context,
     words: Annotated[
         _Text, typer.Argument(metavar="[MODEL]", help="A directory or hub id.", show_default="the bundled model")
     ] = None,
@@ -241,17 +263,20 @@ def serve(
     def some(*names: str) -> dict[str, Any]:
         return {name: options[name] for name in names if options[name] is not None}
 
-    if words is not None and model is not None and words != model:
+    # MODEL comes before a variable or a file, as other flags do.
+    is_flag = getattr(context.get_parameter_source("model"), "name", "") == "COMMANDLINE"
+    if is_flag and words is not None and words != model:
         raise typer.BadParameter(f"MODEL is {words!r} and --model {model!r}: give one of them.")
     if generation_config not in ("auto", "vllm"):
         raise typer.BadParameter(f"--generation-config {generation_config!r}: is auto or vllm.")
     if log_level.lower() not in ("debug", "info", "warning", "error"):
         raise typer.BadParameter(f"--log-level {log_level!r}: is debug, info, warning or error.")
+    _check_environment(context)
     engine = {
         "model": words or model,
         "limit_mm_per_prompt": _object("--limit-mm-per-prompt", limit_mm_per_prompt),
         "mm_processor_kwargs": _object("--mm-processor-kwargs", mm_processor_kwargs),
-        "allowed_media_domains": _list(allowed_media_domains),
+        "allowed_media_domains": _list("--allowed-media-domains", allowed_media_domains),
         **some(
             "tokenizer", "revision", "tokenizer_revision", "dtype", "max_model_len", "max_num_seqs",
             "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override",
@@ -262,10 +287,10 @@ def serve(
         ),
     }  # fmt: skip
     server = {
-        "api_keys": tuple(_list(api_key) or ()),
-        "served_model_names": tuple(_list(served_model_name) or ()),
-        "allowed_origins": tuple(_list(allowed_origins) or ()),
-        "lora_roots": tuple(_list(lora_root) or ()),
+        "api_keys": tuple(_list("--api-key", api_key) or ()),
+        "served_model_names": tuple(_list("--served-model-name", served_model_name) or ()),
+        "allowed_origins": tuple(_list("--allowed-origins", allowed_origins) or ()),
+        "lora_roots": tuple(_list("--lora-root", lora_root) or ()),
         **some(
             "host", "port", "uds", "root_path", "ssl_keyfile", "ssl_certfile", "admin_api_key", "response_role",
             "allow_runtime_lora", "max_queue", "max_request_bytes", "max_prompts", "max_n", "header_timeout",

@@ -297,7 +297,7 @@ def test_gaps_between_tokens_are_counted_for_each_sequence():
     gaps: list[float] = []
 
     async def work() -> None:
-        engine = AsyncEngine(engine_config(), lambda some, outputs: gaps.extend(some))
+        engine = AsyncEngine(engine_config(), lambda times, outputs: gaps.extend(times.gaps))
         await engine.start()
         params = SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=10, ignore_eos=True)
         async for _ in engine.generate("Once", params, "a"):

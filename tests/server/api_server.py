@@ -26,6 +26,7 @@ from quire.server.api.protocol import limited_protocol
 
 KEY = "a-test-key"  # what the clients send; servers without --api-key do not look at it
 START = 60.0  # seconds
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of a server's environment: the bundled model is small
 
 
 class ServerProcess:

@@ -1,13 +1,18 @@
-"""Two tiny random models on disk, one with a chat template, whose answers run on until they are cut off."""
+"""Two tiny random models on disk, one with a chat template, whose answers run on until they are cut off; a server."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from quire import LLM
+from quire.demo import ADAPTERS, adapter_path
+from tests.server.api_server import ONE_THREAD, ServerProcess, adapters
 
 TEMPLATE = (
     "{% for message in messages %}<s>{{ message['role'] }}:{{ message['content'] }}</s>{% endfor %}"
@@ -60,3 +65,38 @@ def plain_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Has a chat template."""
     return make_model(tmp_path_factory.mktemp("chat"), TEMPLATE)
+
+
+# -- the API -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def adapter_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `demo` may load adapters from; empty at first."""
+    return tmp_path_factory.mktemp("adapter-root")
+
+
+@pytest.fixture(scope="session")
+def demo(adapter_root: Path) -> Iterator[ServerProcess]:
+    """A server of the bundled model and its two adapters; the base model has two names."""
+    names = ("--served-model-name", "quire-demo", "--served-model-name", "org/quire")
+    with ServerProcess(*names, *adapters(adapter_root), **ONE_THREAD) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """The bundled model is small: waking threads for it takes longer than it does."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def llm() -> LLM:
+    """The same model without a server."""
+    llm = LLM(enable_lora=True, num_gpu_blocks_override=1024)
+    for name in ADAPTERS:
+        llm.load_lora_adapter(name, str(adapter_path(name)))
+    return llm

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.api_server import KEY, ServerProcess, adapters
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.demo import ADAPTERS, adapter_path, picture_path
+from tests.server.api_server import KEY, ServerProcess, adapters
 
 CROWD = 64
 CHANGE = 0.1  # seconds between two changes of adapters

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from quire.server.api.body import JsonRoute
 from quire.server.api.context import Context, context_of, note
 from quire.server.api.errors import ApiError
 from quire.server.api.schemas import LoadAdapterRequest, UnloadAdapterRequest
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/load_lora_adapter")

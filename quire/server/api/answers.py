@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.lora import LoRARequest
 from quire.platform.async_engine import EngineRequest, Output, Outputs
 from quire.platform.beam import BeamSearchOutput
+from quire.platform.intake import PromptType
 from quire.platform.outputs import CompletionOutput, RequestOutput
+from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.api.context import Context, note
-from quire.server.api.errors import ApiError, ClientGoneError, as_api_error
+from quire.server.api.errors import ApiError, ClientGoneError, Json, as_api_error
 
 _T = TypeVar("_T")
 
@@ -80,12 +83,22 @@ def event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What all prompts of an HTTP request have in common."""
+
+    params: SamplingParams | BeamSearchParams
+    adapter: LoRARequest | None
+
+
 class Answer:
     """One HTTP request's way through the engine. Each route says what its answers and chunks look like."""
 
-    def __init__(self, context: Context, request: Request, fields: Sequence[str]) -> None:
+    def __init__(self, context: Context, request: Request, ids: Sequence[str], fields: Sequence[str]) -> None:
+        """ids: of the engine's requests, one for each prompt. fields: of the body."""
         self._context = context
         self._request = request
+        self._ids = ids
         self._fields = fields
 
     def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
@@ -100,17 +113,30 @@ class Answer:
         """The events after all outputs."""
         raise NotImplementedError
 
-    async def run(self, requests: Sequence[EngineRequest], sequences: int, stream: bool) -> Response:
-        """Answer; until the first output a fault has its own status, afterwards it is an event of the stream."""
+    async def run(
+        self, prompts: Callable[[], Sequence[PromptType]], wanted: Wanted, sequences: int, stream: bool
+    ) -> Response:
+        """Answer; until the first output a fault has its own status, afterwards it is an event of the stream.
+
+        prompts: called on a worker, once the request has its place in the queue.
+        """
         with ExitStack() as held:  # handed over to the stream, if there is one
             held.enter_context(self._context.place(sequences))
-            outputs = await self._context.engine.submit(requests)
-            held.callback(outputs.close)
+            outputs = await unless_gone(self._request, self._begin(prompts, wanted))
+            held.callback(lambda: self._context.metrics.aborted(outputs.close()))
             if not stream:
                 ended = await unless_gone(self._request, self._collect(outputs))
-                return JSONResponse(self.whole(ended))
+                return Json(self.whole(ended))
             first = await unless_gone(self._request, self._next(outputs))
             return Stream(self._events(first, outputs), held.pop_all())
+
+    async def _begin(self, prompts: Callable[[], Sequence[PromptType]], wanted: Wanted) -> Outputs:
+        engine = self._context.engine
+        made = await engine.on_reader(prompts)
+        pairs = zip(self._ids, made, strict=True)
+        return await engine.submit(
+            [EngineRequest(name, prompt, wanted.params, wanted.adapter) for name, prompt in pairs]
+        )
 
     async def _collect(self, outputs: Outputs) -> dict[str, Output]:
         return {output.request_id: self._checked(output) async for output in outputs}

@@ -13,7 +13,7 @@ from quire.config import ServerConfig
 from quire.platform.async_engine import AsyncEngine
 from quire.server.api import adapters, chat, completions, status, tokens
 from quire.server.api.context import Context
-from quire.server.api.errors import install_handlers
+from quire.server.api.errors import DOCUMENTED, install_handlers
 from quire.server.api.guard import ApiKeys, BodyLimits, RequestLog
 from quire.server.api.metrics import Metrics
 from quire.server.api.served import Served
@@ -30,13 +30,14 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
 
     # No pages of documentation: they would fetch their scripts from elsewhere. /openapi.json is there.
     app = FastAPI(
-        title="quire", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, root_path=config.root_path
+        title="quire", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
+    app.root_path = config.root_path  # uvicorn's own would be put before each path
     metrics.watch(engine)
     app.state.context = Context(engine, config, Served(engine, config), metrics)
     install_handlers(app)
     for part in (status, completions, chat, tokens, adapters):
-        app.include_router(part.router)
+        app.include_router(part.router, responses=DOCUMENTED)
     app.add_middleware(BodyLimits, most=config.max_request_bytes, seconds=config.body_timeout)
     app.add_middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_api_key)
     if config.allowed_origins:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,10 +11,11 @@ from fastapi.responses import Response
 from openai.types.chat import ChatCompletion
 
 from quire import __version__
-from quire.platform.async_engine import EngineRequest, Output
+from quire.platform.async_engine import Output
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.outputs import CompletionOutput, RequestOutput
-from quire.server.api.answers import Answer, Usage, best
+from quire.server.api.answers import Answer, Usage, Wanted, best
+from quire.server.api.body import JsonRoute
 from quire.server.api.context import Context, context_of, new_id, note
 from quire.server.api.errors import ApiError, as_api_error
 from quire.server.api.fields import REFUSED_IN_CHAT
@@ -22,7 +24,7 @@ from quire.server.api.prompts import Reader
 from quire.server.api.sampling import sampling_params, stream_options
 from quire.server.api.schemas import ChatRequest, check_refused, untyped
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": {"text/event-stream": {}}}})
@@ -35,14 +37,13 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:  # 
     note(request, model=name, user=asked.user or asked.safety_identifier)
     try:
         params = sampling_params(asked, context.config, _logprobs(asked), _max_tokens(asked))
-        prompt = await context.engine.on_reader(Reader(context).chat_prompt, asked)
-        answer_id = new_id("chatcmpl", request, asked.request_id)
-        (request_id,) = context.engine.unique_ids(answer_id, 1)
-        answer = _ChatAnswer(context, request, asked, answer_id, name)
-        engine_request = EngineRequest(request_id, prompt, params, adapter)
-        return await answer.run([engine_request], asked.best_of or asked.n or 1, bool(asked.stream))
+        answer = _ChatAnswer(context, request, asked, name)
+        sequences = asked.best_of or asked.n or 1
+        return await answer.run(
+            lambda: [Reader(context).chat_prompt(asked)], Wanted(params, adapter), sequences, bool(asked.stream)
+        )
     except Exception as error:
-        raise as_api_error(error, list(type(asked).model_fields)) from error
+        raise _by_name(as_api_error(error, list(type(asked).model_fields)), asked) from error
 
 
 def _logprobs(body: Any) -> int | None:
@@ -59,20 +60,31 @@ def _max_tokens(body: Any) -> int | None:
     return most
 
 
+def _by_name(error: ApiError, body: Any) -> ApiError:
+    """The engine's names for two fields are others than this route's."""
+    names = {"logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    given = names.get(error.param or "")
+    if given is None or not error.message.startswith(f"{error.param}="):
+        return error
+    return ApiError(error.status, given + error.message.removeprefix(error.param or ""), given, error.code)
+
+
 def _opening(body: Any, role: str) -> str:
-    """What echo repeats: the last message, where it is of the role that goes on."""
-    last = body.messages[-1]
-    if not body.echo or last.get("role") != role:
-        return ""
-    content = last.get("content")
+    """What echo repeats: the last message, where it is of the role that goes on. Nobody has checked messages yet."""
+    last = body.messages[-1] if body.echo and body.messages else {}
+    content = last.get("content") if last.get("role") == role else None
     if isinstance(content, list):
-        return "\n".join(part["text"] for part in content if isinstance(part.get("text"), str))
-    return content or ""
+        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
 
 
 class _ChatAnswer(Answer):
-    def __init__(self, context: Context, request: Request, body: Any, answer_id: str, model: str) -> None:
-        super().__init__(context, request, list(type(body).model_fields))
+    def __init__(self, context: Context, request: Request, body: Any, model: str) -> None:
+        answer_id = new_id("chatcmpl", request, body.request_id)
+        super().__init__(context, request, context.engine.unique_ids(answer_id, 1), list(type(body).model_fields))
         self._tokenizer = context.engine.engine.tokenizer
         self._body = body
         self._n = body.n or 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,19 +10,20 @@ from fastapi.responses import Response
 from openai.types import Completion
 
 from quire import __version__
-from quire.platform.async_engine import EngineRequest, Output
+from quire.platform.async_engine import Output
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.outputs import CompletionOutput, RequestOutput
-from quire.server.api.answers import Answer, Usage, best
-from quire.server.api.context import context_of, new_id, note
+from quire.server.api.answers import Answer, Usage, Wanted, best
+from quire.server.api.body import JsonRoute
+from quire.server.api.context import Context, context_of, new_id, note
 from quire.server.api.errors import as_api_error
 from quire.server.api.fields import REFUSED_IN_COMPLETIONS
 from quire.server.api.logprobs import CompletionLogprobs, joined, plain
-from quire.server.api.prompts import Reader
+from quire.server.api.prompts import Reader, several
 from quire.server.api.sampling import sampling_params, stream_options
 from quire.server.api.schemas import CompletionRequest, check_refused, untyped
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 _MAX_TOKENS = 16  # OpenAI's default
 
@@ -42,18 +42,15 @@ async def completions(body: CompletionRequest, request: Request) -> Response:  #
         if max_tokens is None and "max_tokens" not in context.config.default_sampling:
             max_tokens = _MAX_TOKENS
         params = sampling_params(asked, context.config, asked.logprobs, max_tokens)
-        reader = Reader(context)
-        prompts = await context.engine.on_reader(reader.completion_prompts, asked)
-        answer_id = new_id("cmpl", request, asked.request_id)
-        ids = context.engine.unique_ids(answer_id, len(prompts))
-        requests = [
-            EngineRequest(request_id, prompt, params, adapter) for request_id, prompt in zip(ids, prompts, strict=True)
-        ]
-        answer = _CompletionAnswer(
-            context, request, list(type(asked).model_fields), asked, answer_id, name, ids, scores_only
+        prompts = several(asked.prompt, context.config.max_prompts)
+        answer = _CompletionAnswer(context, request, asked, name, len(prompts), scores_only)
+        sequences = len(prompts) * (asked.best_of or asked.n or 1)
+        return await answer.run(
+            lambda: Reader(context).completion_prompts(prompts, asked),
+            Wanted(params, adapter),
+            sequences,
+            bool(asked.stream),
         )
-        each = asked.best_of or asked.n or 1
-        return await answer.run(requests, each * len(prompts), bool(asked.stream))
     except Exception as error:
         raise as_api_error(error, list(type(asked).model_fields)) from error
 
@@ -72,16 +69,16 @@ class _CompletionAnswer(Answer):
 
     def __init__(
         self,
-        context: Any,
+        context: Context,
         request: Request,
-        fields: Sequence[str],
         body: Any,
-        answer_id: str,
         model: str,
-        ids: Sequence[str],
+        prompts: int,
         scores_only: bool,
     ) -> None:
-        super().__init__(context, request, fields)
+        answer_id = new_id("cmpl", request, body.request_id)
+        ids = context.engine.unique_ids(answer_id, prompts)
+        super().__init__(context, request, ids, list(type(body).model_fields))
         self._tokenizer = context.engine.engine.tokenizer
         self._body = body
         self._n = body.n or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,13 @@ from starlette.requests import Request
 from quire.config import ServerConfig
 from quire.errors import OverloadedError
 from quire.platform.async_engine import AsyncEngine
+from quire.server.api.errors import ApiError
 from quire.server.api.metrics import Metrics
 from quire.server.api.served import Served
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # what answers, logs and a header may have of a client's name
+
+_LONGEST_FACT = 256  # characters
 
 
 @dataclass
@@ -63,10 +69,13 @@ def context_of(request: Request) -> Context:
 
 
 def new_id(kind: str, request: Request, wanted: str | None) -> str:
-    """A response's id: of the client's name for the request, where it gave one."""
+    """A response's id: of the client's name for the request, where it gave one. Raises ApiError for no such name."""
+    if wanted is not None and not REQUEST_ID.fullmatch(wanted):
+        raise ApiError(400, f"request_id: must match {REQUEST_ID.pattern}.", "request_id")
     return f"{kind}-{wanted or request.scope.get('state', {}).get('request_id') or secrets.token_hex(12)}"
 
 
 def note(request: Request, **facts: Any) -> None:
     """Put facts into the line that the log will have of this request."""
-    request.scope.setdefault("state", {}).setdefault("facts", {}).update(facts)
+    bounded = {name: fact[:_LONGEST_FACT] if isinstance(fact, str) else fact for name, fact in facts.items()}
+    request.scope.setdefault("state", {}).setdefault("facts", {}).update(bounded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from quire.errors import AdapterError, EngineClosedError, OverloadedError, QuireError
@@ -32,8 +34,16 @@ _TYPES = {
 _RETRY = {"Retry-After": "5"}
 
 # How messages about a field begin: temperature=..., messages[3].content ..., best_of: ...
-_FIELD = re.compile(r"(?:request [^ ]+: )?([a-z_]+)(?=[\[=.:']| must| needs| has )")
+_FIELD = re.compile(r"(?:request [^ ]+: )?([a-z_]+)(?=[\[=.:']| must| needs| has | cannot )")
 _LONGEST = 2000  # characters of a message: it may quote what a client sent
+
+
+class Json(JSONResponse):
+    """JSON whose texts may quote what a client sent, half a surrogate pair among it, which UTF-8 cannot have."""
+
+    def render(self, content: Any) -> bytes:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")
 
 
 class ApiError(Exception):
@@ -61,7 +71,41 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        return JSONResponse(self.body, self.status, dict(self.headers) if self.headers else None)
+        return Json(self.body, self.status, dict(self.headers) if self.headers else None)
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong. param: the field that it is about."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(BaseModel):
+    """Every answer other than success."""
+
+    error: ErrorDetail
+
+
+# For the document: what any route may answer.
+DOCUMENTED: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": text}
+    for status, text in {
+        400: "The request cannot be served as it is.",
+        401: "The API key is missing or wrong.",
+        403: "This is not allowed.",
+        404: "There is no such route, model or adapter.",
+        405: "The route has other methods.",
+        408: "The body did not come in time.",
+        413: "The body is too large.",
+        422: "The adapter is refused.",
+        429: "Too many requests wait.",
+        500: "A fault of the server's.",
+        503: "The engine is shutting down, or has failed.",
+    }.items()
+}
 
 
 class ClientGoneError(Exception):
@@ -104,7 +148,8 @@ def install_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         message = str(error.detail)
         if error.status_code == 404:
-            message = f"there is no {request.method} {request.url.path[:200]} here; /openapi.json lists the routes"
+            path = request.scope["path"][:200]  # its URL has what the client calls this host, perhaps no host's name
+            message = f"there is no {request.method} {path} here; /openapi.json lists the routes"
         return ApiError(error.status_code, message, headers=error.headers).response
 
     app.add_exception_handler(RequestValidationError, of_schema)
@@ -117,6 +162,8 @@ def _schema_error(error: RequestValidationError) -> ApiError:
     """Names the first field that is wrong, and what it should be."""
     first = error.errors()[0]
     place = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    if isinstance(first.get("input"), bytes):  # as it came
+        return ApiError(400, "the body was not taken for JSON: send Content-Type: application/json.")
     if first["type"] == "json_invalid" or not place or not isinstance(place[0], str):
         return ApiError(400, f"the body is no JSON object: {first.get('ctx', {}).get('error', first['msg'])}")
     field = place[0]

@@ -10,10 +10,14 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
+from pydantic_core import PydanticCustomError, core_schema
+
+from quire.platform.chat_messages import MAX_MESSAGES
+from quire.platform.sampling_params import MAX_LOGIT_BIAS
 
 
 @dataclass(frozen=True)
@@ -126,24 +130,55 @@ _OTHERWISE: dict[str, Any] = {
 }
 
 
-def _without_iterables(hint: Any) -> Any:
-    """A type with lists for what the `openai` package calls Iterable or Sequence: what JSON has."""
-    origin, inner = get_origin(hint), tuple(_without_iterables(part) for part in get_args(hint))
+class _FirstFault:
+    """Makes pydantic stop at a list's first fault: it would list one for each entry, and that is memory and time."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {**handler(source), "fail_fast": True}
+
+
+class _AtMost:
+    """Refuses more entries than any field takes before it looks at them. Of objects pydantic lists every fault."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return core_schema.no_info_before_validator_function(self._checked, handler(source))
+
+    def _checked(self, given: Any) -> Any:
+        if isinstance(given, (dict, list)) and len(given) > self._most:
+            raise PydanticCustomError("too_long", "has more than {most} entries", {"most": self._most})
+        return given
+
+
+FIRST_FAULT = _FirstFault()
+_FEW_ITEMS, _FEW_ENTRIES = _AtMost(MAX_MESSAGES), _AtMost(MAX_LOGIT_BIAS)
+
+
+def _bounded(hint: Any) -> Any:
+    """A type whose check costs no more than its first fault, with lists for what the `openai` package calls Iterable
+    or Sequence: what JSON has.
+    """
+    origin, inner = get_origin(hint), tuple(_bounded(part) for part in get_args(hint))
     if origin in (Union, UnionType):
         return Union[inner]  # noqa: UP007 (made at run time)
     if origin in (collections.abc.Iterable, collections.abc.Sequence, list):
-        return list[inner[0]]  # type: ignore[valid-type]
+        listed: Any = Annotated[list[inner[0]], FIRST_FAULT]  # type: ignore[valid-type]
+        return listed if inner[0] is int else Annotated[listed, _FEW_ITEMS]
+    if origin is dict and inner[1] is not Any:
+        return Annotated[hint, _FEW_ENTRIES]
     return hint
 
 
 def _openai_fields(params: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(params)
-    return {name: _OTHERWISE.get(name, _without_iterables(hint)) for name, hint in hints.items()}
+    return {name: _OTHERWISE.get(name, hint) for name, hint in hints.items()}
 
 
 def _honoured(params: Any, extras: Mapping[str, Any], refused: Mapping[str, Refusal]) -> dict[str, Any]:
     fields = {**_openai_fields(params), **extras}
-    return {name: hint for name, hint in fields.items() if name not in refused}
+    return {name: _bounded(hint) for name, hint in fields.items() if name not in refused}
 
 
 COMPLETION_FIELDS = _honoured(CompletionParams, _EXTRAS_OF_BOTH, REFUSED_IN_COMPLETIONS)

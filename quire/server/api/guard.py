@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import re
 import secrets
 import time
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.server.api.context import REQUEST_ID
 from quire.server.api.errors import ApiError
 from quire.server.api.metrics import Metrics
 
@@ -25,7 +26,7 @@ access = logging.getLogger("quire.server.access")
 
 _OPEN = frozenset({"/health", "/ready"})  # probes have no key
 _ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_LONGEST_PATH = 256  # characters in the log
 
 
 class RequestLog:
@@ -40,7 +41,7 @@ class RequestLog:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
         state = scope.setdefault("state", {})
         state["request_id"], state["facts"] = request_id, {}
         status = 499  # nginx's number for a client that has gone, if no answer begins
@@ -63,7 +64,8 @@ class RequestLog:
         self._metrics.answered(route, status)
         if self._lines:
             facts = {**scope["state"]["facts"], "request_id": request_id, "status": status, "seconds": seconds}
-            access.info("%s %s", scope["method"], scope["path"], extra=facts)
+            path = quote(scope["path"][:_LONGEST_PATH], errors="replace")  # no line breaks: one line for a request
+            access.info("%s %s", scope["method"], path, extra=facts)
 
 
 class ApiKeys:
@@ -82,7 +84,8 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        path = scope["path"].removeprefix(scope.get("root_path", "")).rstrip("/")
+        # As the router sees it, or stricter: a root path of "/" makes //v1/... a route.
+        path = "/" + scope["path"].removeprefix(scope.get("root_path", "").rstrip("/")).strip("/")
         if path in _OPEN:
             return None
         given = self._given(scope)
@@ -131,16 +134,17 @@ class BodyLimits:
                 return await receive()
             left = deadline - asyncio.get_running_loop().time()
             try:
-                message: Any = await asyncio.wait_for(receive(), max(left, 0.0))
+                received: Any = await asyncio.wait_for(receive(), max(left, 0.0))
             except asyncio.TimeoutError:
                 complete = True
-                raise HTTPException(408, f"the body did not come within {self._seconds:g} s") from None
-            taken += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
+                message = f"the body did not come within {self._seconds:g} s"
+                raise HTTPException(408, message, {"Connection": "close"}) from None  # nobody reads the rest
+            taken += len(received.get("body", b""))
+            complete = not received.get("more_body", False)
             if taken > self._most:
                 complete = True
                 raise HTTPException(413, self._too_large().message)
-            return dict(message)
+            return dict(received)
 
         await self._app(scope, limited, send)
 

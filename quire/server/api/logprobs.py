@@ -15,13 +15,18 @@ def token_text(token_id: int, entry: Logprob, as_ids: bool) -> str:
     return f"token_id:{token_id}" if as_ids else entry.decoded_token or ""
 
 
+def _likeliest(entries: TokenLogprobs, most: int) -> list[tuple[int, Logprob]]:
+    """most: -1 for all of them."""
+    return sorted(entries.items(), key=lambda item: item[1].rank or 0)[: None if most < 0 else most]
+
+
 def chat_logprobs(output: CompletionOutput, most: int, as_ids: bool) -> dict[str, Any] | None:
     """The form of /v1/chat/completions. most: alternatives of each token that are shown."""
     if output.logprobs is None:
         return None
     content = []
     for token_id, entries in zip(output.token_ids, output.logprobs, strict=True):
-        top = sorted(entries.items(), key=lambda item: item[1].rank or 0)[:most]
+        top = _likeliest(entries, most)
         content.append(
             {
                 **_chat_token(token_id, entries[token_id], as_ids),
@@ -61,11 +66,9 @@ class CompletionLogprobs:
         shown = f"token_id:{token_id}" if self._as_ids else text
         return {"tokens": [shown], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
 
-    def _top(self, token_id: int, entries: TokenLogprobs) -> dict[str, float] | None:
+    def _top(self, token_id: int, entries: TokenLogprobs) -> dict[str, float]:
         """The likeliest, and the chosen one, as OpenAI has it: up to one more than were asked for."""
-        if not self._most:
-            return {}
-        best = sorted(entries.items(), key=lambda item: item[1].rank or 0)[: self._most]
+        best = _likeliest(entries, self._most)
         shown = {token_text(other, entry, self._as_ids): max(entry.logprob, _LEAST) for other, entry in best}
         chosen = entries[token_id]
         shown.setdefault(token_text(token_id, chosen, self._as_ids), max(chosen.logprob, _LEAST))

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from quire import __version__
 from quire.platform.async_engine import AsyncEngine, Output
 from quire.platform.outputs import RequestMetrics, RequestOutput
+from quire.platform.stats import StepTimes
 
 _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _GAP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5)
@@ -54,14 +55,19 @@ class Metrics:
     def answered(self, route: str, status: int) -> None:
         self._answers.labels(route, str(status)).inc()
 
-    def aborted(self, sequences: int) -> None:
-        """Sequences whose client has gone."""
-        self._finished.labels("abort").inc(sequences)
+    def aborted(self, requests: int) -> None:
+        """Requests whose client has gone, or that came to nothing with another of the same HTTP request."""
+        self._finished.labels("abort").inc(requests)
 
-    def on_step(self, gaps: Sequence[float], outputs: Sequence[Output]) -> None:
+    def on_step(self, times: StepTimes, outputs: Sequence[Output]) -> None:
         """After each step, in the engine's thread."""
-        for gap in gaps:
-            self._gap.observe(gap)
+        for histogram, seconds in (
+            (self._gap, times.gaps),
+            (self._first_token, times.first_tokens),
+            (self._queue, times.queued),
+        ):
+            for one in seconds:
+                histogram.observe(one)
         for output in outputs:
             if isinstance(output, RequestOutput) and output.finished:
                 for completion in output.outputs:
@@ -70,13 +76,8 @@ class Metrics:
                     self._observe(output.metrics)
 
     def _observe(self, metrics: RequestMetrics) -> None:
-        begun = metrics.arrival_time
-        if metrics.time_in_queue is not None:
-            self._queue.observe(metrics.time_in_queue)
-        if metrics.first_token_time is not None:
-            self._first_token.observe(metrics.first_token_time - begun)
         if metrics.finished_time is not None:
-            duration = metrics.finished_time - begun
+            duration = metrics.finished_time - metrics.arrival_time
             self._duration.observe(duration)
             self.recent_duration += _FORGET * (duration - self.recent_duration)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.errors import RequestError
 from quire.platform.chat import ChatPrompt, render_chat
+from quire.platform.chat_messages import MAX_MESSAGES
 from quire.platform.intake import PromptType
 from quire.platform.tokenizer import encode_prompt, encode_rendered
 from quire.server.api.context import Context
@@ -37,14 +38,9 @@ class Reader:
         self._max_model_len = engine.limits.max_model_len
         self._longest_token = context.longest_token
 
-    def completion_prompts(self, body: Any) -> list[PromptType]:
-        """The prompts of a body of /v1/completions."""
+    def completion_prompts(self, prompts: Sequence[Any], body: Any) -> list[PromptType]:
+        """Prompts of /v1/completions, as its body says that they are to be read."""
         salt = self._salt(body.cache_salt)
-        prompts = _several(body.prompt)
-        if len(prompts) > self._config.max_prompts:
-            raise ApiError(
-                400, f"prompt: has {len(prompts)} prompts, and the limit is {self._config.max_prompts}.", "prompt"
-            )
         return [{**self._prompt(one, body), **salt} for one in prompts]
 
     def _prompt(self, prompt: str | list[int], body: Any) -> dict[str, Any]:
@@ -98,6 +94,7 @@ class Reader:
             add_generation_prompt=not opened if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=opened,
             template_kwargs=template_kwargs,
+            max_characters=self._max_characters(),
         )
 
     def _salt(self, salt: str | None) -> dict[str, str]:
@@ -109,14 +106,16 @@ class Reader:
 
     def _check_length(self, characters: int, field: str) -> None:
         """Before anything is tokenized: no text of more characters can fit, whatever it is."""
-        most = self._max_model_len * self._longest_token()
-        if characters > most:
+        if characters > self._max_characters():
             raise ApiError(
                 400,
                 f"{field}: has {characters} characters, which cannot be max_model_len={self._max_model_len} tokens or "
                 "fewer: shorten it.",
                 field,
             )
+
+    def _max_characters(self) -> int:
+        return self._max_model_len * self._longest_token()
 
     def _truncated(self, token_ids: list[int], body: Any) -> list[int]:
         """Its last tokens: as many as are asked for; -1: as many as leave room for the answer."""
@@ -134,15 +133,20 @@ class Reader:
         return token_ids[-most:]
 
 
-def _several(prompt: Any) -> list[Any]:
-    """One prompt or several -> several."""
+def several(prompt: Any, most: int) -> list[Any]:
+    """One prompt or several -> several. Raises ApiError for none, and for more than `most`."""
     if prompt is None or prompt == [] or prompt == "":
         raise ApiError(400, "prompt: is empty; it must have at least one token.", "prompt")
-    return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+    if len(prompts) > most:
+        raise ApiError(400, f"prompt: has {len(prompts)} prompts, and the limit is {most}.", "prompt")
+    return prompts
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Refuse what would be dropped; the messages' form is the renderer's to check."""
+    if len(messages) > MAX_MESSAGES:
+        raise ApiError(400, f"messages: are {len(messages)}, and the limit is {MAX_MESSAGES}.", "messages")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         asked = next((key for key in _TOOL_KEYS if message.get(key)), None)

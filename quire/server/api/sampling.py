@@ -71,6 +71,8 @@ def _count(body: Any, config: ServerConfig) -> int:
         raise ApiError(400, f"best_of: {body.best_of} is less than n={n}.", param="best_of")
     if body.best_of is not None and body.best_of > n and body.stream:
         raise ApiError(400, "best_of: the best are known at the end only, so they cannot be streamed.", param="best_of")
+    if body.best_of is not None and body.best_of > 1 and body.temperature == 0:
+        raise ApiError(400, "best_of: temperature=0 gives one answer only.", param="best_of")
     return n
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Optional
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from quire.server.api.errors import ApiError
 from quire.server.api.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
+    FIRST_FAULT,
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
     Refusal,
@@ -21,6 +22,16 @@ class Body(BaseModel):
     """A field that is not known is an error, and so is one of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, given: Any) -> Any:
+        """Of the fields that are not known leave one to complain of: pydantic would list them all."""
+        if not isinstance(given, dict):
+            return given
+        known = {name: value for name, value in given.items() if name in cls.model_fields}
+        unknown = next((name for name in given if name not in known), None)
+        return known if unknown is None else {**known, unknown: given[unknown]}
 
 
 def _request(
@@ -61,7 +72,7 @@ class TokenizeRequest(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
     add_generation_prompt: bool = True
@@ -74,7 +85,7 @@ class DetokenizeRequest(Body):
     """Token ids to be made text."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], FIRST_FAULT]
 
 
 class MixedAdapter(Body):

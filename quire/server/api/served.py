@@ -92,6 +92,8 @@ class Served:
             raise ApiError(
                 404, f"base_model_name: {body.base_model_name[:200]!r} is not served here.", "base_model_name"
             )
+        if not body.lora_name.isprintable():
+            raise ApiError(400, "lora_name: must be of printable characters.", "lora_name")
         if body.lora_name in self.names:
             raise ApiError(400, f"lora_name: {body.lora_name!r} is the base model's.", "lora_name")
         adapters = self._engine.engine.adapters

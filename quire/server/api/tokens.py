@@ -7,12 +7,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from quire.server.api.body import JsonRoute
 from quire.server.api.context import Context, context_of
-from quire.server.api.errors import ApiError, as_api_error
+from quire.server.api.errors import ApiError, Json, as_api_error
 from quire.server.api.prompts import Reader
 from quire.server.api.schemas import DetokenizeRequest, TokenizeRequest
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 @router.post("/tokenize")
@@ -53,9 +54,12 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> JSONResponse:
     engine = context.engine.engine
     if engine.tokenizer is None:
         raise ApiError(400, "tokens: no tokenizer is loaded.", "tokens")
+    if len(body.tokens) > engine.limits.max_model_len:
+        most = engine.limits.max_model_len
+        raise ApiError(400, f"tokens: are {len(body.tokens)}, and the limit is max_model_len={most}.", "tokens")
     most = max(len(engine.tokenizer), engine.limits.vocab_size)
     wrong = next((token for token in body.tokens if not 0 <= token < most), None)
     if wrong is not None:
         raise ApiError(400, f"tokens: {wrong} is none; token ids are 0 to {most - 1}.", "tokens")
     text = await context.engine.on_reader(engine.tokenizer.decode, body.tokens)
-    return JSONResponse({"prompt": text})
+    return Json({"prompt": text})

@@ -1,0 +1,89 @@
+"""The server does what its own document says, whatever is sent: by schemathesis, from /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from api_server import LocalServer
+from hypothesis import HealthCheck, given, seed, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+EXAMPLES = 60  # for each route
+
+
+@pytest.fixture(scope="module")
+def served(chat_model: Path) -> Iterator[LocalServer]:
+    # A short context: what is generated here is not looked at.
+    engine = {"model": str(chat_model), "max_model_len": 64, "enable_lora": True, "num_gpu_blocks_override": 256}
+    with LocalServer(engine, allow_runtime_lora=True, body_timeout=5) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def document(served: LocalServer) -> Any:
+    config = schemathesis.Config.from_dict({"seed": 7})
+    return schemathesis.openapi.from_url(f"{served.url}/openapi.json", config=config)
+
+
+ROUTES = {
+    "/health": "GET", "/ready": "GET", "/version": "GET", "/metrics": "GET", "/v1/models": "GET",
+    "/v1/models/{model}": "GET", "/v1/completions": "POST", "/v1/chat/completions": "POST", "/tokenize": "POST",
+    "/detokenize": "POST", "/v1/load_lora_adapter": "POST", "/v1/unload_lora_adapter": "POST",
+}  # fmt: skip
+
+
+def test_the_document_has_these_routes(served: LocalServer) -> None:
+    with served.http() as http:
+        paths = http.get("/openapi.json").json()["paths"]
+    assert {path: [method.upper() for method in methods] for path, methods in paths.items()} == {
+        path: [method] for path, method in ROUTES.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [
+        (path, mode)
+        for path, method in ROUTES.items()
+        for mode in schemathesis.GenerationMode
+        if method == "POST" or mode is schemathesis.GenerationMode.POSITIVE  # a GET has nothing to get wrong
+    ],
+)
+def test_the_server_does_what_its_document_says(document: Any, path: str, mode: Any) -> None:
+    operation = document[path][ROUTES[path]]
+    seen = []
+
+    @seed(7)
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        answer = case.call(timeout=30)
+        seen.append(answer.status_code)
+        # A body can fit its schema and ask for too much: what a schema cannot say is answered with 400.
+        case.validate_response(answer, excluded_checks=[positive_data_acceptance])
+
+    check()
+    assert seen
+
+
+def test_nothing_is_left_of_all_that(served: LocalServer) -> None:
+    served.until_idle()
+    assert served.engine.complaint(60) is None
+
+
+def test_every_route_names_its_errors(served: LocalServer) -> None:
+    with served.http() as http:
+        found = http.get("/openapi.json").json()
+    for path, methods in found["paths"].items():
+        for method, operation in methods.items():
+            responses = operation["responses"]
+            assert {"200", "400", "401", "404", "413", "429", "500", "503"} <= set(responses), (path, method)
+            for status, response in responses.items():
+                if status != "200":
+                    shape = response["content"]["application/json"]["schema"]
+                    assert shape == {"$ref": "#/components/schemas/ErrorAnswer"}, (path, status)
+    assert "HTTPValidationError" not in found["components"]["schemas"]
