@@ -86,6 +86,7 @@ def body(token_ids: Sequence[int], wanted: int, salt: str, stream: bool) -> dict
         "temperature": 0,
         "ignore_eos": True,
         "stream": stream,
+        "return_token_ids": stream,  # so that each token has its event, even one that is half a character
         "cache_salt": salt,
     }
 

@@ -371,6 +371,11 @@ class Outputs:
             self._engine.abort(unfinished)
         return len(unfinished)
 
+    @property
+    def ready(self) -> bool:
+        """Whether there are more that need not be waited for."""
+        return bool(self._ready) or not self._mail.empty()
+
     def __aiter__(self) -> Outputs:
         return self
 

@@ -145,22 +145,22 @@ class Answer:
         return self._checked(await anext(outputs))
 
     async def _events(self, first: Output, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        made: list[bytes] = []
         try:
             output: Output | None = first
             while isinstance(output, RequestOutput):
-                made = self.chunks(output)
-                if made:
-                    yield b"".join(map(event, made))
+                made += map(event, self.chunks(output))
+                if made and not outputs.ready:  # else this stream is behind: the next go with these
+                    yield b"".join(made)
+                    made = []
                 output = await anext(outputs, None)
                 if output is not None:
                     self._checked(output)
-            for chunk in self.last_chunks():
-                yield event(chunk)
+            yield b"".join([*made, *map(event, self.last_chunks()), _DONE])
         except Exception as error:
             told = as_api_error(error, self._fields)
             note(self._request, error=told.message)
-            yield event(told.body)
-        yield _DONE
+            yield b"".join([*made, event(told.body), _DONE])
 
     def _checked(self, output: Output) -> Output:
         failure = output.failure
