@@ -206,7 +206,7 @@ class ServerConfig:
     allow_runtime_lora: bool = False
     lora_roots: tuple[str, ...] = ()
     max_queue: int = 1024
-    max_request_bytes: int = 64 << 20
+    max_request_bytes: int = 32 << 20
     max_prompts: int = 256
     max_n: int = 128
     header_timeout: float = 10.0

@@ -19,6 +19,10 @@ class AdapterError(QuireError):
     """A LoRA adapter's files are missing, damaged, or do not fit the model; or its name or path is not to be had."""
 
 
+class OutsideRootsError(AdapterError):
+    """An adapter's path leads out of the folders that adapters may be read from."""
+
+
 class RequestError(QuireError):
     """A request cannot be served as given: its prompt or its sampling parameters are out of bounds."""
 

@@ -240,6 +240,9 @@ class AdapterLibrary:
             assert adapter is not None
             return adapter
 
+    def has(self, uid: int) -> bool:
+        return uid in self._versions
+
     def size(self, uid: int) -> int:
         return self._versions[uid].size
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from quire.config import LoRAConfig
 from quire.contracts import AdapterRef
-from quire.errors import AdapterError
+from quire.errors import AdapterError, OutsideRootsError
 from quire.lora.adapter import Adapter
 
 
@@ -158,7 +158,7 @@ def allowed_folder(path: Path, roots: Collection[str] | None) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         raise AdapterError(f"{path}: there is no such folder ({type(error).__name__}).") from None
     if not inside:  # first: nothing is said of what lies there
-        raise AdapterError(f"{path}: lies outside the folders that adapters may be read from.")
+        raise OutsideRootsError(f"{path}: lies outside the folders that adapters may be read from.")
     if not found:
         raise AdapterError(f"{path}: there is no such folder.")
     if not is_folder:

@@ -79,6 +79,7 @@ class Residency:
 
     def settle(self) -> None:
         """Let go of adapters that were unloaded or replaced and that nobody holds any more."""
+        self._read = {uid for uid in self._read if self._library.has(uid)}
         for uid in self._library.drained():
             if uid in self._entries:
                 self._drop(uid)

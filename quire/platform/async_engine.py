@@ -12,8 +12,9 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -33,6 +34,9 @@ logger = logging.getLogger("quire")
 
 # Threads that read requests. Tokenizing a long prompt takes some milliseconds, loading an adapter some hundred.
 _READERS = 2
+
+# How long `close` waits for the step that runs when all requests have been aborted.
+_LAST_STEP = 5.0  # seconds
 
 _T = TypeVar("_T")
 
@@ -64,13 +68,14 @@ class AsyncEngine:
         config: EngineConfig | None = None,
         on_step: Callable[[StepTimes, Sequence[Output]], object] | None = None,
     ) -> None:
-        self.engine = LLMEngine(config)
+        self.core = LLMEngine(config)
         self._on_step = on_step
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._readers = ThreadPoolExecutor(_READERS, "quire-readers")
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._mail: dict[str, asyncio.Queue[_Mail]] = {}  # by request: where its outputs go
+        self._accepted = 0
         self._idle: asyncio.Event | None = None
         self._unloading: list[tuple[int, asyncio.Future[int]]] = []
         self._serial = itertools.count()
@@ -107,6 +112,11 @@ class AsyncEngine:
         return self._closing or self._error is not None
 
     @property
+    def stuck(self) -> bool:
+        """Whether a step goes on after `close`."""
+        return self._stopped and self._thread.is_alive()
+
+    @property
     def failed(self) -> bool:
         """Whether the step loop has ended with an error."""
         return self._error is not None
@@ -117,20 +127,20 @@ class AsyncEngine:
         The rest get EngineClosedError.
         """
         if self._closing:
-            await asyncio.to_thread(self._thread.join)
             return
         self._closing = True
         if self._idle is not None and not self._idle.is_set() and self._error is None:
             try:
                 await asyncio.wait_for(self._idle.wait(), timeout)
             except asyncio.TimeoutError:
-                logger.warning("%d requests have not finished in %g s and are aborted", len(self._mail), timeout)
+                logger.warning("%d requests have not finished in %g s and are aborted", self._accepted, timeout)
         self._post(EngineClosedError("the server is shutting down; the request was aborted"))
         self._tell(self._stop)
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, _LAST_STEP)
+        self._stopped = True
         self._readers.shutdown(wait=False, cancel_futures=True)
-        self.engine.close()
+        self.core.close()
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -145,16 +155,36 @@ class AsyncEngine:
 
         Raises RequestError when it could never be served as given, EngineClosedError when the engine ends before it.
         """
-        async with await self.submit([EngineRequest(request_id, prompt, sampling_params, lora_request)]) as outputs:
-            async for output in outputs:
-                yield output
+        with self.accepted():
+            request = EngineRequest(request_id, prompt, sampling_params, lora_request)
+            async with await self.submit([request]) as outputs:
+                async for output in outputs:
+                    yield output
+
+    @contextmanager
+    def accepted(self) -> Iterator[None]:
+        """Around all that is done for a request: `close` lets it come to its end. Raises EngineClosedError."""
+        if self._closing:
+            raise EngineClosedError("the server is shutting down")
+        self._check_runs()
+        assert self._idle is not None
+        self._accepted += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._accepted -= 1
+            if not self._accepted:
+                self._idle.set()
 
     async def submit(self, requests: Sequence[EngineRequest]) -> Outputs:
-        """Read requests and queue them, all or none; raises as `generate`. Their outputs come to one iterator."""
-        self._check_open()
+        """Read requests and queue them, all or none; raises as `generate`. Their outputs come to one iterator.
+
+        Within `accepted`.
+        """
         arrivals = await self._read_all(requests)
         try:
-            self._check_open()
+            self._check_runs()
             taken = [request.request_id for request in requests if request.request_id in self._mail]
             if taken or len({request.request_id for request in requests}) < len(requests):
                 raise RequestError(f"request {(taken or [requests[0].request_id])[0]}: its id is in use")
@@ -164,8 +194,6 @@ class AsyncEngine:
         mail: asyncio.Queue[_Mail] = asyncio.Queue()
         for arrival in arrivals:
             self._mail[arrival.request_id] = mail
-        assert self._idle is not None
-        self._idle.clear()
         self._tell(partial(self._admit, arrivals))
         return Outputs(self, {arrival.request_id for arrival in arrivals}, mail)
 
@@ -176,25 +204,27 @@ class AsyncEngine:
 
     async def on_reader(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run something that takes time where requests are read: off the event loop and off the step loop."""
-        return await asyncio.wrap_future(self._readers.submit(function, *args))
+        return await self._result(self._on_reader(function, *args))
 
     def abort(self, request_ids: set[str]) -> None:
         """End requests before the next step; unknown and finished ones are passed over."""
         for request_id in request_ids:
             self._mail.pop(request_id, None)
-        self._tell(partial(self.engine.abort_request, list(request_ids)))
-        self._note_idle()
+        self._tell(partial(self.core.abort_request, list(request_ids)))
 
     def forget(self, request_id: str) -> None:
         """A request's last output has been handed out."""
         self._mail.pop(request_id, None)
-        self._note_idle()
 
     # -- adapters -------------------------------------------------------------------------------------------------
 
     async def load_lora_adapter(self, name: str, path: str, load_inplace: bool = False) -> LoadReport:
         """As `LLMEngine.load_lora_adapter`, off the event loop and off the step loop. Raises AdapterError."""
-        report = await asyncio.to_thread(self.engine.load_lora_adapter, name, path, load_inplace)
+        try:
+            report = await asyncio.to_thread(self.core.load_lora_adapter, name, path, load_inplace)
+        except RuntimeError:  # its workers take nothing any more
+            self._check_runs()
+            raise
         self._tell(lambda: None)  # an older version may be free to go
         return report
 
@@ -203,7 +233,7 @@ class AsyncEngine:
         after `timeout` seconds. Raises AdapterError.
         """
         assert self._loop is not None
-        number = self.engine.unload_lora_adapter(name)
+        number = self.core.unload_lora_adapter(name)
         future: asyncio.Future[int] = self._loop.create_future()
         self._tell(lambda: self._unloading.append((number, future)))
         try:
@@ -213,21 +243,21 @@ class AsyncEngine:
 
     def list_lora_adapters(self) -> list[AdapterInfo]:
         """Any thread may call this."""
-        return self.engine.list_lora_adapters() if self.engine.adapters is not None else []
+        return self.core.list_lora_adapters() if self.core.adapters is not None else []
 
     def stats(self) -> EngineStats:
         """Any thread may call this."""
-        return EngineStats.of(self.engine)
+        return EngineStats.of(self.core)
 
     # -- on the event loop ----------------------------------------------------------------------------------------
 
     async def _read_all(self, requests: Sequence[EngineRequest]) -> list[Arrival]:
         futures = [
-            self._readers.submit(self.engine.read_request, one.request_id, one.prompt, one.params, one.lora_request)
+            self._on_reader(self.core.read_request, one.request_id, one.prompt, one.params, one.lora_request)
             for one in requests
         ]
         try:
-            return [await asyncio.wrap_future(future) for future in futures]
+            return [await self._result(future) for future in futures]
         except BaseException:  # one is no good, or nobody waits any more: let go of the others
             for future in futures:
                 future.cancel()
@@ -240,19 +270,31 @@ class AsyncEngine:
 
     def _discard(self, arrivals: Sequence[Arrival]) -> None:
         for arrival in arrivals:
-            self.engine.discard(arrival)
+            self.core.discard(arrival)
         self._tell(lambda: None)  # their adapters may be free to go
 
-    def _check_open(self) -> None:
+    def _on_reader(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
+        self._check_runs()
+        return self._readers.submit(function, *args)
+
+    async def _result(self, future: Future[_T]) -> _T:
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if self._stopped and future.cancelled():  # not the one who waits, but the readers were stopped
+                self._check_runs()
+            raise
+
+    def _check_runs(self) -> None:
         if self._error is not None:
             raise EngineClosedError(f"the engine has failed ({type(self._error).__name__}): see its log")
-        if self._closing or self._loop is None:
-            raise EngineClosedError("the server is shutting down" if self._closing else "the engine was not started")
+        if self._stopped or self._loop is None:
+            raise EngineClosedError("the server is shutting down" if self._stopped else "the engine was not started")
 
     def _tell(self, message: Callable[[], object]) -> None:
         """Have the engine's thread call this before its next step. Any thread may call this."""
         self._inbox.put(message)
-        self.engine.wake()
+        self.core.wake()
 
     def _post(self, mail: _Mail) -> None:
         """Hand outputs to those who wait for them, or an error to all."""
@@ -268,20 +310,15 @@ class AsyncEngine:
         for waiting, outputs in batches.values():
             waiting.put_nowait(outputs)
 
-    def _note_idle(self) -> None:
-        if not self._mail and self._idle is not None:
-            self._idle.set()
-
     # -- in the engine's thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             while self._open_mail():
                 self._step_begun = time.monotonic()
-                outputs = self.engine.step()
+                outputs = self.core.step()
                 self._step_begun = None
-                if self._on_step is not None:
-                    self._on_step(self.engine.times, outputs)
+                self._report(outputs)
                 if outputs:
                     self._send(outputs)
                 self._answer_unloadings()
@@ -289,6 +326,17 @@ class AsyncEngine:
             logger.critical("the engine has failed", exc_info=True)
             self._error = error
             self._send(EngineClosedError(f"the engine has failed ({type(error).__name__}): see its log"))
+        finally:
+            self._stopped = True
+            for _, future in self._unloading:
+                self._call(partial(_give_up, future))
+
+    def _report(self, outputs: Sequence[Output]) -> None:
+        try:
+            if self._on_step is not None:
+                self._on_step(self.core.times, outputs)
+        except Exception:  # who watches must not stop what is watched
+            logger.exception("on_step failed")
 
     def _open_mail(self) -> bool:
         """Do what the others ask for; while there is nothing to compute, wait for that. False: stop."""
@@ -296,9 +344,9 @@ class AsyncEngine:
             try:
                 message = self._inbox.get_nowait()
             except Empty:
-                if self.engine.has_unfinished_requests():
+                if self.core.has_unfinished_requests():
                     return True
-                self.engine.settle_adapters()  # no step comes that would
+                self.core.settle_adapters()  # no step comes that would
                 self._answer_unloadings()
                 message = self._inbox.get()
             message()
@@ -310,11 +358,11 @@ class AsyncEngine:
     def _admit(self, arrivals: Sequence[Arrival]) -> None:
         for place, arrival in enumerate(arrivals):
             try:
-                self.engine.submit(arrival)
+                self.core.submit(arrival)
             except Exception as error:  # the others of its caller's come to nothing with it
-                self.engine.abort_request([other.request_id for other in arrivals[:place]])
+                self.core.abort_request([other.request_id for other in arrivals[:place]])
                 for other in arrivals[place + 1 :]:
-                    self.engine.discard(other)
+                    self.core.discard(other)
                 self._call(partial(self._fail, arrival.request_id, error))
                 return
 
@@ -328,7 +376,7 @@ class AsyncEngine:
             return
         waiting = []
         for number, future in self._unloading:
-            freed = self.engine.freed_bytes(number)
+            freed = self.core.freed_bytes(number)
             if freed is None and not future.cancelled():
                 waiting.append((number, future))
             elif freed is not None:
@@ -392,6 +440,11 @@ class Outputs:
             self._unfinished.discard(output.request_id)
             self._engine.forget(output.request_id)
         return output
+
+
+def _give_up(future: asyncio.Future[int]) -> None:
+    if not future.done():
+        future.set_exception(EngineClosedError("the engine has stopped; the adapter's memory goes with it"))
 
 
 def _resolve(future: asyncio.Future[int], value: int) -> None:

@@ -6,8 +6,9 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from quire.config import EngineConfig
 from quire.errors import AdapterError, QuireError, RequestError
@@ -139,7 +140,7 @@ class LLMEngine:
                 self._start(self._request_of(arrival))
             else:
                 assert self._preparer is not None
-                variant = feature_variant(read.adapters)
+                variant = feature_variant(read.adapters, read.salt)
                 self._preparer.submit(arrival, read.images, read.settings, room=self.intake.room(read), variant=variant)
                 self._arriving[request_id] = arrival
             self._read.discard(arrival)
@@ -182,6 +183,12 @@ class LLMEngine:
     def load_for(self, wanted: LoRARequest) -> None:
         """Load what a request names by its path, unless it is loaded. Any thread may call this."""
         self._library().ensure(wanted, lambda path: resolve_adapter(path, self.config.lora))
+
+    def check_mixture(self, wanted: LoRARequest) -> None:
+        """Whether a mixture's adapters are there and can be mixed. Any thread may call this. Raises QuireError."""
+        library = self._library()
+        with self._reading:
+            library.release(library.acquire(wanted))
 
     def load_lora_adapter(
         self, name: str, path: str, load_inplace: bool = False, pinned: bool = False, lora_int_id: int | None = None
@@ -268,7 +275,6 @@ class LLMEngine:
 
     def step(self) -> list[RequestOutput | BeamSearchOutput]:
         """Plan, execute, commit; return an output for each request that has something new to show."""
-        self._bell.clear()
         self._take_prepared()
         plan = self.scheduler.plan()
         self._fail_without_adapters()
@@ -301,6 +307,7 @@ class LLMEngine:
         )
         if coming and not self._failed:
             self._bell.wait(_PATIENCE)
+            self._bell.clear()  # not before: what rang since the last step must not be slept over
             self._take_prepared()
 
     def _fail_without_adapters(self) -> None:
@@ -349,7 +356,7 @@ class LLMEngine:
         for request, media in wanted:
             assert self._preparer is not None
             place = request.media.index(media)
-            variant = feature_variant(request.adapters)
+            variant = feature_variant(request.adapters, request.salt)
             again = _Again(request, media)
             self._preparer.submit(again, [media.source], media.settings, urgent=True, first=place, variant=variant)
 
@@ -404,7 +411,7 @@ class LLMEngine:
 
     def _fail(self, request: Request, error: Exception) -> None:
         logger.error("request %s fails: %r", request.request_id, error)
-        request.failure = Failure(f"{type(error).__name__}: {error}", by_caller=isinstance(error, QuireError))
+        request.failure = Failure(f"{type(error).__name__}: {error}", by_caller=isinstance(error, RequestError))
         self._end(request, "error")
         self._failed.append(request)
 
@@ -426,7 +433,8 @@ class LLMEngine:
         requests = {request.request_id: request for request in self._failed}
         self._failed.clear()
         for sequence in advanced:
-            self._detokenize(sequence)
+            if sequence.request.failure is None:
+                self._guarded(sequence.request, partial(self._detokenize, sequence))
             requests[sequence.request.request_id] = sequence.request
         outputs = []
         for request in requests.values():
@@ -435,7 +443,16 @@ class LLMEngine:
             output = self._results.output(request)
             if output is not None:
                 outputs.append(output)
+        self._failed.clear()
         return outputs
+
+    def _guarded(self, request: Request, work: Callable[[], None]) -> None:
+        """Do something for one request; if it fails, the others go on."""
+        try:
+            work()
+        except Exception as error:
+            logger.exception("request %s", request.request_id)
+            self._fail(request, error)
 
     def _detokenize(self, sequence: SequenceState) -> None:
         """Turn a sequence's newest token into text; a stop string may end it."""

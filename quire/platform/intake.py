@@ -139,6 +139,7 @@ class Intake:
 
     def _with_adapters(self, request: Request, prompt: Prompt) -> Request:
         request.adapters, request.lora, request.holds_adapters = prompt.adapters, prompt.lora, bool(prompt.adapters)
+        request.salt = prompt.salt
         return request
 
     def _place(self, request_id: str, prompt: Prompt, images: Sequence[Prepared]) -> tuple[list[int], list[MediaItem]]:

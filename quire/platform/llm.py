@@ -339,6 +339,8 @@ class LLM:
                             bar.update()
             finally:  # an impossible prompt, an interrupt: nothing of this call stays behind
                 self.llm_engine.abort_request(ids)
+        if len(outputs) < len(ids):  # the interrupt that was held ends this call, should it not have come yet
+            raise KeyboardInterrupt
         return [outputs[request_id] for request_id in ids]
 
     def _refuse_if_busy(self) -> None:

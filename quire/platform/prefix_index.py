@@ -24,10 +24,12 @@ def root_key(cache_salt: str | None = None, rope_length: int | None = None, adap
     return hashlib.sha256(parts).digest()
 
 
-def feature_variant(adapters: AdapterUse) -> bytes:
-    """What an image's features depend on beside the image: empty unless an adapter changes what works on images."""
+def feature_variant(adapters: AdapterUse, cache_salt: str | None = None) -> bytes:
+    """What separates an image's features from others of the image: adapters that change what works on images, for
+    theirs differ, and the salt, as tenants must not see from the time it takes what others have shown.
+    """
     visual = [(ref.digest, weight) for ref, weight in adapters if ref.visual]
-    return repr(visual).encode() if visual else b""
+    return repr((visual, cache_salt)).encode("utf-8", "surrogatepass") if visual or cache_salt is not None else b""
 
 
 def block_key(parent: bytes, token_ids: Sequence[int], media: Sequence[tuple[bytes, int]] = ()) -> bytes:

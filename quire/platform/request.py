@@ -59,6 +59,7 @@ class Request:
     media: the prompt's images, in their order; prompt_ids has their placeholders.
     rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
         rotary_end: what the first token behind them turns by.
+    salt: separates its cached blocks and image features from those of other salts.
     adapters: the versions that it runs with, held until it ends (`holds_adapters`); lora: how the caller named them.
     prompt_scores: one entry a prompt token whose logprobs are wanted and known; the first token has none.
     """
@@ -80,6 +81,7 @@ class Request:
     adapters: AdapterUse = ()
     holds_adapters: bool = False
     lora: LoRARequest | None = None
+    salt: str | None = None
     sequences: list[SequenceState] = field(default_factory=list)
     prompt_scores: list[TopLogprobs | None] = field(default_factory=lambda: [None])
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -99,9 +100,9 @@ def serve(task: Task) -> int:
     _check_address(server)
     metrics = Metrics()
     engine = AsyncEngine(config, metrics.on_step)
-    recommended = recommended_sampling(engine.engine.path) if task.generation_config == "auto" else {}
+    recommended = recommended_sampling(engine.core.path) if task.generation_config == "auto" else {}
     sampling = {**recommended, **task.override_generation_config}
-    server = ServerConfig(**{**vars(server), "default_sampling": sampling})
+    server = replace(server, default_sampling=sampling)
     _check_sampling(sampling)
     app = create_app(engine, server, metrics, task.access_log)
     served = app.state.context.served
@@ -109,10 +110,10 @@ def serve(task: Task) -> int:
         if module.name in served.names:
             raise QuireError(f"--lora-modules {module.name}: that is the base model's name.")
         served.adopt(module.name, module.base_model)
-        engine.engine.load_lora_adapter(module.name, module.path)
+        engine.core.load_lora_adapter(module.name, module.path)
     names = ", ".join([served.names[0], *(module.name for module in modules)])
     logger.info("%s ready in %.1f s", names, time.monotonic() - begun)
-    return _run(_Server(_uvicorn_config(app, server), engine, server))
+    return _run(_Server(_uvicorn_config(app, server), engine, server), engine)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -187,7 +188,8 @@ class _Server(uvicorn.Server):
         self._settings = settings
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
+        if self.should_exit:
+            os._exit(1)  # not even a step that sticks holds it
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -210,11 +212,14 @@ class _Server(uvicorn.Server):
         logger.info("shutting down: what runs has %g s to finish", self._settings.shutdown_timeout)
         draining = asyncio.ensure_future(self._engine.close(self._settings.shutdown_timeout))
         await super().shutdown(sockets)
-        if self.force_exit:
-            draining.cancel()
         await asyncio.gather(draining, return_exceptions=True)
 
 
-def _run(server: _Server) -> int:
+def _run(server: _Server, engine: AsyncEngine) -> int:
     asyncio.run(server.serve())
-    return 1 if server._engine.failed or not server.started else 0
+    code = 1 if engine.failed or not server.started else 0
+    if engine.stuck:  # its thread would hold the process
+        logger.error("a step does not end: the server ends without it")
+        logging.shutdown()
+        os._exit(1)
+    return code

@@ -39,7 +39,7 @@ async def opened(**settings: Any) -> AsyncIterator[AsyncEngine]:
 
 async def idle(engine: AsyncEngine) -> None:
     """Until nothing runs; then all blocks are back and all tables agree."""
-    inner = engine.engine
+    inner = engine.core
     await until(lambda: not inner.has_unfinished_requests())
     done = threading.Event()
     engine._tell(done.set)  # what was asked before is done
@@ -88,18 +88,18 @@ def test_leaving_the_iteration_aborts_within_a_step():
     async def work() -> int:
         async with opened() as engine:
             steps = 0
-            step = engine.engine.step
+            step = engine.core.step
 
             def counted() -> Any:
                 nonlocal steps
                 steps += 1
                 return step()
 
-            engine.engine.step = counted
+            engine.core.step = counted
             async with await engine.submit([EngineRequest("a", "Once", LONG)]) as outputs:
                 await anext(outputs)
             left = steps
-            await until(lambda: not engine.engine.has_unfinished_requests())
+            await until(lambda: not engine.core.has_unfinished_requests())
             return steps - left
 
     assert run(work) <= 3  # the one that ran, and one that may have begun before the message was read
@@ -109,7 +109,7 @@ def test_a_cancelled_reader_lets_go_of_its_adapter():
     async def work() -> None:
         async with opened(enable_lora=True) as engine:
             await engine.load_lora_adapter("french", adapter_path("french"))
-            read, begun, gate = engine.engine.read_request, threading.Event(), threading.Event()
+            read, begun, gate = engine.core.read_request, threading.Event(), threading.Event()
 
             def slow(*given: Any) -> Any:
                 arrival = read(*given)
@@ -117,7 +117,7 @@ def test_a_cancelled_reader_lets_go_of_its_adapter():
                 gate.wait(10)
                 return arrival
 
-            engine.engine.read_request = slow
+            engine.core.read_request = slow
             task = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a", LoRARequest("french")))
             await asyncio.to_thread(begun.wait, 10)
             task.cancel()
@@ -136,16 +136,16 @@ def test_a_text_does_not_wait_for_an_image(monkeypatch):
     async def work() -> None:
         async with opened() as engine:
             gate = threading.Event()
-            prepare = engine.engine._preparer._prepare
+            prepare = engine.core._preparer._prepare
 
             def slow(*given: Any) -> Any:
                 gate.wait(20)
                 return prepare(*given)
 
-            monkeypatch.setattr(engine.engine._preparer, "_prepare", slow)
+            monkeypatch.setattr(engine.core._preparer, "_prepare", slow)
             picture = {"prompt": SEEN, "multi_modal_data": {"image": Image.open(picture_path())}}
             seeing = asyncio.ensure_future(tokens(engine, picture, GREEDY, "image"))
-            await until(lambda: engine.engine.num_arriving == 1)
+            await until(lambda: engine.core.num_arriving == 1)
             begun = time.monotonic()
             assert len(await tokens(engine, "Once", GREEDY, "text")) == 12
             assert time.monotonic() - begun < 10 and not seeing.done()
@@ -167,7 +167,7 @@ def test_all_of_a_group_or_none():
             ):
                 with pytest.raises(RequestError):
                     await engine.submit([good, bad])
-                assert not engine.engine.has_unfinished_requests() and not engine._mail
+                assert not engine.core.has_unfinished_requests() and not engine._mail
             assert await engine.unload_lora_adapter("french", 10) is not None, "somebody holds it still"
 
     run(work)
@@ -230,6 +230,143 @@ def test_closing_ends_what_does_not_finish():
     run(work)
 
 
+def slow_reading(engine: AsyncEngine) -> tuple[threading.Event, threading.Event]:
+    """(set when something is read, set by the test to let it go on)"""
+    read, begun, gate = engine.core.read_request, threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        begun.set()
+        gate.wait(20)
+        return read(*given)
+
+    engine.core.read_request = slow
+    return begun, gate
+
+
+def test_closing_waits_for_what_is_being_read():
+    async def work() -> None:
+        engine = AsyncEngine(engine_config())
+        await engine.start()
+        begun, gate = slow_reading(engine)
+        running = asyncio.ensure_future(tokens(engine, "Once", DELTA, "a"))
+        await asyncio.to_thread(begun.wait, 10)
+        closing = asyncio.ensure_future(engine.close(20))
+        await asyncio.sleep(0.05)
+        gate.set()
+        assert len(await running) == 12
+        await closing
+
+    run(work)
+
+
+def test_what_is_read_when_the_time_is_over_is_told_so():
+    """Whether a reader has begun with it or not."""
+
+    async def work() -> None:
+        engine = AsyncEngine(engine_config())
+        await engine.start()
+        begun, gate = slow_reading(engine)
+        running = [asyncio.ensure_future(tokens(engine, "Once", DELTA, str(n))) for n in range(6)]
+        await asyncio.to_thread(begun.wait, 10)
+        await engine.close(0.05)
+        gate.set()
+        for task in running:
+            with pytest.raises(EngineClosedError):
+                await task
+        with pytest.raises(EngineClosedError):
+            await engine.on_reader(len, "abc")
+
+    run(work)
+
+
+def test_a_step_that_sticks_does_not_hold_the_end(monkeypatch):
+    monkeypatch.setattr("quire.platform.async_engine._LAST_STEP", 0.1)
+
+    async def work() -> None:
+        engine = AsyncEngine(engine_config())
+        await engine.start()
+        gate = threading.Event()
+        execute = engine.core.runner.execute
+
+        def stuck(plan: Any) -> Any:
+            gate.wait(20)
+            return execute(plan)
+
+        engine.core.runner.execute = stuck
+        running = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a"))
+        await until(lambda: engine.complaint(0.01) is not None)
+        begun = time.monotonic()
+        await engine.close(0.05)
+        assert time.monotonic() - begun < 5 and engine.stuck
+        with pytest.raises(EngineClosedError):
+            await running
+        gate.set()
+        await until(lambda: not engine.stuck)
+
+    run(work)
+
+
+def test_an_unloading_that_outlives_the_engine_is_told_so():
+    async def work() -> None:
+        engine = AsyncEngine(engine_config(enable_lora=True))
+        await engine.start()
+        await engine.load_lora_adapter("french", adapter_path("french"))
+        running = asyncio.ensure_future(tokens(engine, "Once", LONG, "a", LoRARequest("french")))
+        await until(lambda: engine.stats().running == 1)
+        unloading = asyncio.ensure_future(engine.unload_lora_adapter("french", 30))
+        await asyncio.sleep(0)
+
+        def faulty() -> Any:
+            raise RuntimeError("broken")
+
+        engine.core.scheduler.plan = faulty
+        for task in (running, unloading):
+            with pytest.raises(EngineClosedError):
+                await task
+        await engine.close()
+
+    run(work)
+
+
+def test_who_watches_cannot_stop_the_engine(caplog):
+    def broken(*given: Any) -> None:
+        raise RuntimeError("watching")
+
+    async def work() -> None:
+        engine = AsyncEngine(engine_config(), broken)
+        await engine.start()
+        assert len(await tokens(engine, "Once", GREEDY, "a")) == 12
+        await engine.close()
+
+    run(work)
+    assert "on_step failed" in caplog.text
+
+
+def test_a_text_that_cannot_be_made_ends_its_own_request(monkeypatch):
+    async def work() -> None:
+        async with opened() as engine:
+            detokenize = engine.core._detokenize
+
+            def faulty(sequence: Any) -> None:
+                if sequence.request.request_id == "bad" and len(sequence.output_ids) == 5:
+                    raise RuntimeError("broken")
+                detokenize(sequence)
+
+            engine.core._detokenize = faulty
+            alone = await tokens(engine, "Once", GREEDY, "alone")
+            good, bad = await asyncio.gather(
+                tokens(engine, "Once", GREEDY, "good"), last(engine, "Once", GREEDY, "bad")
+            )
+            assert good == alone and bad.failure.message == "RuntimeError: broken" and not bad.failure.by_caller
+
+    run(work)
+
+
+async def last(engine: AsyncEngine, *request: Any) -> Any:
+    """A request's last output."""
+    return [output async for output in engine.generate(*request)][-1]
+
+
 def test_a_fault_of_the_engine_reaches_all_and_is_told():
     async def work() -> None:
         engine = AsyncEngine(engine_config())
@@ -241,7 +378,7 @@ def test_a_fault_of_the_engine_reaches_all_and_is_told():
         def faulty() -> Any:
             raise RuntimeError("broken")
 
-        engine.engine.scheduler.plan = faulty
+        engine.core.scheduler.plan = faulty
         for task in running:
             with pytest.raises(EngineClosedError, match="RuntimeError"):
                 await task
@@ -257,13 +394,13 @@ def test_a_step_that_sticks_is_told():
     async def work() -> None:
         async with opened() as engine:
             gate = threading.Event()
-            execute = engine.engine.runner.execute
+            execute = engine.core.runner.execute
 
             def stuck(plan: Any) -> Any:
                 gate.wait(20)
                 return execute(plan)
 
-            engine.engine.runner.execute = stuck
+            engine.core.runner.execute = stuck
             running = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a"))
             await until(lambda: engine.complaint(0.05) is not None)
             assert engine.complaint(60) is None
@@ -279,14 +416,14 @@ def test_an_idle_engine_sleeps():
         async with opened() as engine:
             await tokens(engine, "Once", GREEDY, "a")
             steps = 0
-            step = engine.engine.step
+            step = engine.core.step
 
             def counted() -> Any:
                 nonlocal steps
                 steps += 1
                 return step()
 
-            engine.engine.step = counted
+            engine.core.step = counted
             await asyncio.sleep(0.3)
             assert steps == 0 and engine._inbox.empty()
 
@@ -303,7 +440,7 @@ def test_gaps_between_tokens_are_counted_for_each_sequence():
         async for _ in engine.generate("Once", params, "a"):
             pass
         stats = engine.stats()
-        assert stats.generated_tokens == 30 and stats.prompt_tokens == len(engine.engine.tokenizer.encode("Once"))
+        assert stats.generated_tokens == 30 and stats.prompt_tokens == len(engine.core.tokenizer.encode("Once"))
         await engine.close()
 
     run(work)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from openai import OpenAI
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -82,6 +84,18 @@ def demo(adapter_root: Path) -> Iterator[ServerProcess]:
     names = ("--served-model-name", "quire-demo", "--served-model-name", "org/quire")
     with ServerProcess(*names, *adapters(adapter_root), **ONE_THREAD) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def client(demo: ServerProcess) -> Iterator[OpenAI]:
+    with demo.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(demo: ServerProcess) -> Iterator[Any]:
+    with demo.http() as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -56,18 +56,6 @@ LOOK = seen(picture_path(), "What do you see?")
 
 
 @pytest.fixture(scope="module")
-def client(demo: ServerProcess) -> Iterator[OpenAI]:
-    with demo.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(demo: ServerProcess) -> Iterator[Any]:
-    with demo.http() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def turned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another picture."""
     path = tmp_path_factory.mktemp("pictures") / "turned.png"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,8 @@ from openai import BadRequestError, OpenAI
 from openai.types import Completion
 
 from quire import LLM, BeamSearchParams
-from quire.platform.outputs import CompletionOutput
+from quire.platform.outputs import CompletionOutput, Logprob
+from quire.server.api.logprobs import CompletionLogprobs
 from tests.server.api_answers import events, joined, offline, post, refusal, strict
 from tests.server.api_server import ServerProcess
 
@@ -25,18 +25,6 @@ MODEL = "quire-demo"
 EOS = 2  # <|end|>
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 DRAWN: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 11, "max_tokens": 24}
-
-
-@pytest.fixture(scope="module")
-def client(demo: ServerProcess) -> Iterator[OpenAI]:
-    with demo.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(demo: ServerProcess) -> Iterator[Any]:
-    with demo.http() as client:
-        yield client
 
 
 def ids_of(llm: LLM, text: str) -> list[int]:
@@ -92,9 +80,14 @@ def test_an_adapter_by_its_name(client: OpenAI, llm: LLM, model: str) -> None:
     assert answer.choices[0].text != offline(llm, prompt, **GREEDY).outputs[0].text
 
 
-@pytest.mark.parametrize("prompt", ["", [], [[]], None])
+@pytest.mark.parametrize("prompt", [[], [[]], None])
 def test_an_empty_prompt_is_refused(http: Any, prompt: Any) -> None:
     assert "empty" in refusal(http, PATH, prompt=prompt)["message"]
+
+
+def test_an_empty_text_is_what_the_tokenizer_puts_around_it(http: Any) -> None:
+    for prompt in ("", [""]):
+        assert post(http, PATH, prompt=prompt, return_token_ids=True)["choices"][0]["prompt_token_ids"] == [1]
 
 
 @pytest.mark.parametrize("prompt", [[10**6], [-1], [PROMPT, [5]], [1.5], {"text": "x"}, 7])
@@ -559,3 +552,10 @@ def test_many_at_once_get_what_each_gets_alone(demo: ServerProcess, llm: LLM) ->
 
     want = [offline(llm, PROMPTS[seed % 3], **{**DRAWN, "seed": seed}).outputs[0].text for seed in range(16)]
     assert asyncio.run(ask_all()) == want
+
+
+def test_of_tokens_that_look_alike_the_likeliest_is_told() -> None:
+    """Parts of characters all look like one sign."""
+    entries = {7: Logprob(-0.1, 1, "\ufffd"), 8: Logprob(-1.0, 2, "a"), 9: Logprob(-4.0, 3, "\ufffd")}
+    told = CompletionLogprobs(3, as_ids=False).of([7], [entries])
+    assert told["top_logprobs"] == [{"\ufffd": -0.1, "a": -1.0}]

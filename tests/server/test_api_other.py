@@ -35,18 +35,6 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 
 
 @pytest.fixture(scope="module")
-def client(demo: ServerProcess) -> Iterator[OpenAI]:
-    with demo.client() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def http(demo: ServerProcess) -> Iterator[Any]:
-    with demo.http() as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def voices(adapter_root: Path) -> dict[str, Path]:
     """The bundled adapters, where they may be loaded from."""
     return {name: Path(shutil.copytree(adapter_path(name), adapter_root / name)) for name in ("french", "shout")}

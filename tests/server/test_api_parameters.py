@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from openai.types.completion_create_params import CompletionCreateParamsStreamin
 
 from quire.server.api import fields
 from tests.server.api_answers import refusal
-from tests.server.api_server import ServerProcess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -85,6 +83,7 @@ SAMPLES: dict[str, dict[str, tuple[Any, Any]]] = {
         "top_logprobs": (2, "2"),
         "max_completion_tokens": (2, "2"),
         "safety_identifier": ("somebody", 5),
+        "prompt_cache_key": ("key", 5),
         "add_generation_prompt": (False, "no"),
         "continue_final_message": (True, "yes"),
         "documents": ([{"title": "a", "text": "b"}], "a text"),
@@ -128,7 +127,6 @@ ASKING: dict[str, Any] = {
     "store": True,
     "moderation": {"model": "m"},
     "prediction": {"type": "content", "content": "x"},
-    "prompt_cache_key": "key",
     "prompt_cache_options": {"a": 1},
     "prompt_cache_retention": "24h",
     "reasoning_effort": "high",
@@ -161,12 +159,6 @@ def table() -> dict[str, tuple[str, str]]:
         assert what, f"{name}: nothing is said of it"
         rows[name.strip("`")] = (completions, chat)
     return rows
-
-
-@pytest.fixture(scope="module")
-def http(demo: ServerProcess) -> Iterator[Any]:
-    with demo.http() as client:
-        yield client
 
 
 def of(status: str) -> list[tuple[str, str]]:

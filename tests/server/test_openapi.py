@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import schemathesis
-from api_server import LocalServer
 from hypothesis import HealthCheck, given, seed, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from tests.server.api_server import LocalServer
 
 EXAMPLES = 60  # for each route
 

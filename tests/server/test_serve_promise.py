@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai import NotFoundError
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.demo import ADAPTERS, adapter_path, picture_path
@@ -177,6 +178,30 @@ def test_answers_are_those_of_generate_while_adapters_come_and_go(server, asked,
         while time.monotonic() < end:  # in crowds of all of them, for as long as some changes take
             assert asyncio.run(all_at_once()) == alone
     assert churn.failures == [] and churn.changes >= 8
+
+
+def test_a_name_that_changes_answers_with_one_version_or_none(server):
+    """`extra` is french, then shout, then nobody, all the while: an answer is wholly one of theirs, or 404."""
+    llm = LLM(enable_lora=True)
+    ask = Asked("extra", question="What do you see?", sampling={"max_tokens": 30, "temperature": 0.0})
+    versions = [expected(llm, Asked(name, question=ask.question, sampling=ask.sampling)) for name in ADAPTERS]
+    seen: list[int] = []
+
+    async def one(client: Any, way: Any) -> None:
+        try:
+            seen.append(versions.index(await way(client, ask)))  # a ValueError for an answer of neither
+        except NotFoundError:
+            seen.append(-1)
+
+    async def many() -> None:
+        async with server.async_client() as client:
+            end = time.monotonic() + 4.0
+            while time.monotonic() < end:
+                await asyncio.gather(*(one(client, way) for way in (whole, streamed) * 8))
+
+    with Churn(server) as churn:
+        asyncio.run(many())
+    assert churn.failures == [] and set(seen) == {-1, 0, 1}
 
 
 def test_both_ways_mixed(server, asked, alone):

@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from api_server import LocalServer, ServerProcess
 
 from quire.demo import ADAPTERS, adapter_path, picture_path
 from quire.platform.plan import StepPlan, StepResult
+from tests.server.api_server import LocalServer, ServerProcess
 
 COMPLETIONS = "/v1/completions"
 BODY_TIMEOUT = HEADER_TIMEOUT = 0.6
@@ -39,10 +39,7 @@ def tiny(plain_model: Path) -> Iterator[LocalServer]:
 def bundled() -> Iterator[LocalServer]:
     root = str(adapter_path(ADAPTERS[0]).parent)
     engine = {"enable_lora": True, "num_gpu_blocks_override": 2048}
-    # Not after every step: what a reader's thread holds for a request that has not come to the engine yet looks lost.
-    with LocalServer(
-        {**engine, "debug": False}, allow_runtime_lora=True, lora_roots=(root,), unload_timeout=0.3
-    ) as server:
+    with LocalServer(engine, allow_runtime_lora=True, lora_roots=(root,), unload_timeout=0.3) as server:
         yield server
 
 
@@ -131,7 +128,7 @@ class InBackground(threading.Thread):
 @contextmanager
 def executing(server: LocalServer, replacement: Any) -> Iterator[None]:
     """replacement(execute, plan) runs the engine's steps."""
-    runner = server.engine.engine.runner
+    runner = server.engine.core.runner
     execute = runner.execute
     runner.execute = lambda plan: replacement(execute, plan)
     try:
@@ -168,7 +165,7 @@ def test_a_client_that_hangs_up_is_aborted_within_one_step(tiny: LocalServer, wh
         closed = time.monotonic()
         tiny.until_idle()
         assert sum(at > closed for at in begun) <= 1
-    assert not tiny.engine.engine.scheduler.running
+    assert not tiny.engine.core.scheduler.running
 
 
 def test_half_a_body_and_a_hang_up_leave_nothing(tiny: LocalServer) -> None:
@@ -374,7 +371,7 @@ def test_an_exception_ends_its_own_request_and_no_other(tiny: LocalServer, strea
     victim = [7, 7, 7]
     others = [body([10 + n, 20, 30], 60, temperature=n % 2, seed=n) for n in range(4)]
     alone = [tokens(tiny, other) for other in others]
-    engine = tiny.engine.engine
+    engine = tiny.engine.core
 
     def failing(execute: Any, plan: StepPlan) -> StepResult:
         for chunk in plan.chunks:
@@ -409,8 +406,8 @@ def test_a_fault_of_the_engine_ends_everything_at_once(plain_model: Path, part: 
         whole: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: whole.append(http.post(COMPLETIONS, json=body([40]))))
         waiting.start()
-        until(lambda: server.engine.engine.get_num_unfinished_requests() == 4)
-        setattr(server.engine.engine.scheduler, part, lambda *_: 1 / 0)
+        until(lambda: server.engine.core.get_num_unfinished_requests() == 4)
+        setattr(server.engine.core.scheduler, part, lambda *_: 1 / 0)
         for stream in streams:
             made = stream.events()
             assert streamed(made) and made[-1]["error"]["code"] == "engine_unavailable"
@@ -481,9 +478,9 @@ def test_a_slow_reader_gets_everything_and_slows_nobody(tiny: LocalServer) -> No
         expected = [choice["token_ids"] for choice in http.post(COMPLETIONS, json=slow).json()["choices"]]
     with connect(tiny, receive_buffer=4096) as client:
         client.sendall(message({**slow, "stream": True}, COMPLETIONS, "Connection: close"))
-        until(lambda: tiny.engine.engine.has_unfinished_requests())
+        until(lambda: tiny.engine.core.has_unfinished_requests())
         assert len(tokens(tiny, quick)) == 50
-        until(lambda: not tiny.engine.engine.has_unfinished_requests())  # computed, and not read
+        until(lambda: not tiny.engine.core.has_unfinished_requests())  # computed, and not read
         received = everything(client)
     assert len(received) > 500_000
     lines = [line for line in received.partition(b"\r\n\r\n")[2].decode().splitlines() if line.startswith("data: ")]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import LocalServer, ServerProcess
 
 from quire.demo import adapter_path, picture_path
 from quire.server.api import prompts
+from tests.server.api_server import LocalServer, ServerProcess
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -271,9 +272,12 @@ TOO_MUCH = {
     "messages that are none": (CHAT, {"messages": [1] * MANY}),
     "a long message": (CHAT, {"messages": [{"role": "user", "content": "a" * 20_000_000}]}),
     "many parts": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 99}] * 99_000}]}),
+    "empty parts": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 700_000}]}),
+    "parts that are none": (CHAT, {"messages": [{"role": "user", "content": [{}] * 700_000}]}),
+    "more sequences than may ever wait": (COMPLETIONS, {"prompt": ["a"] * 200, "n": 8}),
     "images": (
         CHAT,
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}] * 10_000}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}] * 9_000}]},
     ),
     "a salt": (COMPLETIONS, {"prompt": "a", "cache_salt": "a" * 1_000_000}),
     "a name": (COMPLETIONS, {"prompt": "a", "request_id": "a" * 1_000_000}),
@@ -301,6 +305,30 @@ def test_too_much_is_refused_before_anything_is_done(
     taken = time.monotonic() - begun
     assert status == 400, text
     assert taken < 1.5 and len(text) < 3000
+
+
+def test_large_bodies_are_few_at_once(plain_model: Path) -> None:
+    """What has come of them counts until they are answered."""
+    with LocalServer({"model": str(plain_model)}, max_request_bytes=100_000, body_timeout=20) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        half = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n" + b" " * 95_000
+        held = [socket.create_connection((host, int(port))) for _ in range(9)]
+        for connection in held:
+            connection.sendall(half)
+        end = time.monotonic() + 10
+        while asked(server, "POST", COMPLETIONS, body={"prompt": "a", "max_tokens": 1})[0] != 429:
+            assert time.monotonic() < end, "all of them were taken"
+        assert asked(server, "GET", "/health")[0] == 200
+        for connection in held:
+            connection.close()
+        end = time.monotonic() + 10
+        while asked(server, "POST", COMPLETIONS, body={"prompt": "a", "max_tokens": 1})[0] != 200:
+            assert time.monotonic() < end, "their place is not given back"
+
+
+def test_a_field_with_a_very_long_name(guarded: LocalServer) -> None:
+    status, text = asked(guarded, "POST", COMPLETIONS, KEYS[0], {"prompt": "a", "x" * 1_000_000: 1})
+    assert status == 400 and len(text) < 3000
 
 
 # -- what is told --------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ async def load_lora_adapter(body: LoadAdapterRequest, request: Request) -> JSONR
     """Let a name stand for an adapter's folder, or for a mixture. Every tensor binds, or the adapter is refused."""
     context = _allowed(request)
     note(request, adapter=body.lora_name)
-    loaded = await context.served.load(body)
+    with context.engine.accepted(), context.place(1):
+        loaded = await context.served.load(body)
     return JSONResponse({"status": "loaded", **loaded})
 
 
@@ -27,7 +28,9 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, request: Request) -> J
     """Forget an adapter. Answers when no request holds it any more, with the bytes that this gave back."""
     context = _allowed(request)
     note(request, adapter=body.lora_name)
-    return JSONResponse({"status": "unloaded", **await context.served.unload(body.lora_name)})
+    with context.engine.accepted(), context.place(1):
+        unloaded = await context.served.unload(body)
+    return JSONResponse({"status": "unloaded", **unloaded})
 
 
 def _allowed(request: Request) -> Context:

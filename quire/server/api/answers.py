@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.errors import RequestError
 from quire.lora import LoRARequest
 from quire.platform.async_engine import EngineRequest, Output, Outputs
 from quire.platform.beam import BeamSearchOutput
@@ -23,6 +25,8 @@ from quire.server.api.context import Context, note
 from quire.server.api.errors import ApiError, ClientGoneError, Json, as_api_error
 
 _T = TypeVar("_T")
+
+logger = logging.getLogger("quire.server")
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -67,7 +71,9 @@ class Stream(Response):
         finally:
             for task in (sending, gone):
                 task.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
+            sent, _ = await asyncio.gather(sending, gone, return_exceptions=True)
+            if isinstance(sent, Exception):
+                logger.error("a stream broke off", exc_info=sent)
             await self._events.aclose()
             self._held.close()
 
@@ -121,6 +127,7 @@ class Answer:
         prompts: called on a worker, once the request has its place in the queue.
         """
         with ExitStack() as held:  # handed over to the stream, if there is one
+            held.enter_context(self._context.engine.accepted())
             held.enter_context(self._context.place(sequences))
             outputs = await unless_gone(self._request, self._begin(prompts, wanted))
             held.callback(lambda: self._context.metrics.aborted(outputs.close()))
@@ -134,9 +141,13 @@ class Answer:
         engine = self._context.engine
         made = await engine.on_reader(prompts)
         pairs = zip(self._ids, made, strict=True)
-        return await engine.submit(
-            [EngineRequest(name, prompt, wanted.params, wanted.adapter) for name, prompt in pairs]
-        )
+        requests = [EngineRequest(name, prompt, wanted.params, wanted.adapter) for name, prompt in pairs]
+        try:
+            return await engine.submit(requests)
+        except RequestError:
+            if wanted.adapter is not None:
+                self._context.served.find(wanted.adapter.lora_name)  # which says so, if it has just gone
+            raise
 
     async def _collect(self, outputs: Outputs) -> dict[str, Output]:
         return {output.request_id: self._checked(output) async for output in outputs}

@@ -36,11 +36,15 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:  # 
     name = context.served.name_of(asked.model)
     note(request, model=name, user=asked.user or asked.safety_identifier)
     try:
-        params = sampling_params(asked, context.config, _logprobs(asked), _max_tokens(asked))
+        max_tokens = _max_tokens(asked)
+        params = sampling_params(asked, context.config, _logprobs(asked), max_tokens)
         answer = _ChatAnswer(context, request, asked, name)
         sequences = asked.best_of or asked.n or 1
         return await answer.run(
-            lambda: [Reader(context).chat_prompt(asked)], Wanted(params, adapter), sequences, bool(asked.stream)
+            lambda: [Reader(context).chat_prompt(asked, max_tokens)],
+            Wanted(params, adapter),
+            sequences,
+            bool(asked.stream),
         )
     except Exception as error:
         raise _by_name(as_api_error(error, list(type(asked).model_fields)), asked) from error
@@ -85,7 +89,7 @@ class _ChatAnswer(Answer):
     def __init__(self, context: Context, request: Request, body: Any, model: str) -> None:
         answer_id = new_id("chatcmpl", request, body.request_id)
         super().__init__(context, request, context.engine.unique_ids(answer_id, 1), list(type(body).model_fields))
-        self._tokenizer = context.engine.engine.tokenizer
+        self._tokenizer = context.engine.core.tokenizer
         self._body = body
         self._n = body.n or 1
         self._role = context.config.response_role

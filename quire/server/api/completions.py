@@ -46,7 +46,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:  #
         answer = _CompletionAnswer(context, request, asked, name, len(prompts), scores_only)
         sequences = len(prompts) * (asked.best_of or asked.n or 1)
         return await answer.run(
-            lambda: Reader(context).completion_prompts(prompts, asked),
+            lambda: Reader(context).completion_prompts(prompts, asked, max_tokens),
             Wanted(params, adapter),
             sequences,
             bool(asked.stream),
@@ -79,7 +79,7 @@ class _CompletionAnswer(Answer):
         answer_id = new_id("cmpl", request, body.request_id)
         ids = context.engine.unique_ids(answer_id, prompts)
         super().__init__(context, request, ids, list(type(body).model_fields))
-        self._tokenizer = context.engine.engine.tokenizer
+        self._tokenizer = context.engine.core.tokenizer
         self._body = body
         self._n = body.n or 1
         self._place = {request_id: place for place, request_id in enumerate(ids)}
@@ -101,7 +101,7 @@ class _CompletionAnswer(Answer):
         choices: list[dict[str, Any]] = []
         for request_id, place in self._place.items():
             output = outputs[request_id]
-            self._usage.count(output)
+            self._count(output)
             if isinstance(output, BeamSearchOutput):
                 choices += self._beams(output, place * self._n)
                 continue
@@ -110,9 +110,12 @@ class _CompletionAnswer(Answer):
         self._finish()
         return {**self._head, "choices": choices, "usage": self._usage.as_dict()}
 
-    def _finish(self) -> None:
+    def _count(self, output: Output) -> None:
+        self._usage.count(output)
         if self._scores_only:
             self._usage.completion = 0
+
+    def _finish(self) -> None:
         note(self._request, **self._usage.for_log())
 
     def _new_logprobs(self) -> CompletionLogprobs | None:
@@ -181,7 +184,7 @@ class _CompletionAnswer(Answer):
     # -- streamed -------------------------------------------------------------------------------------------------
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        self._usage.count(output)
+        self._count(output)
         place = self._place[output.request_id]
         made = []
         for completion in output.outputs:

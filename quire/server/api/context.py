@@ -37,15 +37,22 @@ class Context:
     def longest_token(self) -> int:
         """Characters of the tokenizer's longest token."""
         if self._longest is None:
-            tokenizer = self.engine.engine.tokenizer
+            tokenizer = self.engine.core.tokenizer
             self._longest = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
         return self._longest
 
     @contextmanager
     def place(self, sequences: int) -> Iterator[None]:
         """Count a request's sequences while it is answered. Raises OverloadedError where the queue is full."""
-        running = self.engine.engine.config.scheduler.max_num_seqs
-        if self.sequences + sequences > running + self.config.max_queue:
+        running = self.engine.core.config.scheduler.max_num_seqs
+        most = running + self.config.max_queue
+        if sequences > most:
+            raise ApiError(
+                400,
+                f"n: prompts times n (or best_of) are {sequences} sequences, and {most} is the most there may be.",
+                "n",
+            )
+        if self.sequences + sequences > most:
             raise OverloadedError(
                 f"{self.sequences} sequences run or wait, and {running} may run and {self.config.max_queue} wait "
                 f"(--max-queue); this request has {sequences}: try again later",

@@ -35,6 +35,7 @@ _RETRY = {"Retry-After": "5"}
 
 # How messages about a field begin: temperature=..., messages[3].content ..., best_of: ...
 _FIELD = re.compile(r"(?:request [^ ]+: )?([a-z_]+)(?=[\[=.:']| must| needs| has | cannot )")
+_LONGEST_NAME = 200  # characters of a field's
 _LONGEST = 2000  # characters of a message: it may quote what a client sent
 
 
@@ -60,7 +61,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message if len(message) <= _LONGEST else message[:_LONGEST] + " ..."
-        self.param = param
+        self.param = param[:_LONGEST_NAME] if param is not None else None
         self.code = code
         self.headers = headers
 

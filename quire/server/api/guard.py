@@ -26,6 +26,7 @@ access = logging.getLogger("quire.server.access")
 
 _OPEN = frozenset({"/health", "/ready"})  # probes have no key
 _ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+_BODIES = 8  # of the largest size, that there may be at once
 _LONGEST_PATH = 256  # characters in the log
 
 
@@ -112,19 +113,25 @@ class ApiKeys:
 
 
 class BodyLimits:
-    """Bounds what a body may take: bytes, and seconds until all of it is here."""
+    """Bounds what bodies take: bytes of one, of all requests at once, and seconds until all of one is here."""
 
     def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
         self._app = app
         self._most = most
         self._seconds = seconds
+        self._taken = 0  # bytes of bodies whose requests have not been answered
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._most):
             return await self._too_large().response(scope, receive, send)
+        brings_one = declared not in ("", "0") or "transfer-encoding" in headers
+        if brings_one and self._taken > _BODIES * self._most:
+            full = ApiError(429, "large requests wait: try again later.", headers={"Retry-After": "1"})
+            return await full.response(scope, receive, send)
         taken, complete = 0, False
         deadline = asyncio.get_running_loop().time() + self._seconds
 
@@ -140,13 +147,17 @@ class BodyLimits:
                 message = f"the body did not come within {self._seconds:g} s"
                 raise HTTPException(408, message, {"Connection": "close"}) from None  # nobody reads the rest
             taken += len(received.get("body", b""))
+            self._taken += len(received.get("body", b""))
             complete = not received.get("more_body", False)
             if taken > self._most:
                 complete = True
                 raise HTTPException(413, self._too_large().message)
             return dict(received)
 
-        await self._app(scope, limited, send)
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._taken -= taken
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"the body has more than {self._most} bytes, which is the limit (--max-request-bytes).")

@@ -69,7 +69,9 @@ class CompletionLogprobs:
     def _top(self, token_id: int, entries: TokenLogprobs) -> dict[str, float]:
         """The likeliest, and the chosen one, as OpenAI has it: up to one more than were asked for."""
         best = _likeliest(entries, self._most)
-        shown = {token_text(other, entry, self._as_ids): max(entry.logprob, _LEAST) for other, entry in best}
+        shown: dict[str, float] = {}
+        for other, entry in best:  # of equal texts the likeliest: parts of a character all look alike
+            shown.setdefault(token_text(other, entry, self._as_ids), max(entry.logprob, _LEAST))
         chosen = entries[token_id]
         shown.setdefault(token_text(token_id, chosen, self._as_ids), max(chosen.logprob, _LEAST))
         return shown

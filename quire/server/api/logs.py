@@ -37,6 +37,6 @@ def configure(as_json: bool, level: str) -> None:
         handler.setFormatter(_Lines())
     for name in ("quire", "uvicorn"):
         logger = logging.getLogger(name)
-        logger.handlers[:], logger.propagate = [handler], False
+        logger.handlers[:] = [handler]
         logger.setLevel(level.upper())
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING if level.lower() != "debug" else logging.DEBUG)

@@ -13,8 +13,9 @@ from prometheus_client.registry import Collector
 
 from quire import __version__
 from quire.platform.async_engine import AsyncEngine, Output
-from quire.platform.outputs import RequestMetrics, RequestOutput
-from quire.platform.stats import StepTimes
+from quire.platform.beam import BeamSearchOutput
+from quire.platform.outputs import RequestMetrics
+from quire.platform.stats import EngineStats, StepTimes
 
 _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _GAP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5)
@@ -69,7 +70,10 @@ class Metrics:
             for one in seconds:
                 histogram.observe(one)
         for output in outputs:
-            if isinstance(output, RequestOutput) and output.finished:
+            if isinstance(output, BeamSearchOutput):
+                for beam in output.sequences:
+                    self._finished.labels(beam.finish_reason or "error").inc()
+            elif output.finished:
                 for completion in output.outputs:
                     self._finished.labels(completion.finish_reason or "error").inc()
                 if output.metrics is not None:
@@ -111,10 +115,10 @@ class _EngineCollector(Collector):
             ("encoder_cache_hits", "Images whose features were there.", stats.encoder_hits),
         ):
             yield CounterMetricFamily(f"quire_{name}", text, value)
-        yield from self._adapters()
+        yield from self._adapters(stats)
 
-    def _adapters(self) -> Iterator[Metric]:
-        stats, adapters = self._engine.stats(), self._engine.list_lora_adapters()
+    def _adapters(self, stats: EngineStats) -> Iterator[Metric]:
+        adapters = self._engine.list_lora_adapters()
         hits = CounterMetricFamily(
             "quire_adapter_hits", "Sequences that began to run, by the tier that had their adapter.", labels=["tier"]
         )

@@ -7,13 +7,13 @@ from typing import Any
 
 from quire.errors import RequestError
 from quire.platform.chat import ChatPrompt, render_chat
-from quire.platform.chat_messages import MAX_MESSAGES
 from quire.platform.intake import PromptType
 from quire.platform.tokenizer import encode_prompt, encode_rendered
 from quire.server.api.context import Context
 from quire.server.api.errors import ApiError
 
 _MAX_SALT = 1024  # characters
+_MAX_PARTS = 10_000  # messages, and parts of their contents
 
 # Of a part: what it may have beside its type. What else it has would be dropped.
 _PART_KEYS = {
@@ -31,25 +31,25 @@ class Reader:
     """Makes prompts. Raises ApiError and RequestError for what cannot be served."""
 
     def __init__(self, context: Context) -> None:
-        engine = context.engine.engine
+        engine = context.engine.core
         self._config = context.config
         self._tokenizer = engine.tokenizer
         self._sight = engine.intake.sight
         self._max_model_len = engine.limits.max_model_len
         self._longest_token = context.longest_token
 
-    def completion_prompts(self, prompts: Sequence[Any], body: Any) -> list[PromptType]:
-        """Prompts of /v1/completions, as its body says that they are to be read."""
+    def completion_prompts(self, prompts: Sequence[Any], body: Any, max_tokens: int | None) -> list[PromptType]:
+        """Prompts of /v1/completions, as its body says that they are to be read. max_tokens: of the answer."""
         salt = self._salt(body.cache_salt)
-        return [{**self._prompt(one, body), **salt} for one in prompts]
+        return [{**self._prompt(one, body, max_tokens), **salt} for one in prompts]
 
-    def _prompt(self, prompt: str | list[int], body: Any) -> dict[str, Any]:
+    def _prompt(self, prompt: str | list[int], body: Any, max_tokens: int | None) -> dict[str, Any]:
         if isinstance(prompt, str):
             self._check_length(len(prompt), "prompt")
             if body.add_special_tokens in (None, True) and body.truncate_prompt_tokens is None:
                 return {"prompt": prompt}
             prompt = self.tokens(prompt, body.add_special_tokens is not False)
-        return {"prompt_token_ids": self._truncated(prompt, body)}
+        return {"prompt_token_ids": self._truncated(prompt, body.truncate_prompt_tokens, max_tokens)}
 
     def tokens(self, text: str, add_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
@@ -58,8 +58,8 @@ class Reader:
             raise RequestError("prompt: no tokenizer is loaded, so a prompt must be token ids, not text")
         return encode_prompt(self._tokenizer, text) if add_special_tokens else encode_rendered(self._tokenizer, [text])
 
-    def chat_prompt(self, body: Any) -> PromptType:
-        """The prompt of a body of /v1/chat/completions."""
+    def chat_prompt(self, body: Any, max_tokens: int | None) -> PromptType:
+        """The prompt of a body of /v1/chat/completions. max_tokens: of the answer."""
         if body.add_special_tokens:
             raise ApiError(400, "add_special_tokens: the chat template writes them.", "add_special_tokens")
         salt = self._salt(body.cache_salt)
@@ -73,7 +73,7 @@ class Reader:
                 raise ApiError(
                     400, "truncate_prompt_tokens: is not served together with images.", "truncate_prompt_tokens"
                 )
-            token_ids = self._truncated(token_ids, body)
+            token_ids = self._truncated(token_ids, body.truncate_prompt_tokens, max_tokens)
         prompt: dict[str, Any] = {"prompt_token_ids": token_ids, **salt}
         if chat.images:
             prompt["multi_modal_data"] = {"image": chat.images}
@@ -117,13 +117,12 @@ class Reader:
     def _max_characters(self) -> int:
         return self._max_model_len * self._longest_token()
 
-    def _truncated(self, token_ids: list[int], body: Any) -> list[int]:
+    def _truncated(self, token_ids: list[int], most: int | None, max_tokens: int | None) -> list[int]:
         """Its last tokens: as many as are asked for; -1: as many as leave room for the answer."""
-        most = body.truncate_prompt_tokens
         if most is None:
             return token_ids
         if most == -1:
-            most = max(1, self._max_model_len - (body.max_tokens or 1))
+            most = max(1, self._max_model_len - (max_tokens or 1))
         if not 1 <= most <= self._max_model_len:
             raise ApiError(
                 400,
@@ -135,7 +134,7 @@ class Reader:
 
 def several(prompt: Any, most: int) -> list[Any]:
     """One prompt or several -> several. Raises ApiError for none, and for more than `most`."""
-    if prompt is None or prompt == [] or prompt == "":
+    if prompt is None or prompt == []:
         raise ApiError(400, "prompt: is empty; it must have at least one token.", "prompt")
     prompts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
     if len(prompts) > most:
@@ -145,15 +144,17 @@ def several(prompt: Any, most: int) -> list[Any]:
 
 def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Refuse what would be dropped; the messages' form is the renderer's to check."""
-    if len(messages) > MAX_MESSAGES:
-        raise ApiError(400, f"messages: are {len(messages)}, and the limit is {MAX_MESSAGES}.", "messages")
+    contents = [message.get("content") for message in messages]
+    parts = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
+    if parts > _MAX_PARTS:
+        raise ApiError(400, f"messages: have {parts} parts, and the limit is {_MAX_PARTS}.", "messages")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         asked = next((key for key in _TOOL_KEYS if message.get(key)), None)
         if asked is not None or message.get("role") in ("tool", "function"):
             raise ApiError(400, f"{where}.{asked or 'role'}: this version serves no tool calls.", "messages")
-        parts = message.get("content")
-        for place, part in enumerate(parts if isinstance(parts, list) else ()):
+        content = message.get("content")
+        for place, part in enumerate(content if isinstance(content, list) else ()):
             if isinstance(part, Mapping):
                 _check_part(f"{where}.content[{place}]", part)
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import ServerConfig
-from quire.errors import AdapterError, QuireError
+from quire.errors import AdapterError, OutsideRootsError, QuireError
 from quire.lora import LoRARequest
 from quire.lora.memory import allowed_folder
 from quire.platform.async_engine import AsyncEngine
 from quire.server.api.errors import ApiError
-from quire.server.api.schemas import LoadAdapterRequest
+from quire.server.api.schemas import LoadAdapterRequest, UnloadAdapterRequest
 
 _OWNER = "quire"
 
@@ -29,7 +29,7 @@ class Served:
         self._created = int(time.time())
         self._mixtures: dict[str, LoRARequest] = {}
         self._parents: dict[str, str] = {}  # adapter -> the name of the base model that its loader gave
-        root = engine.engine.config.model.model
+        root = engine.core.config.model.model
         self._root = root or "quire-demo"
         self.names = config.served_model_names or (self._root,)
 
@@ -39,7 +39,7 @@ class Served:
             return None
         if model in self._mixtures:
             return self._mixtures[model]
-        adapters = self._engine.engine.adapters
+        adapters = self._engine.core.adapters
         if adapters is not None and adapters.knows(model):
             return LoRARequest(model)
         raise ApiError(
@@ -68,7 +68,7 @@ class Served:
             "owned_by": _OWNER,
             "root": root,
             "parent": parent,
-            "max_model_len": self._engine.engine.limits.max_model_len,
+            "max_model_len": self._engine.core.limits.max_model_len,
         }
 
     # -- changes --------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Served:
             raise ApiError(400, "lora_name: must be of printable characters.", "lora_name")
         if body.lora_name in self.names:
             raise ApiError(400, f"lora_name: {body.lora_name!r} is the base model's.", "lora_name")
-        adapters = self._engine.engine.adapters
+        adapters = self._engine.core.adapters
         if adapters is None:
             raise ApiError(400, "adapters are not served: start the server with --enable-lora.")
         if not body.load_inplace and (body.lora_name in self._mixtures or adapters.knows(body.lora_name)):
@@ -118,22 +118,30 @@ class Served:
         try:
             return allowed_folder(Path(path), roots)
         except AdapterError as error:
-            outside = "outside" in str(error)
-            raise ApiError(403 if outside else 404, f"lora_path: {error}", "lora_path") from None
+            status = 403 if isinstance(error, OutsideRootsError) else 404
+            raise ApiError(status, f"lora_path: {error}", "lora_path") from None
 
     def _mix(self, body: LoadAdapterRequest) -> dict[str, Any]:
-        adapters = self._engine.engine.adapters
+        adapters = self._engine.core.adapters
         assert adapters is not None and body.adapters is not None
         if adapters.knows(body.lora_name):
             raise ApiError(400, f"lora_name: {body.lora_name!r} is an adapter: unload it first.", "lora_name")
         try:
             mixture = LoRARequest(body.lora_name, adapters=[(part.name, part.weight) for part in body.adapters])
-            adapters.release(adapters.acquire(mixture))  # whether they are there, and can be mixed
+            self._engine.core.check_mixture(mixture)
         except QuireError as error:
             raise ApiError(400, f"adapters: {error}", "adapters") from None
         self._mixtures[body.lora_name] = mixture
         self._name_parent(body)
         return {"name": body.lora_name, "adapters": [part.model_dump() for part in body.adapters]}
+
+    def _check_number(self, body: UnloadAdapterRequest) -> None:
+        """vLLM's clients may name an adapter by its number too."""
+        if body.lora_int_id is None:
+            return
+        numbers = [one.lora_int_id for one in self._engine.list_lora_adapters() if one.name == body.lora_name]
+        if body.lora_int_id not in numbers:
+            raise ApiError(400, f"lora_int_id: {body.lora_int_id} is not that adapter's number.", "lora_int_id")
 
     def adopt(self, name: str, base_model: str | None) -> None:
         """Take in an adapter that is loaded at the start. Raises QuireError."""
@@ -146,16 +154,18 @@ class Served:
         if body.base_model_name is not None:
             self._parents[body.lora_name] = body.base_model_name
 
-    async def unload(self, name: str) -> dict[str, Any]:
+    async def unload(self, body: UnloadAdapterRequest) -> dict[str, Any]:
         """Forget an adapter or a mixture; of an adapter, wait for the requests that hold it, and tell its bytes.
 
         Raises ApiError 404, and 400 for an adapter that a mixture needs.
         """
+        name = body.lora_name
         if self._mixtures.pop(name, None) is not None:
             return {"name": name, "freed_bytes": 0, "draining": False}
-        adapters = self._engine.engine.adapters
+        adapters = self._engine.core.adapters
         if adapters is None or not adapters.knows(name):
             raise ApiError(404, f"lora_name: no adapter {name[:200]!r} is loaded.", "lora_name", "model_not_found")
+        self._check_number(body)
         needed = [mixture for mixture, parts in self._mixtures.items() if name in dict(parts.adapters or ())]
         if needed:
             raise ApiError(400, f"lora_name: the mixture {needed[0]!r} needs it: unload that first.", "lora_name")

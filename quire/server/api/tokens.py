@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,6 +13,8 @@ from quire.server.api.context import Context, context_of
 from quire.server.api.errors import ApiError, Json, as_api_error
 from quire.server.api.prompts import Reader
 from quire.server.api.schemas import DetokenizeRequest, TokenizeRequest
+
+_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -26,16 +29,26 @@ async def tokenize(body: TokenizeRequest, request: Request) -> JSONResponse:
     if body.chat_template is not None:
         raise ApiError(400, "chat_template: is never taken from requests.", "chat_template", "unsupported_parameter")
     try:
-        return JSONResponse(await context.engine.on_reader(_tokenize, context, body))
+        with context.engine.accepted(), context.place(1):
+            return JSONResponse(await context.engine.on_reader(_tokenize, context, body))
     except Exception as error:
         raise as_api_error(error, list(TokenizeRequest.model_fields)) from error
 
 
+def _refuse(body: TokenizeRequest, fields: Sequence[str], why: str) -> None:
+    for field in fields:
+        if getattr(body, field) is not None:
+            raise ApiError(400, f"{field}: {why}.", field)
+
+
 def _tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
-    reader, engine = Reader(context), context.engine.engine
+    reader, engine = Reader(context), context.engine.core
     if body.prompt is not None:
-        tokens = reader.tokens(body.prompt, body.add_special_tokens)
+        _refuse(body, _OF_MESSAGES, "is for messages")
+        tokens = reader.tokens(body.prompt, body.add_special_tokens is not False)
     else:
+        if body.add_special_tokens:
+            raise ApiError(400, "add_special_tokens: the chat template writes them.", "add_special_tokens")
         tokens = reader.render(body, body.chat_template_kwargs).token_ids
     strings = engine.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
     return {
@@ -51,7 +64,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> JSONResponse:
     """The text of token ids."""
     context = context_of(request)
     context.served.find(body.model)
-    engine = context.engine.engine
+    engine = context.engine.core
     if engine.tokenizer is None:
         raise ApiError(400, "tokens: no tokenizer is loaded.", "tokens")
     if len(body.tokens) > engine.limits.max_model_len:
@@ -61,5 +74,6 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> JSONResponse:
     wrong = next((token for token in body.tokens if not 0 <= token < most), None)
     if wrong is not None:
         raise ApiError(400, f"tokens: {wrong} is none; token ids are 0 to {most - 1}.", "tokens")
-    text = await context.engine.on_reader(engine.tokenizer.decode, body.tokens)
+    with context.engine.accepted(), context.place(1):
+        text = await context.engine.on_reader(engine.tokenizer.decode, body.tokens)
     return Json({"prompt": text})
