@@ -3,12 +3,12 @@
 #     docker build --tag quire .
 #     docker run --rm --publish 8000:8000 quire                                     the bundled model
 #     docker run --rm --publish 8000:8000 --volume quire-cache:/cache \
-#         --cpus 4 --env OMP_NUM_THREADS=4 --stop-timeout 45 \
+#         --cpus 4 --stop-timeout 45 \
 #         --env QUIRE_API_KEY quire facebook/opt-125m --max-num-seqs 32             one of the hub's
 #
 # Arguments are those of `quire serve`; each option is a QUIRE_* variable too. Without QUIRE_API_KEY everybody who
 # reaches the port may use it. Give the container longer to stop (--stop-timeout) than requests get (--shutdown-timeout,
-# 30 seconds), or they are cut off; and where it may use fewer cores than the machine has, set OMP_NUM_THREADS to that.
+# 30 seconds), or they are cut off.
 
 ARG PYTHON=3.12-slim-bookworm
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import __version__
+from quire.server.cores import usable_cores
 from quire.server.terminal import console
 
 
@@ -182,7 +183,7 @@ def _available_isas() -> list[str]:
 
 
 def _processor(found: Findings) -> dict[str, Any]:
-    facts: dict[str, Any] = {"name": _cpu_name(), "cores": _cores(), "cores_of_machine": os.cpu_count()}
+    facts: dict[str, Any] = {"name": _cpu_name(), "cores": usable_cores(), "cores_of_machine": os.cpu_count()}
     facts["threads"] = facts["thread_pool"] = None
     try:
         import torch
@@ -212,17 +213,6 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    """Cores that this process may use: its affinity, or its container's share where that is less."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup, or "max": no limit
-        return cores
 
 
 def _memory(found: Findings) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from quire.platform.intake import PromptType
 from quire.platform.interrupts import HeldInterrupt
 from quire.platform.llm import LLM
 from quire.platform.sampling_params import RequestOutputKind, SamplingParams
+from quire.server.cores import use_share
 from quire.server.terminal import error_console, print_error
 
 _BASE = "base"  # what --lora calls the model itself
@@ -103,6 +104,7 @@ def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], ve
     """Load the model and answer. Raises QuireError; exits with 130 when Ctrl-C ends the only answer."""
     if task.model is None and settings.get("revision"):
         raise QuireError("--revision is for models of the hub; the bundled model has none. Name a model.")
+    use_share()
     params = SamplingParams(**sampling, output_kind=RequestOutputKind.DELTA)
     images = [_read_image(source) for source in task.images]
     # Whoever names a URL here wants it fetched.

@@ -28,6 +28,7 @@ from quire.server.api.app import create_app
 from quire.server.api.logs import configure
 from quire.server.api.metrics import Metrics
 from quire.server.api.protocol import limited_protocol
+from quire.server.cores import use_share
 
 logger = logging.getLogger("quire.server")
 
@@ -82,6 +83,9 @@ def serve(task: Task) -> int:
     begun = time.monotonic()
     signal.signal(signal.SIGTERM, _leave)  # process 1 of a container ignores it otherwise; uvicorn has its own later
     configure(task.log_format == "json", task.log_level)
+    threads = use_share()
+    if threads is not None:
+        logger.info("%d threads compute: as many as there are cores for this process", threads)
     modules = [Module.parse(text) for text in task.modules]
     # The bundled model comes with its adapters.
     if task.engine.get("model") is None and task.engine.get("enable_lora") is not False:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire import __version__
 from quire.errors import RequestError
 from quire.lora import LoRARequest
 from quire.platform.async_engine import EngineRequest, Output, Outputs
@@ -21,8 +23,9 @@ from quire.platform.beam import BeamSearchOutput
 from quire.platform.intake import PromptType
 from quire.platform.outputs import CompletionOutput, RequestOutput
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
-from quire.server.api.context import Context, note
+from quire.server.api.context import Context, new_id, note
 from quire.server.api.errors import ApiError, ClientGoneError, Json, as_api_error
+from quire.server.api.sampling import stream_options
 
 _T = TypeVar("_T")
 
@@ -100,12 +103,28 @@ class Wanted:
 class Answer:
     """One HTTP request's way through the engine. Each route says what its answers and chunks look like."""
 
-    def __init__(self, context: Context, request: Request, ids: Sequence[str], fields: Sequence[str]) -> None:
-        """ids: of the engine's requests, one for each prompt. fields: of the body."""
+    kind: str  # of the answer's id
+    objects: tuple[str, str]  # what OpenAI calls an answer, and a chunk of it
+
+    def __init__(self, context: Context, request: Request, body: Any, model: str, prompts: int) -> None:
+        """model: what the client called it. prompts: their number."""
         self._context = context
         self._request = request
-        self._ids = ids
-        self._fields = fields
+        self._body = body
+        self._fields = list(type(body).model_fields)
+        self._tokenizer = context.engine.core.tokenizer
+        self._n = body.n or 1
+        self._usage = Usage()
+        self._usage_last, self._usage_each = stream_options(body)
+        answer_id = new_id(self.kind, request, body.request_id)
+        self._ids = context.engine.unique_ids(answer_id, prompts)
+        self._head = {
+            "id": answer_id,
+            "object": self.objects[bool(body.stream)],
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"quire-{__version__}",
+        }
 
     def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
         """The body of an answer in one piece; outputs: by request id."""
@@ -117,7 +136,24 @@ class Answer:
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """The events after all outputs."""
-        raise NotImplementedError
+        note(self._request, **self._usage.for_log())
+        return [self.chunk([], True)] if self._usage_last else []
+
+    def chunk(self, choices: list[dict[str, Any]], with_usage: bool) -> dict[str, Any]:
+        """An event. Where usage was asked for, those without it have null."""
+        if not (self._usage_last or self._usage_each):
+            return {**self._head, "choices": choices}
+        return {**self._head, "choices": choices, "usage": self._usage.as_dict() if with_usage else None}
+
+    def beams(self, output: BeamSearchOutput) -> list[CompletionOutput]:
+        """A beam search's sequences without the prompt, best first."""
+        made = []
+        for index, beam in enumerate(output.sequences):
+            new = beam.tokens[len(output.prompt_token_ids) :]
+            text = self._tokenizer.decode(new, skip_special_tokens=True)
+            reason: Literal["stop", "length"] = "stop" if beam.finish_reason == "stop" else "length"
+            made.append(CompletionOutput(index, text, new, finish_reason=reason, stop_reason=beam.stop_reason))
+        return made
 
     async def run(
         self, prompts: Callable[[], Sequence[PromptType]], wanted: Wanted, sequences: int, stream: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,18 +9,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from openai.types.chat import ChatCompletion
 
-from quire import __version__
 from quire.platform.async_engine import Output
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.outputs import CompletionOutput, RequestOutput
-from quire.server.api.answers import Answer, Usage, Wanted, best
+from quire.server.api.answers import Answer, Wanted, best
 from quire.server.api.body import JsonRoute
-from quire.server.api.context import Context, context_of, new_id, note
+from quire.server.api.context import Context, context_of, note
 from quire.server.api.errors import ApiError, as_api_error
 from quire.server.api.fields import REFUSED_IN_CHAT
 from quire.server.api.logprobs import chat_logprobs, plain
 from quire.server.api.prompts import Reader
-from quire.server.api.sampling import sampling_params, stream_options
+from quire.server.api.sampling import sampling_params
 from quire.server.api.schemas import ChatRequest, check_refused, untyped
 
 router = APIRouter(route_class=JsonRoute)
@@ -86,43 +84,29 @@ def _opening(body: Any, role: str) -> str:
 
 
 class _ChatAnswer(Answer):
+    kind = "chatcmpl"
+    objects = ("chat.completion", "chat.completion.chunk")
+
     def __init__(self, context: Context, request: Request, body: Any, model: str) -> None:
-        answer_id = new_id("chatcmpl", request, body.request_id)
-        super().__init__(context, request, context.engine.unique_ids(answer_id, 1), list(type(body).model_fields))
-        self._tokenizer = context.engine.core.tokenizer
-        self._body = body
-        self._n = body.n or 1
+        super().__init__(context, request, body, model, prompts=1)
         self._role = context.config.response_role
         self._opening = _opening(body, self._role)
-        self._usage_last, self._usage_each = stream_options(body)
-        self._usage = Usage()
         self._begun: set[int] = set()
         self._ended: set[int] = set()
-        self._head = {
-            "id": answer_id,
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": f"quire-{__version__}",
-        }
 
     # -- in one piece ---------------------------------------------------------------------------------------------
 
     def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
         (output,) = outputs.values()
         self._usage.count(output)
-        if isinstance(output, BeamSearchOutput):
-            choices, answer = self._beams(output), dict(self._head)
-        else:
-            chosen = enumerate(best(output.outputs, self._n))
-            choices = [self._choice(completion, index) for index, completion in chosen]
-            answer = {**self._head, **self._of_prompt(output)}
+        chosen = self.beams(output) if isinstance(output, BeamSearchOutput) else best(output.outputs, self._n)
+        choices = [self._choice(completion, index) for index, completion in enumerate(chosen)]
         note(self._request, **self._usage.for_log())
-        return {**answer, "choices": choices, "usage": self._usage.as_dict()}
+        return {**self._head, **self._of_prompt(output), "choices": choices, "usage": self._usage.as_dict()}
 
-    def _of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+    def _of_prompt(self, output: Output) -> dict[str, Any]:
         told: dict[str, Any] = {}
-        if self._body.prompt_logprobs is not None:
+        if self._body.prompt_logprobs is not None and isinstance(output, RequestOutput):
             told["prompt_logprobs"] = plain(output.prompt_logprobs)
         if self._body.return_token_ids:
             told["prompt_token_ids"] = list(output.prompt_token_ids)
@@ -150,20 +134,6 @@ class _ChatAnswer(Answer):
             rest["token_ids"] = list(completion.token_ids)
         return rest
 
-    def _beams(self, output: BeamSearchOutput) -> list[dict[str, Any]]:
-        prompt = len(output.prompt_token_ids)
-        completions = [
-            CompletionOutput(
-                index,
-                self._tokenizer.decode(beam.tokens[prompt:], skip_special_tokens=True),
-                beam.tokens[prompt:],
-                finish_reason="stop" if beam.finish_reason == "stop" else "length",
-                stop_reason=beam.stop_reason,
-            )
-            for index, beam in enumerate(output.sequences)
-        ]
-        return [self._choice(completion, completion.index) for completion in completions]
-
     # -- streamed -------------------------------------------------------------------------------------------------
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
@@ -172,7 +142,7 @@ class _ChatAnswer(Answer):
         made = []
         for completion in output.outputs:
             if self._has_news(completion):
-                made.append({**self._chunk([self._delta(completion)], self._usage_each), **told})
+                made.append({**self.chunk([self._delta(completion)], self._usage_each), **told})
                 told = {}
         return made
 
@@ -191,12 +161,3 @@ class _ChatAnswer(Answer):
         if completion.finish_reason is not None:
             self._ended.add(completion.index)
         return {"index": completion.index, "delta": delta, **self._rest(completion)}
-
-    def _chunk(self, choices: list[dict[str, Any]], with_usage: bool) -> dict[str, Any]:
-        if not (self._usage_last or self._usage_each):
-            return {**self._head, "choices": choices}
-        return {**self._head, "choices": choices, "usage": self._usage.as_dict() if with_usage else None}
-
-    def last_chunks(self) -> list[dict[str, Any]]:
-        note(self._request, **self._usage.for_log())
-        return [self._chunk([], True)] if self._usage_last else []

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from openai.types import Completion
 
-from quire import __version__
 from quire.platform.async_engine import Output
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.outputs import CompletionOutput, RequestOutput
-from quire.server.api.answers import Answer, Usage, Wanted, best
+from quire.server.api.answers import Answer, Wanted, best
 from quire.server.api.body import JsonRoute
-from quire.server.api.context import Context, context_of, new_id, note
+from quire.server.api.context import Context, context_of, note
 from quire.server.api.errors import as_api_error
 from quire.server.api.fields import REFUSED_IN_COMPLETIONS
 from quire.server.api.logprobs import CompletionLogprobs, joined, plain
 from quire.server.api.prompts import Reader, several
-from quire.server.api.sampling import sampling_params, stream_options
+from quire.server.api.sampling import sampling_params
 from quire.server.api.schemas import CompletionRequest, check_refused, untyped
 
 router = APIRouter(route_class=JsonRoute)
@@ -67,33 +65,16 @@ class _Choice:
 class _CompletionAnswer(Answer):
     """scores_only: max_tokens=0 with echo, which asks for the prompt and its logprobs alone."""
 
+    kind = "cmpl"
+    objects = ("text_completion", "text_completion")
+
     def __init__(
-        self,
-        context: Context,
-        request: Request,
-        body: Any,
-        model: str,
-        prompts: int,
-        scores_only: bool,
+        self, context: Context, request: Request, body: Any, model: str, prompts: int, scores_only: bool
     ) -> None:
-        answer_id = new_id("cmpl", request, body.request_id)
-        ids = context.engine.unique_ids(answer_id, prompts)
-        super().__init__(context, request, ids, list(type(body).model_fields))
-        self._tokenizer = context.engine.core.tokenizer
-        self._body = body
-        self._n = body.n or 1
-        self._place = {request_id: place for place, request_id in enumerate(ids)}
+        super().__init__(context, request, body, model, prompts)
+        self._place = {request_id: place for place, request_id in enumerate(self._ids)}
         self._scores_only = scores_only
-        self._usage_last, self._usage_each = stream_options(body)
-        self._usage = Usage()
         self._choices: dict[int, _Choice] = {}
-        self._head = {
-            "id": answer_id,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": f"quire-{__version__}",
-        }
 
     # -- in one piece ---------------------------------------------------------------------------------------------
 
@@ -103,20 +84,17 @@ class _CompletionAnswer(Answer):
             output = outputs[request_id]
             self._count(output)
             if isinstance(output, BeamSearchOutput):
-                choices += self._beams(output, place * self._n)
+                choices += [self._beam(output, beam, place * self._n) for beam in self.beams(output)]
                 continue
             for index, completion in enumerate(best(output.outputs, self._n), place * self._n):
                 choices.append(self._choice(output, completion, index, _Choice(self._new_logprobs())))
-        self._finish()
+        note(self._request, **self._usage.for_log())
         return {**self._head, "choices": choices, "usage": self._usage.as_dict()}
 
     def _count(self, output: Output) -> None:
         self._usage.count(output)
         if self._scores_only:
             self._usage.completion = 0
-
-    def _finish(self) -> None:
-        note(self._request, **self._usage.for_log())
 
     def _new_logprobs(self) -> CompletionLogprobs | None:
         if self._body.logprobs is None:
@@ -164,22 +142,20 @@ class _CompletionAnswer(Answer):
         rest = [entries for entries in output.prompt_logprobs[1:] if entries is not None]
         return [head, logprobs.of(output.prompt_token_ids[1:], rest)]
 
-    def _beams(self, output: BeamSearchOutput, first: int) -> list[dict[str, Any]]:
-        prompt = len(output.prompt_token_ids)
-        choices = []
-        for index, beam in enumerate(output.sequences, first):
-            new = beam.tokens[prompt:]
-            choice = {
-                "index": index,
-                "text": self._tokenizer.decode(new, skip_special_tokens=True),
-                "logprobs": None,
-                "finish_reason": beam.finish_reason,
-                "stop_reason": beam.stop_reason,
+    def _beam(self, output: BeamSearchOutput, completion: CompletionOutput, first: int) -> dict[str, Any]:
+        choice = {
+            "index": first + completion.index,
+            "text": completion.text,
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice |= {
+                "prompt_token_ids": list(output.prompt_token_ids),
+                "token_ids": list(completion.token_ids),
             }
-            if self._body.return_token_ids:
-                choice |= {"prompt_token_ids": list(output.prompt_token_ids), "token_ids": list(new)}
-            choices.append(choice)
-        return choices
+        return choice
 
     # -- streamed -------------------------------------------------------------------------------------------------
 
@@ -198,14 +174,5 @@ class _CompletionAnswer(Answer):
             choice = self._choice(output, completion, index, sent)
             sent.ended = completion.finish_reason is not None
             if first or sent.ended or choice["text"] or choice["logprobs"] or choice.get("token_ids"):
-                made.append(self._chunk([choice], self._usage_each))
+                made.append(self.chunk([choice], self._usage_each))
         return made
-
-    def _chunk(self, choices: list[dict[str, Any]], with_usage: bool) -> dict[str, Any]:
-        if not (self._usage_last or self._usage_each):
-            return {**self._head, "choices": choices}
-        return {**self._head, "choices": choices, "usage": self._usage.as_dict() if with_usage else None}
-
-    def last_chunks(self) -> list[dict[str, Any]]:
-        self._finish()
-        return [self._chunk([], True)] if self._usage_last else []
