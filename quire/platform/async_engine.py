@@ -232,6 +232,7 @@ class AsyncEngine:
         """Forget an adapter and wait until no request holds it. The bytes that this gave back; None: it is still held
         after `timeout` seconds. Raises AdapterError.
         """
+        self._check_runs()  # else nobody would answer
         assert self._loop is not None
         number = self.core.unload_lora_adapter(name)
         future: asyncio.Future[int] = self._loop.create_future()

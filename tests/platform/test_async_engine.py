@@ -62,6 +62,20 @@ async def tokens(engine: AsyncEngine, prompt: Any, params: SamplingParams, reque
     return made
 
 
+def slow_reading(engine: AsyncEngine) -> tuple[threading.Event, threading.Event]:
+    """(set when something is read, set by the test to let it go on)"""
+    read, begun, gate = engine.core.read_request, threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        arrival = read(*given)
+        begun.set()
+        gate.wait(20)
+        return arrival
+
+    engine.core.read_request = slow
+    return begun, gate
+
+
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(asyncio.wait_for(work(), 60))
 
@@ -109,15 +123,7 @@ def test_a_cancelled_reader_lets_go_of_its_adapter():
     async def work() -> None:
         async with opened(enable_lora=True) as engine:
             await engine.load_lora_adapter("french", adapter_path("french"))
-            read, begun, gate = engine.core.read_request, threading.Event(), threading.Event()
-
-            def slow(*given: Any) -> Any:
-                arrival = read(*given)
-                begun.set()
-                gate.wait(10)
-                return arrival
-
-            engine.core.read_request = slow
+            begun, gate = slow_reading(engine)
             task = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a", LoRARequest("french")))
             await asyncio.to_thread(begun.wait, 10)
             task.cancel()
@@ -228,19 +234,6 @@ def test_closing_ends_what_does_not_finish():
             await running
 
     run(work)
-
-
-def slow_reading(engine: AsyncEngine) -> tuple[threading.Event, threading.Event]:
-    """(set when something is read, set by the test to let it go on)"""
-    read, begun, gate = engine.core.read_request, threading.Event(), threading.Event()
-
-    def slow(*given: Any) -> Any:
-        begun.set()
-        gate.wait(20)
-        return read(*given)
-
-    engine.core.read_request = slow
-    return begun, gate
 
 
 def test_closing_waits_for_what_is_being_read():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 
 import quire
 from quire import LLM, LoRARequest, SamplingParams
+from quire.config import ServerConfig
 from quire.demo import adapter_path
 from quire.server import serve
 from quire.server.cli import app
@@ -27,6 +30,7 @@ from tests.server.api_server import ONE_THREAD, ServerProcess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 PROMPT = "Once upon a time"
@@ -651,3 +655,42 @@ def test_what_cannot_be_served_is_one_line(args: tuple[str, ...], word: str) -> 
     result = CliRunner().invoke(app, ["serve", "--log-level", "error", *args])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and word in result.stderr
+
+
+# -- docs/server.md ------------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_a_client_that_works(demo: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert "http://localhost:8000" in code
+    exec(code.replace("http://localhost:8000", demo.url), {})
+    assert capsys.readouterr().out == "Red.\n"
+
+
+def test_the_page_knows_the_limits() -> None:
+    text, config = PAGE.read_text(encoding="utf-8"), ServerConfig()
+    for shown in (
+        f"`--max-request-bytes`, {config.max_request_bytes >> 20} MiB",
+        f"`--header-timeout` {config.header_timeout:g}",
+        f"`--body-timeout` {config.body_timeout:g}",
+        f"`--max-prompts` {config.max_prompts}",
+        f"`--max-n` {config.max_n}",
+        f"`--shutdown-timeout` seconds ({config.shutdown_timeout:g})",
+        f"listens on {config.host} ",
+    ):
+        assert shown in " ".join(text.split()), shown
+
+
+def test_the_page_lists_the_routes(http: Any) -> None:
+    paths = {path.replace("{model}", "NAME") for path in http.get("/openapi.json").json()["paths"]}
+    shown = set(re.findall(r"`(?:GET |POST )?(/[\w/.]+)`", PAGE.read_text(encoding="utf-8")))
+    assert paths <= shown, paths - shown
+
+
+@pytest.mark.parametrize("field", ["user", "safety_identifier"])
+def test_who_asks_stands_in_the_log(demo: ServerProcess, http: Any, field: str) -> None:
+    post(http, CHAT, messages=WHO, max_tokens=1, **{field: f"somebody-{field}"})
+    end = time.monotonic() + 10
+    while f"user=somebody-{field}" not in demo.log:
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.02)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ class Wanted:
     adapter: LoRARequest | None
 
 
-class Answer:
+class Answer(ABC):
     """One HTTP request's way through the engine. Each route says what its answers and chunks look like."""
 
     kind: str  # of the answer's id
@@ -126,13 +127,13 @@ class Answer:
             "system_fingerprint": f"quire-{__version__}",
         }
 
+    @abstractmethod
     def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
         """The body of an answer in one piece; outputs: by request id."""
-        raise NotImplementedError
 
+    @abstractmethod
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
         """The events that an output makes."""
-        raise NotImplementedError
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """The events after all outputs."""
