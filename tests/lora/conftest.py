@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.lora.peft_world import World, text_world, vision_world
 from tests.platform.conftest import make_llama
@@ -14,13 +13,9 @@ from tests.platform.conftest import make_llama
 Worlds = Callable[..., World]
 
 
-@pytest.fixture(scope="module", autouse=True)  # no wider: other folders' tests keep all threads
-def one_thread() -> Iterator[None]:
-    """The models are tiny: waking threads for them takes longer than they do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+@pytest.fixture(scope="module", autouse=True)
+def with_one_thread(one_thread: None) -> None:
+    """In all of this folder."""
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from transformers.utils import logging
 
 from tests.multimodal.open_engine import KINDS, Kind
@@ -17,12 +16,8 @@ logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """The models are so small that a second thread only waits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def with_one_thread(one_thread: None) -> None:
+    """In all of this folder."""
 
 
 @pytest.fixture(scope="session")

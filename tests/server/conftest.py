@@ -110,15 +110,6 @@ def http(demo: ServerProcess) -> Iterator[Any]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """The bundled model is small: waking threads for it takes longer than it does."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="session")
 def llm() -> LLM:
     """The same model without a server."""
