@@ -6,6 +6,7 @@
 #include "kernels.h"
 #include "linear_amx.h"
 #include "linear_dot.h"
+#include "linear_outer.h"
 #include "lora.h"
 #include "parallel.h"
 
@@ -26,11 +27,19 @@ struct Place {
   int64_t weight, row;
 };
 
-// Block number `index` of those that the weights are cut into.
-template <class T, class Out>
-LinearBlock<T, Out> block_at(const LinearArgs& args, int64_t block_rows, int64_t total_rows, int64_t index,
+// How a call is cut: its tokens into `products.parts()`, and for each of them the weights into `blocks`.
+struct Cut {
+  int64_t blocks, block_rows, total_rows;
+};
+
+// Block number `index`, a part's blocks after those of the part before.
+template <class T, class Out, class Products>
+LinearBlock<T, Out> block_at(const LinearArgs& args, const Products& products, const Cut& cut, int64_t index,
                              Place* place = nullptr) {
   Out* y = static_cast<Out*>(args.y);
+  const int64_t part = index / cut.blocks, block_rows = cut.block_rows;
+  const int64_t first = products.first_of(part), tokens = products.first_of(part + 1) - first;
+  index %= cut.blocks;
   const Weight* weight = args.weights;
   for (;; ++weight) {
     const int64_t count = (weight->rows + block_rows - 1) / block_rows;
@@ -41,8 +50,8 @@ LinearBlock<T, Out> block_at(const LinearArgs& args, int64_t block_rows, int64_t
   const int64_t row = index * block_rows, left = weight->rows - row;
   const T* bias = static_cast<const T*>(weight->bias);
   if (place) *place = {weight - args.weights, row};
-  return {static_cast<const T*>(weight->data) + row * args.features, bias ? bias + row : nullptr, y + row, total_rows,
-          left < block_rows ? left : block_rows};
+  return {static_cast<const T*>(weight->data) + row * args.features, bias ? bias + row : nullptr, y + row, cut.total_rows,
+          left < block_rows ? left : block_rows, part, first, tokens};
 }
 
 // step: a block has a multiple of these rows, but for a weight's last.
@@ -59,26 +68,23 @@ int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, int64_t elemen
 }
 
 template <class T, class Out, class Products>
-void linear_by(const LinearArgs& args) {
-  if (args.tokens == 0) return;
-  Adapters<T, Out> adapters(args);
-  int64_t blocks = 0, total_rows = 0;
-  for (int64_t i = 0; i < args.count; ++i) total_rows += args.weights[i].rows;
+void linear_by(const LinearArgs& args, const Products& products, Adapters<T, Out>& adapters) {
+  Cut cut{0, 0, 0};
+  for (int64_t i = 0; i < args.count; ++i) cut.total_rows += args.weights[i].rows;
   const int64_t step = adapters.none() ? Products::kBlockRows : kLoraColumns;
-  const int64_t block_rows = rows_of_block(args, total_rows, sizeof(T), step);
-  for (int64_t i = 0; i < args.count; ++i) blocks += (args.weights[i].rows + block_rows - 1) / block_rows;
-  const int64_t work = total_rows * args.features * (args.tokens + kFetchWork) + adapters.work();
+  cut.block_rows = rows_of_block(args, cut.total_rows, sizeof(T), step);
+  for (int64_t i = 0; i < args.count; ++i) cut.blocks += (args.weights[i].rows + cut.block_rows - 1) / cut.block_rows;
+  const int64_t work = cut.total_rows * args.features * (args.tokens + kFetchWork) + adapters.work();
   const int64_t team = 1 + work / kThreadWork;
-  const Products products(args);
   const int64_t shrinks = adapters.shrink_items();  // these come first, since what follows waits for them
-  parallel_for_ahead(shrinks + blocks, team, [&](int64_t index, int64_t next_index) {
+  parallel_for_ahead(shrinks + products.parts() * cut.blocks, team, [&](int64_t index, int64_t next_index) {
     if (index < shrinks) return adapters.run_shrink(index);
     Place place;
-    const LinearBlock<T, Out> block = block_at<T, Out>(args, block_rows, total_rows, index - shrinks, &place);
+    const LinearBlock<T, Out> block = block_at<T, Out>(args, products, cut, index - shrinks, &place);
     if (next_index < 0) {
       products.run(block, nullptr);
     } else {
-      const LinearBlock<T, Out> next = block_at<T, Out>(args, block_rows, total_rows, next_index - shrinks);
+      const LinearBlock<T, Out> next = block_at<T, Out>(args, products, cut, next_index - shrinks);
       products.run(block, &next);
     }
     if (!adapters.none()) adapters.run_expand(place.weight, place.row, block);
@@ -87,10 +93,22 @@ void linear_by(const LinearArgs& args) {
 
 template <class T, class Out>
 void linear_as(const LinearArgs& args) {
+  if (args.tokens == 0) return;
 #if defined(__AMX_BF16__)
-  if constexpr (__is_same(T, bf16)) return linear_by<T, Out, MatrixProducts<Out>>(args);
+  if constexpr (__is_same(T, bf16)) {
+    Adapters<T, Out> adapters(args, Factors<T>(args));
+    return linear_by(args, MatrixProducts<Out>(args), adapters);
+  }
 #endif
-  linear_by<T, Out, DotProducts<T, Out>>(args);
+  if constexpr (Dot<T>::kHasUnits) {
+    if (OuterProducts<T, Out>::suits(args)) {
+      Adapters<T, Out> adapters(args, args.num_segments > 0 ? Factors<T>(args) : Factors<T>());
+      return linear_by(args, OuterProducts<T, Out>(args), adapters);
+    }
+  }
+  const Factors<T> x(args);
+  Adapters<T, Out> adapters(args, x);
+  linear_by(args, DotProducts<T, Out>(args, x), adapters);
 }
 
 template <class T>

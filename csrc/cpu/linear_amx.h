@@ -37,6 +37,9 @@ class MatrixProducts {
     });
   }
 
+  int64_t parts() const { return 1; }
+  int64_t first_of(int64_t part) const { return part * args_.tokens; }
+
   void run(const LinearBlock<bf16, Out>& block, const LinearBlock<bf16, Out>* next) const {
     configure_tiles(columns_);
     const bf16* after = next ? next->w : block.w;

@@ -1,4 +1,4 @@
-// What one thread takes at a time of a linear kernel's work: some rows of a weight, for all tokens.
+// What one thread takes at a time of a linear kernel's work: some rows of a weight, for some tokens.
 #pragma once
 
 #include "kernels.h"
@@ -16,6 +16,7 @@ struct LinearBlock {
   const T* bias;  // of the first row, or null
   Out* y;         // first token, first row
   int64_t y_stride, rows;
+  int64_t part, first, tokens;  // which of them
 };
 
 }  // namespace

@@ -37,12 +37,11 @@ struct Job {
 inline int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 template <class T>
-void shrink(const LinearArgs& args, const Job& job, int64_t item) {
+void shrink(const LinearArgs& args, const Factors<T>& x, const Job& job, int64_t item) {
   const int64_t rank = job.entry->rank, tiles = pieces(job.tokens, kShrinkTokens);
   const int64_t begin = item % tiles * kShrinkTokens, row_begin = item / tiles * kShrinkRows;
   const int64_t end = begin + kShrinkTokens < job.tokens ? begin + kShrinkTokens : job.tokens;
   const int64_t row_end = row_begin + kShrinkRows < rank ? row_begin + kShrinkRows : rank;
-  const T* x = static_cast<const T*>(args.x) + job.first * args.x_stride;
   const T* a = static_cast<const T*>(job.entry->a);
   const int64_t parts = pieces(end - begin, kTileTokens);  // of even size
   for (int64_t part = 0; part < parts; ++part) {
@@ -50,7 +49,7 @@ void shrink(const LinearArgs& args, const Job& job, int64_t item) {
     const int64_t count = begin + (end - begin) * (part + 1) / parts - token;
     for (int64_t row = row_begin; row < row_end; row += kTileRows) {
       const int rows = static_cast<int>(row_end - row < kTileRows ? row_end - row : kTileRows);
-      Tile<T> tile{x + token * args.x_stride, args.x_stride, {}, nullptr, args.features};
+      Tile<T> tile{x.row(job.first + token), x.stride(), {}, nullptr, args.features};
       for (int j = 0; j < kTileRows; ++j) tile.w[j] = a + (row + (j < rows ? j : rows - 1)) * args.features;
       tile.ahead = reinterpret_cast<const char*>(a + (row + kTileRows) * args.features);
       const Result<T, float> result{nullptr, job.h + token * rank + row, rank, rows};
@@ -111,13 +110,17 @@ inline void expand_some(int64_t tokens, const Job& job, const float* h, const T*
 
 template <class T, class Out>
 void expand(const Job& job, int64_t first, const LinearBlock<T, Out>& block) {
-  const int64_t rank = job.entry->rank, parts = pieces(job.tokens, kExpandTokens);  // of even size
+  const int64_t block_end = block.first + block.tokens, job_end = job.first + job.tokens;
+  const int64_t begin = block.first > job.first ? block.first - job.first : 0;
+  const int64_t tokens = (block_end < job_end ? block_end : job_end) - job.first - begin;
+  if (tokens <= 0) return;
+  const int64_t rank = job.entry->rank, parts = pieces(tokens, kExpandTokens);  // of even size
   const T* b = static_cast<const T*>(job.entry->b);
   for (int64_t row = 0; row < block.rows; row += kLoraColumns) {
     const int64_t column = first + row, left = block.rows - row;
     const int width = static_cast<int>(left < kLoraColumns ? left : kLoraColumns);
     for (int64_t part = 0; part < parts; ++part) {
-      const int64_t token = job.tokens * part / parts, count = job.tokens * (part + 1) / parts - token;
+      const int64_t token = begin + tokens * part / parts, count = begin + tokens * (part + 1) / parts - token;
       Out* y = block.y + (job.first + token) * block.y_stride + row;
       expand_some<T, Out, kExpandTokens>(count, job, job.h + token * rank, b + column * rank, y, block.y_stride,
                                          column, width);
@@ -129,7 +132,7 @@ void expand(const Job& job, int64_t first, const LinearBlock<T, Out>& block) {
 template <class T, class Out>
 class Adapters {
  public:
-  explicit Adapters(const LinearArgs& args) : args_(args) {
+  Adapters(const LinearArgs& args, const Factors<T>& x) : args_(args), x_(x) {
     if (args.num_segments == 0) return;
     jobs_ = reinterpret_cast<Job*>(
         scratch<int64_t, Job>(args.num_segments * args.count * static_cast<int64_t>(sizeof(Job) / sizeof(int64_t))));
@@ -159,7 +162,7 @@ class Adapters {
   void run_shrink(int64_t item) {
     const Job* job = jobs_;
     while (job->shrink_end <= item) ++job;
-    shrink<T>(args_, *job, item - (job == jobs_ ? 0 : job[-1].shrink_end));
+    shrink<T>(args_, x_, *job, item - (job == jobs_ ? 0 : job[-1].shrink_end));
     __atomic_fetch_add(&shrunk_, 1, __ATOMIC_RELEASE);
   }
 
@@ -174,6 +177,7 @@ class Adapters {
  private:
   static constexpr int kSpins = 1000;
   const LinearArgs& args_;
+  const Factors<T> x_;
   Job* jobs_ = nullptr;
   int64_t count_ = 0, shrink_items_ = 0, work_ = 0, shrunk_ = 0;
 };
