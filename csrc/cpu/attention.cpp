@@ -3,8 +3,8 @@
 // The promise that a token's bits do not depend on its company is kept by construction: a row (one head of one token)
 // walks its own keys 0 .. position in tiles of kKeyTile and spans of kSpan, both anchored at position 0; each span
 // starts an online softmax of its own, and spans are merged in order. Neither chunk, block size, block ids, row tiling
-// nor threads come into it. An item of work is a few tokens of one sequence and one key/value head: the rows of all of
-// them (tokens x query heads of the group) use a key tile while it is in the cache.
+// nor threads come into it. An item of work is a few tokens of one sequence and one key/value head, or several of them where
+// tokens are few: the rows of a head (tokens x query heads of its group) use a key tile while it is in the cache.
 #include "attention_rows.h"
 #include "attention_scores.h"
 #include "attention_work.h"
@@ -18,7 +18,7 @@ namespace {
 
 static_assert(kSpan % kKeyTile == 0, "a span is a number of whole tiles");
 
-// Addresses of one tile's keys and values, found by way of the block table.
+// Addresses of one tile's keys and values, found by way of the block table: those of the item's first head.
 template <class T>
 struct TileRows {
   const T* keys[kKeyTile];
@@ -53,11 +53,11 @@ void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first,
 struct Workspace {
   RecordLayout layout;
   float* values;   // [kKeyTile][width]
-  float* records;  // [rows], of all spans so far
-  float* later;    // [rows], of the span at hand
+  float* records;  // [heads][rows], of all spans so far
+  float* later;    // [heads][rows], of the span at hand
   float* rest;     // for the scores
 
-  Workspace(int64_t rows, int64_t head_dim, int64_t score_floats) : layout(head_dim) {
+  Workspace(int64_t rows, int64_t head_dim, int64_t step, int64_t score_floats) : layout(head_dim, step) {
     const int64_t own = kKeyTile * layout.width, each = rows * layout.size();
     values = scratch<float, Workspace>(own + 2 * each + score_floats);  // every size is a multiple of a register's
     records = values + own;
@@ -73,9 +73,9 @@ class Attention {
  public:
   Attention(const AttentionArgs& args, const AttentionItem& item)
       : args_(args), item_(item), group_(args.heads / args.kv_heads),
-        rows_(item.tokens * group_),
-        work_(rows_, args.head_dim, Scores::floats(rows_, args.head_dim)),
-        scores_(work_.rest, rows_, args.head_dim, args.scale),
+        rows_(item.tokens * group_), all_rows_(item.kv_heads * rows_), head_stride_(args.block_size * args.head_dim),
+        work_(all_rows_, args.head_dim, Units<T>::kStep, Scores::floats(item.kv_heads, rows_, args.head_dim)),
+        scores_(work_.rest, item.kv_heads, rows_, args.head_dim, args.scale),
         begin_(args.query_start[item.sequence]),
         first_position_(args.context_len[item.sequence] - (args.query_start[item.sequence + 1] - begin_) +
                         (item.token - begin_)),
@@ -98,73 +98,90 @@ class Attention {
   // One span, into its place among the item's partial records.
   void run_partial(int64_t span) {
     take_queries();
-    run_span(span, item_.partial + span * rows_ * work_.layout.size());
+    run_span(span, item_.partial + span * all_rows_ * work_.layout.size());
   }
 
   // The spans' partial records, into the output.
   void run_merge() {
     for (int64_t span = 1; span * kSpan < end_; ++span)
-      merge_span(span, item_.partial, item_.partial + span * rows_ * work_.layout.size());
+      merge_span(span, item_.partial, item_.partial + span * all_rows_ * work_.layout.size());
     put_out(item_.partial);
   }
 
  private:
-  // How many keys row i sees: its own and all before it.
+  // How many keys row i of a head sees: its own and all before it.
   int64_t limit(int64_t i) const { return first_position_ + i / group_ + 1; }
 
-  int64_t head_offset(int64_t i) const { return (item_.kv_head * group_ + i % group_) * args_.head_dim; }
+  int64_t head_offset(int64_t head, int64_t i) const {
+    return ((item_.kv_head + head) * group_ + i % group_) * args_.head_dim;
+  }
 
   void take_queries() {
     const T* query = static_cast<const T*>(args_.query);
-    for (int64_t i = 0; i < rows_; ++i)
-      scores_.take_query(i, query + (item_.token + i / group_) * args_.query_stride + head_offset(i));
+    for (int64_t head = 0; head < item_.kv_heads; ++head)
+      for (int64_t i = 0; i < rows_; ++i)
+        scores_.take_query(head, i, query + (item_.token + i / group_) * args_.query_stride + head_offset(head, i));
   }
 
   void put_out(float* records) {
     T* out = static_cast<T*>(args_.out);
-    for (int64_t i = 0; i < rows_; ++i)
-      finish(work_.layout, records + i * work_.layout.size(), args_.head_dim,
-             out + (item_.token + i / group_) * args_.heads * args_.head_dim + head_offset(i));
+    for (int64_t head = 0; head < item_.kv_heads; ++head)
+      for (int64_t i = 0; i < rows_; ++i, records += work_.layout.size())
+        finish(work_.layout, records, args_.head_dim,
+               out + (item_.token + i / group_) * args_.heads * args_.head_dim + head_offset(head, i));
   }
 
   void merge_span(int64_t span, float* records, float* later) {
-    for (int64_t i = 0; i < rows_; ++i)
-      if (limit(i) > span * kSpan)
+    for (int64_t i = 0; i < all_rows_; ++i)
+      if (limit(i % rows_) > span * kSpan)
         merge(work_.layout, records + i * work_.layout.size(), later + i * work_.layout.size());
   }
 
   void run_span(int64_t span, float* records) {
     scores_.begin();
-    for (int64_t i = 0; i < rows_; ++i) clear(work_.layout, records + i * work_.layout.size());
+    for (int64_t i = 0; i < all_rows_; ++i) clear(work_.layout, records + i * work_.layout.size());
     const int64_t first = span * kSpan, end = end_ < first + kSpan ? end_ : first + kSpan;
     TileRows<T> tiles[2];
     locate(args_, item_, first, end, tiles[0]);
     for (int t = 0; first + t * kKeyTile < end; ++t) {
-      // The next tile's rows travel while this one is worked on, over the end of the span too.
+      // What comes next travels while this is worked on: the next head's rows of these blocks, then the next tile's,
+      // over the end of the span too.
       const int64_t key = first + t * kKeyTile;
+      const TileRows<T>&tile = tiles[t % 2], &next = tiles[1 - t % 2];
       locate(args_, item_, key + kKeyTile, end_, tiles[1 - t % 2]);
-      run_tile(key, tiles[t % 2], tiles[1 - t % 2], records);
+      for (int64_t head = 0; head < item_.kv_heads; ++head) {
+        const bool is_last = head + 1 == item_.kv_heads;
+        run_tile(head, key, tile, is_last ? next : tile, is_last ? 0 : head + 1,
+                 records + head * rows_ * work_.layout.size());
+      }
     }
     scores_.end();
   }
 
-  void run_tile(int64_t first, const TileRows<T>& tile, const TileRows<T>& next, float* records) {
-    scores_.take_keys(tile.keys, next.keys, tile.count);
+  void run_tile(int64_t head, int64_t first, const TileRows<T>& tile, const TileRows<T>& next, int64_t next_head,
+                float* records) {
+    const int64_t offset = head * head_stride_, ahead = next_head * head_stride_;
+    scores_.take_keys(head, {tile.keys, offset}, {next.keys, ahead}, tile.count);
+    const HeadRows<T> values{tile.values, offset};
     // Widening pays when several row tiles share its result.
-    if (rows_ <= 2 * kRowTile && args_.head_dim % kLanes == 0)
-      return run_rows(first, CachedValues<T>{tile.values, next.values}, records);
-    for (int i = 0; i < tile.count; ++i) widen_row(tile.values[i], work_.values + i * work_.layout.width);
-    run_rows(first, WideValues{work_.values, work_.layout.width}, records);
+    if (rows_ <= 2 * kRowTile && args_.head_dim % Units<T>::kStep == 0)
+      return run_rows(head, first, CachedValues<T>{values, {next.values, ahead}}, records);
+    for (int i = 0; i < tile.count; ++i) widen_row(values.at(i), work_.values + i * work_.layout.width);
+    run_rows(head, first, WideValues{work_.values, work_.layout.width}, records);
   }
 
   void widen_row(const T* row, float* wide) {
-    int64_t d = 0;
-    for (; d + kLanes <= args_.head_dim; d += kLanes) store(wide + d, load(row + d));
-    if (d < args_.head_dim) store(wide + d, load_first(row + d, static_cast<int>(args_.head_dim - d)));
+    using U = Units<T>;
+    for (int64_t d = 0; d < args_.head_dim; d += U::kStep) {
+      const int64_t left = args_.head_dim - d;
+      const Vec units = left >= U::kStep ? U::load(row + d) : U::load(row + d, static_cast<int>(left));
+      store(wide + d, U::template part<0>(units));
+      if constexpr (U::kParts > 1) store(wide + d + kLanes, U::template part<1>(units));
+    }
   }
 
   template <class Values>
-  void run_rows(int64_t first, const Values& values, float* records) {
+  void run_rows(int64_t head, int64_t first, const Values& values, float* records) {
     const int64_t tiles = (rows_ + kRowTile - 1) / kRowTile;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = rows_ * t / tiles;
@@ -178,7 +195,7 @@ class Attention {
       if (most == 0) continue;
       float factors[kLanes];
       float* record = records + row * work_.layout.size();
-      float* scores = scores_.rows(row, rows, most);
+      float* scores = scores_.rows(head, row, rows, most);
       soften(rows, scores, counts, record, work_.layout, factors);
       gather(rows, scores, values, counts, factors, record, work_.layout);
     }
@@ -186,7 +203,8 @@ class Attention {
 
   const AttentionArgs& args_;
   const AttentionItem& item_;
-  const int64_t group_, rows_;
+  const int64_t group_, rows_, all_rows_;  // rows of a head, and of all
+  const int64_t head_stride_;              // from a head's keys in a block to the next head's
   Workspace work_;
   Scores scores_;
   const int64_t begin_, first_position_, end_;  // of the sequence's tokens; of the item's positions
@@ -194,7 +212,7 @@ class Attention {
 
 template <class T>
 void paged_attention_as(const AttentionArgs& args) {
-  const int64_t record = RecordLayout(args.head_dim).size();
+  const int64_t record = RecordLayout(args.head_dim, Units<T>::kStep).size();
   const AttentionPlan plan(args, record);
   if (!plan.split) {
     parallel_for(plan.count, plan.grain, [&](int64_t begin, int64_t end) {

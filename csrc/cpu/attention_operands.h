@@ -1,14 +1,13 @@
 // Keys and queries as the scores' inner loop wants them.
 //
-// A unit is what one multiplication takes of a row: one element widened to float or, where the processor has dot
-// products of bfloat16, a pair of elements. A key tile is packed unit by unit, kKeyTile keys side by side, so that the
-// lanes of a register are keys: each score is then one lane's chain of additions along D, and nothing is left to add up
-// across lanes. Turning keys into columns costs a few shuffles per key; a decoded token waits for memory meanwhile.
+// A unit is what one multiplication takes of a row: a float or, where the processor has dot products of bfloat16, a pair
+// of elements. A score has four partial sums: unit u goes to number u % 4 (of bf16 as floats, the units of units.h one
+// after the other). Keys are packed four to a register, a quad of units of each, sixteen keys side by side: turning them
+// there costs two shuffles a register, and a score's sums need but few more at its end.
 #pragma once
 
 #include "kernels.h"
-#include "simd.h"
-#include "transpose.h"
+#include "units.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -17,80 +16,95 @@ namespace QUIRE_ISA {
 constexpr int kKeyTile = 64;
 
 template <class T>
-struct Operands {
-  using Unit = float;
-  using Operand = Vec;
-  static constexpr int kElements = 1;  // of a row, in a unit
-
-  static Vec load(const float* units) { return QUIRE_ISA::load(units); }
-  static Vec splat(float unit) { return set1(unit); }
+struct Operands : Units<T> {
   static Vec multiply_add(Vec q, Vec k, Vec sum) { return fma(q, k, sum); }
-
-  // Sixteen units of a row, n elements of which exist. They are moved about as floats, and never computed with.
-  static Vec load_row(const T* row, int64_t n) {
-    return n >= kLanes ? QUIRE_ISA::load(row) : load_first(row, static_cast<int>(n));
-  }
-  static void store(float* units, Vec a) { QUIRE_ISA::store(units, a); }
 };
 
 #if defined(__AVX512BF16__)
-
 template <>
-struct Operands<bf16> {
-  using Unit = uint32_t;
-  using Operand = __m512bh;
-  static constexpr int kElements = 2;
-
-  static Operand load(const uint32_t* units) { return (__m512bh)_mm512_loadu_si512(units); }
-  static Operand splat(uint32_t unit) { return (__m512bh)_mm512_set1_epi32(static_cast<int>(unit)); }
-  static Vec multiply_add(Operand q, Operand k, Vec sum) { return {_mm512_dpbf16_ps(sum.v, q, k)}; }
-
-  static Vec load_row(const bf16* row, int64_t n) {
-    const __mmask32 mask = n >= 32 ? ~__mmask32{0} : static_cast<__mmask32>((uint64_t{1} << n) - 1);
-    return {_mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, row))};
+struct Operands<bf16> : Units<bf16> {
+  static constexpr int kParts = 1;
+  template <int>
+  static Vec part(Vec units) {
+    return units;
   }
-  static void store(uint32_t* units, Vec a) { _mm512_storeu_si512(units, _mm512_castps_si512(a.v)); }
+  static Vec multiply_add(Vec q, Vec k, Vec sum) {
+    return {_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_castps_si512(q.v), (__m512bh)_mm512_castps_si512(k.v))};
+  }
 };
-
 #endif
+
+// The rows of a tile's keys or values, of one head: so far behind those of the first.
+template <class T>
+struct HeadRows {
+  const T* const* rows;
+  int64_t offset;
+  const T* at(int64_t i) const { return rows[i] + offset; }
+  HeadRows from(int64_t i) const { return {rows + i, offset}; }
+};
 
 // Into the second-level cache: the first is full of the tile at hand. Spread over the work, one line here and there:
 // in bursts, prefetches wait for one another and the loads wait for them.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// How many times a score's four sums are added to.
 template <class T>
-inline int64_t unit_count(int64_t head_dim) {
-  return (head_dim + Operands<T>::kElements - 1) / Operands<T>::kElements;
+inline int64_t quad_count(int64_t head_dim) {
+  using O = Operands<T>;
+  const int64_t elements = 4 * O::kStep / kLanes;  // of a quad of units
+  return (head_dim + elements - 1) / elements * O::kParts;
 }
 
-// Sixteen keys as columns of packed [units][kKeyTile]; sixteen others are asked for meanwhile.
-template <class T>
-inline void pack_keys(const T* const* rows, const T* const* ahead, int64_t head_dim,
-                      typename Operands<T>::Unit* packed) {
+template <class T, int kPart = 0>
+inline void put_parts(Vec units, float* packed, int64_t stride) {
   using O = Operands<T>;
-  const int64_t units = unit_count<T>(head_dim);
-  for (int64_t u = 0; u < units; u += kLanes) {
-    const int64_t first = u * O::kElements;
-    Vec tile[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      tile[i] = O::load_row(rows[i] + first, head_dim - first);
-      prefetch(ahead[i] + first);
+  store(packed + kPart * stride, O::template part<kPart>(units));
+  if constexpr (kPart + 1 < O::kParts) put_parts<T, kPart + 1>(units, packed, stride);
+}
+
+// Sixteen keys as packed [quads][4 registers of 4 keys]; sixteen others are asked for meanwhile.
+template <class T>
+inline void pack_keys(HeadRows<T> keys, HeadRows<T> ahead, int64_t head_dim, float* packed) {
+  using O = Operands<T>;
+  constexpr int kStride = 4 * kLanes, kStep = O::kStep;  // floats of a quad; elements of four
+  const int64_t quads = quad_count<T>(head_dim) / O::kParts;
+  for (int j = 0; j < 4; ++j, keys = keys.from(4), ahead = ahead.from(4), packed += kLanes) {
+    const T* row[4] = {keys.at(0), keys.at(1), keys.at(2), keys.at(3)};
+    const T* next[4] = {ahead.at(0), ahead.at(1), ahead.at(2), ahead.at(3)};
+    float* to = packed;
+    int64_t d = 0;
+    for (; d + kStep <= head_dim; d += kStep) {
+      Vec units[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        units[i] = O::load(row[i] + d);
+        prefetch(next[i] + d);
+      }
+      turn_quads(units);
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q, to += O::kParts * kStride) put_parts<T>(units[q], to, kStride);
     }
-    transpose(tile);
-    if (units - u >= kLanes) {
-      for (int i = 0; i < kLanes; ++i) O::store(packed + (u + i) * kKeyTile, tile[i]);
-    } else {
-      for (int64_t i = 0; i < units - u; ++i) O::store(packed + (u + i) * kKeyTile, tile[i]);
+    if (d < head_dim) {
+      Vec units[4];
+      for (int i = 0; i < 4; ++i) units[i] = O::load(row[i] + d, static_cast<int>(head_dim - d));
+      turn_quads(units);
+      for (int q = 0; d / kStep * 4 + q < quads; ++q, to += O::kParts * kStride) put_parts<T>(units[q], to, kStride);
     }
   }
 }
 
-// One query row, its units padded with zeros to a multiple of sixteen.
+// One query row, quad by quad as keys are packed; quads past the row's end are zeros, up to whole steps.
 template <class T>
-inline void pack_query(const T* row, int64_t head_dim, typename Operands<T>::Unit* packed) {
+inline void pack_query(const T* row, int64_t head_dim, float* packed) {
   using O = Operands<T>;
-  for (int64_t d = 0; d < head_dim; d += kLanes * O::kElements, packed += kLanes)
-    O::store(packed, O::load_row(row + d, head_dim - d));
+  for (int64_t d = 0; d < head_dim; d += O::kStep, packed += O::kParts * kLanes) {
+    float parts[O::kParts * kLanes];
+    const int64_t left = head_dim - d;
+    put_parts<T>(left < O::kStep ? O::load(row + d, static_cast<int>(left)) : O::load(row + d), parts, kLanes);
+    for (int q = 0; q < 4; ++q)
+      for (int p = 0; p < O::kParts; ++p)
+        __builtin_memcpy(packed + (q * O::kParts + p) * 4, parts + p * kLanes + 4 * q, 4 * sizeof(float));
+  }
 }
 
 }  // namespace QUIRE_ISA

@@ -16,15 +16,15 @@ constexpr int kRowTile = 6, kColumns = 4;
 #elif defined(__AVX2__)
 constexpr int kRowTile = 3, kColumns = 2;
 #else
-constexpr int kRowTile = 2, kColumns = 1;
+constexpr int kRowTile = 2, kColumns = 2;
 #endif
 
 // The online softmax of one row (arXiv:1805.02867), in one record of floats: the weighted values so far, D rounded up
-// to whole vectors; the sum of the weights, still in kLanes parts; the greatest score, to which both are relative.
+// to whole steps and as parts of units (units.h); the sum of the weights, still in kLanes parts; the greatest score, to which both are relative.
 struct RecordLayout {
   int64_t width;  // of the values
 
-  explicit RecordLayout(int64_t head_dim) : width((head_dim + kLanes - 1) / kLanes * kLanes) {}
+  RecordLayout(int64_t head_dim, int64_t step) : width((head_dim + step - 1) / step * step) {}
   int64_t size() const { return width + 2 * kLanes; }
   float* sums(float* record) const { return record + width; }
   float& greatest(float* record) const { return record[width + kLanes]; }
@@ -40,42 +40,46 @@ inline void clear(const RecordLayout& layout, float* record) {
   layout.greatest(record) = -infinity();
 }
 
-// scores[row][key] = scale * q_row . k_key
+// scores[row][key] = scale * q_row . k_key, for kVecs times four of sixteen keys
 template <class T, int kRows, int kVecs>
-inline void score_tile(const typename Operands<T>::Unit* q, int64_t q_stride, const typename Operands<T>::Unit* keys,
-                       int64_t units, Vec scale, float* scores) {
-  using O = Operands<T>;
-  Vec sums[kRows][kVecs];
+inline void score_tile(const float* q, int64_t q_stride, const float* keys, int64_t quads, Vec scale, float* scores) {
+  Vec sums[kRows][4];
   for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kVecs; ++j) sums[i][j] = zero();
-  for (int64_t u = 0; u < units; ++u) {
-    typename O::Operand k[kVecs];
-    for (int j = 0; j < kVecs; ++j) k[j] = O::load(keys + u * kKeyTile + j * kLanes);
+    for (int j = 0; j < 4; ++j) sums[i][j] = zero();
+  for (int64_t quad = 0; quad < quads; ++quad) {
+    Vec k[kVecs];
+    for (int j = 0; j < kVecs; ++j) k[j] = load(keys + (quad * 4 + j) * kLanes);
     for (int i = 0; i < kRows; ++i) {
-      const typename O::Operand x = O::splat(q[i * q_stride + u]);
-      for (int j = 0; j < kVecs; ++j) sums[i][j] = O::multiply_add(x, k[j], sums[i][j]);
+      const Vec x = load_quad(q + i * q_stride + quad * 4);
+      for (int j = 0; j < kVecs; ++j) sums[i][j] = Operands<T>::multiply_add(x, k[j], sums[i][j]);
     }
   }
-  for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kVecs; ++j) store(scores + i * kKeyTile + j * kLanes, mul(sums[i][j], scale));
+  for (int i = 0; i < kRows; ++i) {
+    const Vec totals = mul(finish_quads(sums[i][0], sums[i][1], sums[i][2], sums[i][3]), scale);
+    store_first(scores + i * kKeyTile, totals, 4 * kVecs);
+  }
 }
 
 // Values where they lie in the cache, and values already widened. Either way the same floats.
 template <class T>
 struct CachedValues {
   static constexpr int kLine = 64 / sizeof(T);
-  const T* const* rows;
-  const T* const* ahead;  // the next tile's
+  HeadRows<T> rows, ahead;  // ahead: those that come next
   void look_ahead(int key, int64_t d, int count) const {
-    for (int i = 0; i < count; i += kLine) prefetch(ahead[key] + d + i);
+    for (int i = 0; i < count; i += kLine) prefetch(ahead.at(key) + d + i);
   }
-  Vec at(int key, int64_t d) const { return load(rows[key] + d); }
+  // Vector j of those from d on, which begins a step.
+  Vec at(int key, int64_t d, int j) const {
+    using U = Units<T>;
+    const Vec units = U::load(rows.at(key) + d + j / U::kParts * U::kStep);
+    return j % U::kParts == 0 ? U::template part<0>(units) : U::template part<U::kParts - 1>(units);
+  }
 };
 struct WideValues {
   const float* data;
   int64_t stride;
   void look_ahead(int, int64_t, int) const {}
-  Vec at(int key, int64_t d) const { return load(data + key * stride + d); }
+  Vec at(int key, int64_t d, int j) const { return load(data + key * stride + d + j * kLanes); }
 };
 
 // record = factor * record + sum over keys [begin, end) of p_key v_key, in columns d and on.
@@ -88,7 +92,7 @@ inline void weigh_tile(const float* p, const Values& values, int begin, int end,
       sums[i][j] = mul(load(records + i * stride + d + j * kLanes), set1(factors[i]));
   for (int key = begin; key < end; ++key) {
     Vec v[kVecs];
-    for (int j = 0; j < kVecs; ++j) v[j] = values.at(key, d + j * kLanes);
+    for (int j = 0; j < kVecs; ++j) v[j] = values.at(key, d, j);
     values.look_ahead(key, d, kVecs * kLanes);
     for (int i = 0; i < kRows; ++i) {
       const Vec weight = set1(p[i * kKeyTile + key]);
@@ -99,16 +103,14 @@ inline void weigh_tile(const float* p, const Values& values, int begin, int end,
     for (int j = 0; j < kVecs; ++j) store(records + i * stride + d + j * kLanes, sums[i][j]);
 }
 
-// Both of the above for any number of rows up to kRows and of vectors, kVecs at a time.
-template <class T, int kRows = kRowTile, int kVecs = kColumns>
-inline void score(int rows, const typename Operands<T>::Unit* q, int64_t q_stride,
-                  const typename Operands<T>::Unit* keys, int64_t units, Vec scale, float* scores, int vecs) {
+// Both of the above for any number of rows up to kRows, kVecs vectors at a time.
+template <class T, int kRows = kRowTile>
+inline void score(int rows, const float* q, int64_t q_stride, const float* keys, int64_t quads, Vec scale,
+                  float* scores) {
   if constexpr (kRows > 1)
-    if (rows < kRows) return score<T, kRows - 1, kVecs>(rows, q, q_stride, keys, units, scale, scores, vecs);
-  for (; vecs >= kVecs; vecs -= kVecs, keys += kVecs * kLanes, scores += kVecs * kLanes)
-    score_tile<T, kRows, kVecs>(q, q_stride, keys, units, scale, scores);
-  if constexpr (kVecs > 1)
-    if (vecs > 0) score<T, kRows, kVecs / 2>(kRows, q, q_stride, keys, units, scale, scores, vecs);
+    if (rows < kRows) return score<T, kRows - 1>(rows, q, q_stride, keys, quads, scale, scores);
+  for (int j = 0; j < 4; j += kColumns)
+    score_tile<T, kRows, kColumns>(q, q_stride, keys + j * kLanes, quads, scale, scores + 4 * j);
 }
 
 template <class Values, int kRows = kRowTile, int kVecs = kColumns>
@@ -194,10 +196,20 @@ inline void merge(const RecordLayout& layout, float* record, float* later) {
 
 template <class T>
 inline void finish(const RecordLayout& layout, float* record, int64_t head_dim, T* out) {
+  using U = Units<T>;
   const Vec total = set1(reduce_add(load(layout.sums(record))));
-  int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) store(out + d, div(load(record + d), total));
-  if (d < head_dim) store_first(out + d, div(load(record + d), total), static_cast<int>(head_dim - d));
+  for (int64_t d = 0; d < head_dim; d += U::kStep) {
+    Vec values[U::kParts];
+    for (int i = 0; i < U::kParts; ++i) values[i] = div(load(record + d + i * kLanes), total);
+    U::in_order(values);
+    for (int i = 0; i < U::kParts; ++i) {
+      const int64_t at = d + i * kLanes, left = head_dim - at;
+      if (left >= kLanes)
+        store(out + at, values[i]);
+      else if (left > 0)
+        store_first(out + at, values[i], static_cast<int>(left));
+    }
+  }
 }
 
 }  // namespace QUIRE_ISA

@@ -13,18 +13,21 @@ namespace {
 
 // Keys after which the online softmax starts anew, so that the spans of a long context may be worked on at once.
 constexpr int64_t kSpan = 512;
-// Rows of an item: enough for the packing of a key tile to be a small part of its work.
+// Rows of an item: enough for the packing of a key tile to be a small part of its work. Where a head has fewer, an item
+// takes several: the heads of a block lie one after the other, and memory is read fastest in its order.
 constexpr int64_t kItemRows = 96;
 // Split by spans only while the partial records stay small.
 constexpr int64_t kMostPartialFloats = int64_t{1} << 22;
+constexpr int64_t kPiecesEach = 4;  // items or spans that a thread should have, for the threads to end together
 // Cost units (below) that take about ten microseconds.
 constexpr int64_t kGrainCost = 200000;
 
 struct AttentionItem {
-  int64_t sequence, kv_head;
-  int64_t token, tokens;  // the first, as a row of the query, and how many
-  int64_t spans;          // of the last token's context
-  float* partial;         // [spans][rows] records, when split
+  int64_t sequence;
+  int64_t kv_head, kv_heads;  // the first, and how many
+  int64_t token, tokens;      // the first, as a row of the query, and how many
+  int64_t spans;              // of the last token's context
+  float* partial;             // [spans][kv_heads][rows] records, when split
 };
 
 struct AttentionPlan {
@@ -37,26 +40,28 @@ struct AttentionPlan {
     const int64_t tokens = group < kItemRows ? kItemRows / group : 1;
     int64_t* order = static_cast<int64_t*>(allocate(args.sequences * sizeof(int64_t)));
     sort_by_cost(args, tokens, order);
-    for (int64_t s = 0; s < args.sequences; ++s) count += args.kv_heads * ((own(args, s) + tokens - 1) / tokens);
+    const int64_t head_parts = cut_heads(args, group, tokens);
+    for (int64_t s = 0; s < args.sequences; ++s) count += head_parts * tiles_of(args, s, tokens);
     items = static_cast<AttentionItem*>(allocate(count * sizeof(AttentionItem)));
     int64_t next = 0, cost = 0, partial_size = 0;
     for (int64_t i = 0; i < args.sequences; ++i) {
       const int64_t s = order[i], begin = args.query_start[s], total = own(args, s);
-      const int64_t tiles = (total + tokens - 1) / tokens;
-      for (int64_t head = 0; head < args.kv_heads; ++head) {
+      const int64_t tiles = tiles_of(args, s, tokens);
+      for (int64_t part = 0; part < head_parts; ++part) {
+        const int64_t head = args.kv_heads * part / head_parts, heads = args.kv_heads * (part + 1) / head_parts - head;
         for (int64_t t = tiles - 1; t >= 0; --t) {  // the last tokens have the most keys
           const int64_t first = total * t / tiles, last = total * (t + 1) / tiles;
           const int64_t keys = args.context_len[s] - (total - last), spans = (keys + kSpan - 1) / kSpan;
-          items[next++] = {s, head, begin + first, last - first, spans, nullptr};
+          items[next++] = {s, head, heads, begin + first, last - first, spans, nullptr};
           most_spans = spans > most_spans ? spans : most_spans;
-          partial_size += spans * (last - first) * group * record_size;
-          cost += (4 + (last - first) * group) * keys * args.head_dim;
+          partial_size += spans * heads * (last - first) * group * record_size;
+          cost += heads * (4 + (last - first) * group) * keys * args.head_dim;
         }
       }
     }
     free(order);
     if (count > 0) grain = 1 + kGrainCost / (cost / count + 1);
-    split = most_spans > 1 && count < 4 * max_threads() && max_threads() > 1 && partial_size <= kMostPartialFloats;
+    split = most_spans > 1 && count < kPiecesEach * max_threads() && max_threads() > 1 && partial_size <= kMostPartialFloats;
     if (split) place_partials(partial_size, group * record_size);
   }
   ~AttentionPlan() {
@@ -74,6 +79,24 @@ struct AttentionPlan {
   }
 
   static int64_t own(const AttentionArgs& args, int64_t s) { return args.query_start[s + 1] - args.query_start[s]; }
+
+  static int64_t tiles_of(const AttentionArgs& args, int64_t s, int64_t tokens) {
+    return (own(args, s) + tokens - 1) / tokens;
+  }
+
+  // Into how many parts the heads are cut: so that an item has no more than its rows, and every thread a few items.
+  static int64_t cut_heads(const AttentionArgs& args, int64_t group, int64_t tokens) {
+    int64_t longest = 0, pieces = 0;
+    for (int64_t s = 0; s < args.sequences; ++s) {
+      longest = own(args, s) > longest ? own(args, s) : longest;
+      pieces += tiles_of(args, s, tokens) * ((args.context_len[s] + kSpan - 1) / kSpan);
+    }
+    const int64_t rows = group * (longest < tokens ? longest : tokens), each = kPiecesEach * max_threads();
+    int64_t heads = kItemRows / (rows + 1) + 1;
+    if (heads * each > args.kv_heads * pieces) heads = args.kv_heads * pieces / each;
+    if (heads < 1) heads = 1;
+    return heads < args.kv_heads ? (args.kv_heads + heads - 1) / heads : 1;
+  }
 
   // Sequences with the dearest items first: a dear item taken last would keep all threads waiting. (Shell sort.)
   static void sort_by_cost(const AttentionArgs& args, int64_t tokens, int64_t* order) {
@@ -97,7 +120,7 @@ struct AttentionPlan {
     float* place = partial_;
     for (int64_t i = 0; i < count; ++i) {
       items[i].partial = place;
-      place += items[i].spans * items[i].tokens * token_size;
+      place += items[i].spans * items[i].kv_heads * items[i].tokens * token_size;
     }
   }
 

@@ -12,11 +12,11 @@
 // and then be split: load<part>(p) is part<part>(units(p)). A register has kQuads times four of them:
 //   turn_quads        the quads of kQuads registers, transposed in place
 //   load_quad         four floats, in every quad
-//   finish4           of four Sums whose quads have each four partial sums of a number: the totals of the first two, quad
-//                     by quad (first, then second), and those of the others; with kQuadOrder, the same tree as reduce4's
+//   finish4           of four Sums whose quads have each four partial sums of a number: the totals of the first, then those
+//                     of the second, and so on; quads added up in kQuadOrder before, it is the same tree as reduce4's
 #pragma once
 
-#include "simd.h"
+#include "units.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -42,11 +42,6 @@ struct Dot512 {
   }
 };
 
-inline __m512i load_halves(const void* p) { return _mm512_loadu_si512(p); }
-inline __m512i load_halves(const void* p, int n) {
-  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << n) - 1), p);
-}
-
 struct FloatDot : Dot512 {
   using Wide = float;
   using Operand = __m512;
@@ -55,49 +50,25 @@ struct FloatDot : Dot512 {
 
   static Operand load_floats(const float* p) { return _mm512_loadu_ps(p); }
   static void store_floats(float* p, Operand a) { _mm512_storeu_ps(p, a); }
-  static Operand load_quad(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+  static Operand load_quad(const float* p) { return QUIRE_ISA::load_quad(p).v; }
   static Sum add(Sum a, Sum b) { return _mm512_add_ps(a, b); }
   static Sum multiply_add(Sum sum, Operand x, Operand w) { return _mm512_fmadd_ps(x, w, sum); }
   static void turn_quads(Operand* rows) {
-    const __m512 ab = _mm512_shuffle_f32x4(rows[0], rows[1], 0x44), ab2 = _mm512_shuffle_f32x4(rows[0], rows[1], 0xee);
-    const __m512 cd = _mm512_shuffle_f32x4(rows[2], rows[3], 0x44), cd2 = _mm512_shuffle_f32x4(rows[2], rows[3], 0xee);
-    rows[0] = _mm512_shuffle_f32x4(ab, cd, 0x88);
-    rows[1] = _mm512_shuffle_f32x4(ab, cd, 0xdd);
-    rows[2] = _mm512_shuffle_f32x4(ab2, cd2, 0x88);
-    rows[3] = _mm512_shuffle_f32x4(ab2, cd2, 0xdd);
+    Vec turned[4] = {{rows[0]}, {rows[1]}, {rows[2]}, {rows[3]}};
+    QUIRE_ISA::turn_quads(turned);
+    for (int i = 0; i < 4; ++i) rows[i] = turned[i].v;
   }
-  static Sum finish4(Sum a, Sum b, Sum c, Sum d) {
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512d ab2 = _mm512_castps_pd(ab), cd2 = _mm512_castps_pd(cd);
-    const __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab2, cd2)),
-                                     _mm512_castpd_ps(_mm512_unpackhi_pd(ab2, cd2)));
-    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), all);
-  }
+  static Sum finish4(Sum a, Sum b, Sum c, Sum d) { return finish_quads({a}, {b}, {c}, {d}).v; }
 };
 
 template <class T>
 struct DotUnits : FloatDot {
-  static constexpr int kStep = 16, kParts = 1;
-  static Operand units(const T* p) { return QUIRE_ISA::load(p).v; }
-  static Operand units(const T* p, int n) { return QUIRE_ISA::load_first(p, n).v; }
-  template <int>
-  static Operand part(Operand units) {
-    return units;
-  }
-};
-
-// A unit is a pair: as a float, either half is the bits of a pair without those of the other.
-template <>
-struct DotUnits<bf16> : FloatDot {
-  static constexpr int kStep = 32, kParts = 2;
-  static Operand units(const bf16* p) { return _mm512_castsi512_ps(load_halves(p)); }
-  static Operand units(const bf16* p, int n) { return _mm512_castsi512_ps(load_halves(p, n)); }
+  static constexpr int kStep = Units<T>::kStep, kParts = Units<T>::kParts;
+  static Operand units(const T* p) { return Units<T>::load(p).v; }
+  static Operand units(const T* p, int n) { return Units<T>::load(p, n).v; }
   template <int kPart>
   static Operand part(Operand units) {
-    const __m512i pairs = _mm512_castps_si512(units);
-    return _mm512_castsi512_ps(kPart == 0 ? _mm512_slli_epi32(pairs, 16)
-                                          : _mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)));
+    return Units<T>::template part<kPart>({units}).v;
   }
 };
 
@@ -124,14 +95,7 @@ struct FloatDot {
     rows[1] = _mm256_permute2f128_ps(rows[0], rows[1], 0x31);
     rows[0] = first;
   }
-  static Sum finish4(Sum a, Sum b, Sum c, Sum d) {
-    const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-    const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-    const __m256d ab2 = _mm256_castps_pd(ab), cd2 = _mm256_castps_pd(cd);
-    const __m256 all = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab2, cd2)),
-                                     _mm256_castpd_ps(_mm256_unpackhi_pd(ab2, cd2)));
-    return _mm256_permutevar8x32_ps(all, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-  }
+  static Sum finish4(Sum a, Sum b, Sum c, Sum d) { return finish8(a, b, c, d); }
 
   // Both quads, then lanes 0 + 2 and 1 + 3, and these two.
   static Vec reduce4(Sum a, Sum b, Sum c, Sum d) {
@@ -160,7 +124,6 @@ struct DotUnits : FloatDot {
   }
 };
 
-// A unit is a pair: as a float, either half is the bits of a pair without those of the other.
 template <>
 struct DotUnits<bf16> : FloatDot {
   static constexpr int kStep = 16, kParts = 2;
@@ -172,9 +135,7 @@ struct DotUnits<bf16> : FloatDot {
   }
   template <int kPart>
   static Operand part(Operand units) {
-    const __m256i pairs = _mm256_castps_si256(units);
-    return _mm256_castsi256_ps(kPart == 0 ? _mm256_slli_epi32(pairs, 16)
-                                          : _mm256_and_si256(pairs, _mm256_set1_epi32(~0xffff)));
+    return Units<bf16>::part8<kPart>(units);
   }
 };
 
@@ -234,6 +195,11 @@ struct Dot : DotUnits<T> {
 };
 
 #if defined(__AVX512BF16__)
+inline __m512i load_halves(const void* p) { return _mm512_loadu_si512(p); }
+inline __m512i load_halves(const void* p, int n) {
+  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << n) - 1), p);
+}
+
 template <>
 struct Dot<bf16> : Dot512 {
   using Wide = bf16;
