@@ -18,6 +18,7 @@ namespace {
 // to the following block that is being prefetched. While memory is the limit, longer runs are read faster, as long as
 // every thread has a few of them.
 constexpr int64_t kBlockBytes = 64 << 10, kLongBlockBytes = 256 << 10, kFewTokens = 64, kBlocksEach = 8;
+constexpr int64_t kShortBlocks = 4;  // in which a long one is cut at the end
 // What is worth waking another thread for: this many multiplications, where fetching a weight from memory counts as
 // kFetchWork of them. About 10 microseconds.
 constexpr int64_t kThreadWork = 1 << 20;
@@ -27,9 +28,24 @@ struct Place {
   int64_t weight, row;
 };
 
-// How a call is cut: its tokens into `products.parts()`, and for each of them the weights into `blocks`.
+// How a call is cut: its tokens into `products.parts()`, and for each of them the weights into `blocks`, of which the
+// last ones are short: threads end together then.
 struct Cut {
   int64_t blocks, block_rows, total_rows;
+  int64_t long_blocks, short_rows;  // of the last weight
+
+  Cut(const LinearArgs& args, int64_t rows, int64_t step) : blocks(0), block_rows(rows), total_rows(0) {
+    for (int64_t i = 0; i < args.count; ++i) {
+      total_rows += args.weights[i].rows;
+      if (i + 1 < args.count) blocks += (args.weights[i].rows + rows - 1) / rows;
+    }
+    const int64_t last = args.weights[args.count - 1].rows, whole = last / rows;
+    const int64_t tail = whole < max_threads() ? whole : max_threads();
+    short_rows = rows / kShortBlocks / step * step;
+    if (short_rows < step) short_rows = step;
+    long_blocks = whole - tail;
+    blocks += long_blocks + (last - long_blocks * rows + short_rows - 1) / short_rows;
+  }
 };
 
 // Block number `index`, a part's blocks after those of the part before.
@@ -40,25 +56,30 @@ LinearBlock<T, Out> block_at(const LinearArgs& args, const Products& products, c
   const int64_t part = index / cut.blocks, block_rows = cut.block_rows;
   const int64_t first = products.first_of(part), tokens = products.first_of(part + 1) - first;
   index %= cut.blocks;
-  const Weight* weight = args.weights;
-  for (;; ++weight) {
+  const Weight *weight = args.weights, *last = args.weights + args.count - 1;
+  for (; weight < last; ++weight) {
     const int64_t count = (weight->rows + block_rows - 1) / block_rows;
     if (index < count) break;
     index -= count;
     y += weight->rows;
   }
-  const int64_t row = index * block_rows, left = weight->rows - row;
+  int64_t row = index * block_rows, rows = block_rows;
+  if (weight == last && index >= cut.long_blocks)
+    row = cut.long_blocks * block_rows + (index - cut.long_blocks) * cut.short_rows, rows = cut.short_rows;
+  const int64_t left = weight->rows - row;
   const T* bias = static_cast<const T*>(weight->bias);
   if (place) *place = {weight - args.weights, row};
   return {static_cast<const T*>(weight->data) + row * args.features, bias ? bias + row : nullptr, y + row, cut.total_rows,
-          left < block_rows ? left : block_rows, part, first, tokens};
+          left < rows ? left : rows, part, first, tokens};
 }
 
 // step: a block has a multiple of these rows, but for a weight's last.
-int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, int64_t element_bytes, int64_t step) {
+int64_t rows_of_block(const LinearArgs& args, bool may_be_long, int64_t element_bytes, int64_t step) {
   const int64_t row_bytes = (args.features > 0 ? args.features : 1) * element_bytes;
   int64_t bytes = kBlockBytes;
-  if (args.tokens <= kFewTokens) {
+  if (may_be_long && args.tokens <= kFewTokens) {
+    int64_t total_rows = 0;
+    for (int64_t i = 0; i < args.count; ++i) total_rows += args.weights[i].rows;
     const int64_t share = total_rows * row_bytes / (kBlocksEach * max_threads());
     bytes = share < kBlockBytes ? kBlockBytes : share > kLongBlockBytes ? kLongBlockBytes : share;
   }
@@ -69,11 +90,8 @@ int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, int64_t elemen
 
 template <class T, class Out, class Products>
 void linear_by(const LinearArgs& args, const Products& products, Adapters<T, Out>& adapters) {
-  Cut cut{0, 0, 0};
-  for (int64_t i = 0; i < args.count; ++i) cut.total_rows += args.weights[i].rows;
   const int64_t step = adapters.none() ? Products::kBlockRows : kLoraColumns;
-  cut.block_rows = rows_of_block(args, cut.total_rows, sizeof(T), step);
-  for (int64_t i = 0; i < args.count; ++i) cut.blocks += (args.weights[i].rows + cut.block_rows - 1) / cut.block_rows;
+  const Cut cut(args, rows_of_block(args, Products::kLongBlocks, sizeof(T), step), step);
   const int64_t work = cut.total_rows * args.features * (args.tokens + kFetchWork) + adapters.work();
   const int64_t team = 1 + work / kThreadWork;
   const int64_t shrinks = adapters.shrink_items();  // these come first, since what follows waits for them
@@ -93,7 +111,7 @@ void linear_by(const LinearArgs& args, const Products& products, Adapters<T, Out
 
 template <class T, class Out>
 void linear_as(const LinearArgs& args) {
-  if (args.tokens == 0) return;
+  if (args.tokens == 0 || args.count == 0) return;
 #if defined(__AMX_BF16__)
   if constexpr (__is_same(T, bf16)) {
     Adapters<T, Out> adapters(args, Factors<T>(args));

@@ -24,6 +24,7 @@ template <class Out>
 class MatrixProducts {
  public:
   static constexpr int kBlockRows = 2 * kTileSide;
+  static constexpr bool kLongBlocks = true;
 
   explicit MatrixProducts(const LinearArgs& args)
       : args_(args),

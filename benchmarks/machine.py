@@ -1,0 +1,35 @@
+"""What the machine can do: the roofs that `cpu.py` and `roofline.py` compare with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+_BYTES = 1 << 28
+
+
+def seconds(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+class Machine:
+    """Best rates seen so far; measure again and again, as what else the machine does comes and goes."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.ones(_BYTES // 4)
+        self._rows, self._ones = self._buffer.view(-1, 1 << 12), torch.ones(1 << 12)
+        self._operands = {dtype: torch.ones(2048, 2048, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
+        self.read = 0.0  # bytes/s: the better of two of torch's reductions
+        self.dense = 0.0  # FLOP/s: the best of torch's matrix products, float32 or bf16
+        self.measure()
+
+    def measure(self) -> None:
+        for _ in range(3):
+            self.read = max(self.read, _BYTES / seconds(self._buffer.sum))
+            self.read = max(self.read, _BYTES / seconds(lambda: torch.mv(self._rows, self._ones)))
+        for a in self._operands.values():
+            self.dense = max(self.dense, 2 * 2048**3 / seconds(lambda a=a: a @ a))
