@@ -17,7 +17,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from quire import kernels
+from quire import kernels, pages
 from quire.kernels import native
 
 SHAPES = [(16, 8, 64), (32, 8, 128), (16, 16, 64), (14, 2, 64)]
@@ -38,6 +38,11 @@ def best_of(
     return best
 
 
+def pool(blocks: torch.Tensor) -> torch.Tensor:
+    """The same in such memory as the engine's pool has."""
+    return pages.allocate(blocks.nbytes).view(blocks.dtype).view(blocks.shape).copy_(blocks)
+
+
 def attention_call(
     shape: tuple[int, int, int], dtype: torch.dtype, streams: int, own: int, context: int
 ) -> tuple[Callable[[], torch.Tensor], int]:
@@ -45,8 +50,7 @@ def attention_call(
     heads, kv_heads, dim = shape
     per_stream = -(-context // BLOCK)
     blocks = streams * per_stream
-    keys = torch.randn(blocks, kv_heads, BLOCK, dim).to(dtype)
-    values = torch.randn(blocks, kv_heads, BLOCK, dim).to(dtype)
+    keys, values = (pool(torch.randn(blocks, kv_heads, BLOCK, dim).to(dtype)) for _ in range(2))
     table = torch.randperm(blocks).view(streams, per_stream).int()
     query = torch.randn(streams * own, heads, dim).to(dtype)
     start = torch.arange(0, streams * own + 1, own, dtype=torch.int32)

@@ -174,8 +174,9 @@ class Expected:
         for place, known in enumerate(output.prompt_logprobs or []):
             if place:
                 truth = float(scores[place - 1, prompt[place]])
-                # Random weights make logprobs of -50, of which float32 has no fifth decimal.
-                assert abs(known[prompt[place]].logprob - truth) < tolerance + 1e-5 * abs(truth), place
+                # Random weights make logprobs of -50, of which float32 has no fifth decimal (PEFT's own run in float32
+                # is off by 2e-4 at times).
+                assert abs(known[prompt[place]].logprob - truth) < tolerance + 2e-5 * abs(truth), place
 
 
 def text_prompts(vocab: int, count: int = 3, seed: int = 5) -> list[Prompt]:
