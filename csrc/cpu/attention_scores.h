@@ -1,8 +1,8 @@
 // The scores of an item's rows against a tile of keys: by vector registers, or by AMX for bf16.
 //
-// Either has: floats(heads, rows, head_dim), its memory; take_query(head, i, row); take_keys(head, keys, ahead, count), which
-// also asks for the keys ahead; rows(head, first, count, most), scores [count][kKeyTile] against the first `most` keys that
-// were taken last, for this head, in memory that the caller may change until the next call.
+// Either has: floats(heads, rows, head_dim), its memory; take_query(head, i, row); take_keys(head, keys, ahead,
+// count), which also asks for the keys ahead; rows(head, first, count, most), scores [count][kKeyTile] against the
+// first `most` keys that were taken last, for this head, in memory that the caller may change until the next call.
 #pragma once
 
 #include "attention_rows.h"

@@ -13,8 +13,8 @@ namespace {
 
 // Keys after which the online softmax starts anew, so that the spans of a long context may be worked on at once.
 constexpr int64_t kSpan = 512;
-// Rows of an item: enough for the packing of a key tile to be a small part of its work. Where a head has fewer, an item
-// takes several: the heads of a block lie one after the other, and memory is read fastest in its order.
+// Rows of an item: enough for the packing of a key tile to be a small part of its work. Where a head has fewer, an
+// item takes several: the heads of a block lie one after the other, and memory is read fastest in its order.
 constexpr int64_t kItemRows = 96;
 // Split by spans only while the partial records stay small.
 constexpr int64_t kMostPartialFloats = int64_t{1} << 22;
@@ -40,10 +40,11 @@ struct AttentionPlan {
     const int64_t tokens = group < kItemRows ? kItemRows / group : 1;
     int64_t* order = static_cast<int64_t*>(allocate(args.sequences * sizeof(int64_t)));
     sort_by_cost(args, tokens, order);
-    const int64_t head_parts = cut_heads(args, group, tokens);
+    const bool may_split = max_threads() > 1 && partial_floats(args, group, record_size) <= kMostPartialFloats;
+    const int64_t head_parts = cut_heads(args, group, tokens, may_split);
     for (int64_t s = 0; s < args.sequences; ++s) count += head_parts * tiles_of(args, s, tokens);
     items = static_cast<AttentionItem*>(allocate(count * sizeof(AttentionItem)));
-    int64_t next = 0, cost = 0, partial_size = 0;
+    int64_t next = 0, cost = 0;
     for (int64_t i = 0; i < args.sequences; ++i) {
       const int64_t s = order[i], begin = args.query_start[s], total = own(args, s);
       const int64_t tiles = tiles_of(args, s, tokens);
@@ -54,15 +55,14 @@ struct AttentionPlan {
           const int64_t keys = args.context_len[s] - (total - last), spans = (keys + kSpan - 1) / kSpan;
           items[next++] = {s, head, heads, begin + first, last - first, spans, nullptr};
           most_spans = spans > most_spans ? spans : most_spans;
-          partial_size += spans * heads * (last - first) * group * record_size;
           cost += heads * (4 + (last - first) * group) * keys * args.head_dim;
         }
       }
     }
     free(order);
     if (count > 0) grain = 1 + kGrainCost / (cost / count + 1);
-    split = most_spans > 1 && count < kPiecesEach * max_threads() && max_threads() > 1 && partial_size <= kMostPartialFloats;
-    if (split) place_partials(partial_size, group * record_size);
+    split = may_split && most_spans > 1 && count < kPiecesEach * max_threads();
+    if (split) place_partials(partial_floats(args, group, record_size), group * record_size);
   }
   ~AttentionPlan() {
     free(partial_);
@@ -84,15 +84,26 @@ struct AttentionPlan {
     return (own(args, s) + tokens - 1) / tokens;
   }
 
-  // Into how many parts the heads are cut: so that an item has no more than its rows, and every thread a few items.
-  static int64_t cut_heads(const AttentionArgs& args, int64_t group, int64_t tokens) {
+  static int64_t spans_of(const AttentionArgs& args, int64_t s) { return (args.context_len[s] + kSpan - 1) / kSpan; }
+
+  // What the partial records of all spans may take, however the call is cut into items.
+  static int64_t partial_floats(const AttentionArgs& args, int64_t group, int64_t record_size) {
+    int64_t floats = 0;
+    for (int64_t s = 0; s < args.sequences; ++s)
+      floats += spans_of(args, s) * own(args, s) * args.kv_heads * group * record_size;
+    return floats;
+  }
+
+  // Into how many parts the heads are cut: so that an item has no more than its rows, and every thread a few items, or
+  // spans of them where they may be split.
+  static int64_t cut_heads(const AttentionArgs& args, int64_t group, int64_t tokens, bool may_split) {
     int64_t longest = 0, pieces = 0;
     for (int64_t s = 0; s < args.sequences; ++s) {
       longest = own(args, s) > longest ? own(args, s) : longest;
-      pieces += tiles_of(args, s, tokens) * ((args.context_len[s] + kSpan - 1) / kSpan);
+      pieces += tiles_of(args, s, tokens) * (may_split ? spans_of(args, s) : 1);
     }
     const int64_t rows = group * (longest < tokens ? longest : tokens), each = kPiecesEach * max_threads();
-    int64_t heads = kItemRows / (rows + 1) + 1;
+    int64_t heads = rows > 0 ? kItemRows / rows : 1;
     if (heads * each > args.kv_heads * pieces) heads = args.kv_heads * pieces / each;
     if (heads < 1) heads = 1;
     return heads < args.kv_heads ? (args.kv_heads + heads - 1) / heads : 1;

@@ -8,12 +8,12 @@
 //   reduce4           the totals of four Sums, each by the same tree of additions, in a Vec's first four lanes
 // kTileTokens x kTileRows dot products are kept in registers at once.
 //
-// Where the multiplication is one of floats (kHasUnits), a step can also be taken as units of 32 bits, be moved about,
-// and then be split: load<part>(p) is part<part>(units(p)). A register has kQuads times four of them:
+// With kHasUnits, a step can also be taken as units of 32 bits (units.h), be moved about, and then be split:
+// load<part>(p) is part<part>(units(p)). A register has kQuads times four of them:
 //   turn_quads        the quads of kQuads registers, transposed in place
 //   load_quad         four floats, in every quad
-//   finish4           of four Sums whose quads have each four partial sums of a number: the totals of the first, then those
-//                     of the second, and so on; quads added up in kQuadOrder before, it is the same tree as reduce4's
+//   finish4           of four Sums whose quads have each four partial sums of a number: the totals of the first, then
+//                     those of the second, and so on; quads added up in kQuadOrder before, the tree is reduce4's
 #pragma once
 
 #include "units.h"

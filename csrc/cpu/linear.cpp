@@ -69,8 +69,8 @@ LinearBlock<T, Out> block_at(const LinearArgs& args, const Products& products, c
   const int64_t left = weight->rows - row;
   const T* bias = static_cast<const T*>(weight->bias);
   if (place) *place = {weight - args.weights, row};
-  return {static_cast<const T*>(weight->data) + row * args.features, bias ? bias + row : nullptr, y + row, cut.total_rows,
-          left < rows ? left : rows, part, first, tokens};
+  return {static_cast<const T*>(weight->data) + row * args.features, bias ? bias + row : nullptr, y + row,
+          cut.total_rows, left < rows ? left : rows, part, first, tokens};
 }
 
 // step: a block has a multiple of these rows, but for a weight's last.

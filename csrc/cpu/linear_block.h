@@ -14,9 +14,9 @@ template <class T, class Out>
 struct LinearBlock {
   const T* w;     // the first row's features, rows one after the other
   const T* bias;  // of the first row, or null
-  Out* y;         // first token, first row
+  Out* y;         // the call's first token, the block's first row
   int64_t y_stride, rows;
-  int64_t part, first, tokens;  // which of them
+  int64_t part, first, tokens;  // which of the call's tokens
 };
 
 }  // namespace

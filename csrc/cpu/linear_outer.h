@@ -2,8 +2,8 @@
 //
 // There, the partial sums of one product fill a register, and the weights' share of the work (loads, widening) is one
 // kTileTokens-th of it. Here a register has four partial sums (a quad) of each of kQuads rows, so that a tile of three
-// times as many tokens keeps its sums in registers; quad after quad is done, and the tree of reduce4 climbed in between.
-// In return the quads of a block's rows are put side by side first, once for all tokens.
+// times as many tokens keeps its sums in registers; quad after quad is done, and the tree of reduce4 climbed in
+// between. In return the quads of a block's rows are put side by side first, once for all tokens.
 #pragma once
 
 #include "dot.h"
@@ -36,18 +36,18 @@ class OuterProducts {
 
   // Whether to be used at all: for fewer tokens, or where the blocks would not go round, linear_dot.h is faster.
   static bool suits(const LinearArgs& args) {
+    if (args.tokens < kLeastTokens || args.features <= 0) return false;
     int64_t rows = 0;
     for (int64_t i = 0; i < args.count; ++i) rows += args.weights[i].rows;
-    return args.tokens >= kLeastTokens && args.features > 0 && rows >= kBlocksEach * kBlockRows * max_threads();
+    return rows * parts_of(args) >= kBlocksEach * kBlockRows * max_threads();
   }
 
   explicit OuterProducts(const LinearArgs& args)
       : args_(args),
         steps_((args.features + D::kStep - 1) / D::kStep),
-        tiles_((args.tokens + kOuterTokens - 1) / kOuterTokens) {
-    const int64_t fit = kTokenBytes / (tile_size() * static_cast<int64_t>(sizeof(float)));
-    parts_ = (tiles_ - 1) / (fit < kLeastShare ? kLeastShare : fit) + 1;
-    x_ = scratch<float, OuterProducts>(tiles_ * tile_size());
+        tiles_((args.tokens + kOuterTokens - 1) / kOuterTokens),
+        parts_(parts_of(args)),
+        x_(scratch<float, TurnedTokens>(tiles_ * tile_size())) {
     parallel_for(tiles_, 1, [this](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) turn_tokens(t);
     });
@@ -60,7 +60,7 @@ class OuterProducts {
   // Meanwhile the next block travels into the second-level cache.
   void run(const LinearBlock<T, Out>& block, const LinearBlock<T, Out>* next) const {
     const int64_t first = tiles_ * block.part / parts_, last = tiles_ * (block.part + 1) / parts_;
-    float* w = scratch<float, Out>(kQuads * quad_rows());
+    float* w = scratch<float, TurnedRows>(kQuads * quad_rows());
     const char* ahead = next ? reinterpret_cast<const char*>(next->w) : nullptr;
     const char* end = next ? ahead + next->rows * args_.features * sizeof(T) : nullptr;
     for (int64_t row = 0; row < block.rows; row += kBlockRows) {
@@ -84,6 +84,9 @@ class OuterProducts {
  private:
   // Measured: what is put side by side has 32 bits even of an fp16, which then costs the more.
   static constexpr int64_t kLeastTokens = kOuterTokens * (kParts == 2 ? 1 : sizeof(T) == 4 ? 2 : 6) + 1;
+  // Of different memory: the caller, whose x_ all threads read, is one of those that turn rows.
+  struct TurnedTokens;
+  struct TurnedRows;
   static constexpr int64_t kBlocksEach = 4, kTokenBytes = 512 << 10, kLeastShare = 4, kLineBytes = 64;
 
   struct Tile {
@@ -92,6 +95,11 @@ class OuterProducts {
     const char* ahead;  // memory to prefetch meanwhile, a line in each step
   };
 
+  static int64_t parts_of(const LinearArgs& args) {
+    const int64_t tile_bytes = kOuterTokens * (args.features + D::kStep) * static_cast<int64_t>(sizeof(float));
+    const int64_t fit = kTokenBytes / tile_bytes, tiles = (args.tokens + kOuterTokens - 1) / kOuterTokens;
+    return (tiles - 1) / (fit < kLeastShare ? kLeastShare : fit) + 1;
+  }
   int64_t token_of(int64_t tile) const { return args_.tokens * tile / tiles_; }
 
   // The sizes of a quad's share of a tile. Powers of two would crowd the same few places of a cache.
@@ -206,7 +214,8 @@ class OuterProducts {
   }
 
   template <int kTokens>
-  static inline __attribute__((always_inline)) void finish(const Sums<kTokens>& all, float (*totals)[kBlockRows], int g) {
+  static inline __attribute__((always_inline)) void finish(const Sums<kTokens>& all, float (*totals)[kBlockRows],
+                                                           int g) {
 #pragma GCC unroll 8
     for (int i = 0; i < kTokens; i += 2) {
       const auto& next = all.sums[i + 1 < kTokens ? i + 1 : i];
@@ -240,9 +249,8 @@ class OuterProducts {
   }
 
   const LinearArgs& args_;
-  const int64_t steps_, tiles_;
-  int64_t parts_;
-  float* x_;
+  const int64_t steps_, tiles_, parts_;  // parts: of the tokens
+  float* const x_;                       // [tiles_] as Tile::x
 };
 
 }  // namespace

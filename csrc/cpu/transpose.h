@@ -1,5 +1,5 @@
-// Sixteen vectors of sixteen numbers of 32 bits, transposed in place. They are moved about as floats, and never computed
-// with.
+// Sixteen vectors of sixteen numbers of 32 bits, transposed in place. They are moved about as floats, and never
+// computed with.
 #pragma once
 
 #include "simd.h"
@@ -7,7 +7,7 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-#if defined(__AVX512F__)
+#if defined(__AMX_BF16__)
 
 inline void transpose(Vec* rows) {
   __m512 pairs[16];
@@ -39,48 +39,6 @@ inline void transpose(Vec* rows) {
     rows[8 + j].v = _mm512_shuffle_f32x4(ab2, cd2, 0x88);
     rows[12 + j].v = _mm512_shuffle_f32x4(ab2, cd2, 0xdd);
   }
-}
-
-#elif defined(__AVX2__)
-
-inline void transpose8(const __m256* rows, __m256* columns) {
-  __m256 quads[8];
-  for (int i = 0; i < 8; i += 4) {
-    const __m256 ab = _mm256_unpacklo_ps(rows[i], rows[i + 1]), ab2 = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
-    const __m256 cd = _mm256_unpacklo_ps(rows[i + 2], rows[i + 3]);
-    const __m256 cd2 = _mm256_unpackhi_ps(rows[i + 2], rows[i + 3]);
-    quads[i] = _mm256_shuffle_ps(ab, cd, 0x44);
-    quads[i + 1] = _mm256_shuffle_ps(ab, cd, 0xee);
-    quads[i + 2] = _mm256_shuffle_ps(ab2, cd2, 0x44);
-    quads[i + 3] = _mm256_shuffle_ps(ab2, cd2, 0xee);
-  }
-  for (int j = 0; j < 4; ++j) {
-    columns[j] = _mm256_permute2f128_ps(quads[j], quads[4 + j], 0x20);
-    columns[4 + j] = _mm256_permute2f128_ps(quads[j], quads[4 + j], 0x31);
-  }
-}
-
-inline void transpose(Vec* rows) {
-  __m256 quarter[4][8], turned[4][8];  // upper left, upper right, lower left, lower right
-  for (int i = 0; i < 8; ++i) {
-    quarter[0][i] = rows[i].lo, quarter[1][i] = rows[i].hi;
-    quarter[2][i] = rows[8 + i].lo, quarter[3][i] = rows[8 + i].hi;
-  }
-  for (int i = 0; i < 4; ++i) transpose8(quarter[i], turned[i]);
-  for (int i = 0; i < 8; ++i) {
-    rows[i] = {turned[0][i], turned[2][i]};
-    rows[8 + i] = {turned[1][i], turned[3][i]};
-  }
-}
-
-#else
-
-inline void transpose(Vec* rows) {
-  float from[16][16], to[16][16];
-  for (int i = 0; i < 16; ++i) store(from[i], rows[i]);
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 16; ++j) to[j][i] = from[i][j];
-  for (int i = 0; i < 16; ++i) rows[i] = load(to[i]);
 }
 
 #endif

@@ -1,8 +1,8 @@
 // How rows of T become floats, sixteen units of 32 bits at a time.
 //
-// A unit of a float or an fp16 is one element, as a float. A unit of bf16 is two elements: each becomes a float by a shift
-// or a mask, which is half of what it costs to spread sixteen of them over a register. So bf16 comes in steps of 32, even
-// elements first, then odd ones; what is computed from them lane by lane is put in order at the end.
+// A unit of a float or an fp16 is one element, as a float. A unit of bf16 is two elements: each becomes a float by a
+// shift or a mask, which is half of what it costs to spread sixteen of them over a register. So bf16 comes in steps of
+// 32, even elements first, then odd ones; what is computed from them lane by lane is put in order at the end.
 //
 //   Units<T>::kStep, kParts   elements of a step, and floats of a unit
 //   load(p), load(p, n)       a step's units, or of its first n elements, the others zero
@@ -12,8 +12,8 @@
 // A register has four quads of units:
 //   turn_quads(rows)          the quads of four Vecs, transposed in place
 //   load_quad(p)              four floats, in every quad
-//   finish_quads(a, b, c, d)  of Vecs whose quads have each four partial sums of a number: the four totals of a, then those
-//                             of b, c and d; partial sums 0 + 2 and 1 + 3, then these two
+//   finish_quads(a, b, c, d)  of Vecs whose quads have each four partial sums of a number: the four totals of a, then
+//                             those of b, c and d; partial sums 0 + 2 and 1 + 3, then these two
 #pragma once
 
 #include "simd.h"
@@ -145,7 +145,8 @@ inline Vec finish_quads(Vec a, Vec b, Vec c, Vec d) {
   const __m256d lo = _mm256_castps_pd(finish8(a.lo, b.lo, c.lo, d.lo));
   const __m256d hi = _mm256_castps_pd(finish8(a.hi, b.hi, c.hi, d.hi));
   const __m256d ac = _mm256_unpacklo_pd(lo, hi), bd = _mm256_unpackhi_pd(lo, hi);
-  return {_mm256_castpd_ps(_mm256_permute2f128_pd(ac, bd, 0x20)), _mm256_castpd_ps(_mm256_permute2f128_pd(ac, bd, 0x31))};
+  return {_mm256_castpd_ps(_mm256_permute2f128_pd(ac, bd, 0x20)),
+          _mm256_castpd_ps(_mm256_permute2f128_pd(ac, bd, 0x31))};
 }
 
 #else
