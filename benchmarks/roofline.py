@@ -1,6 +1,6 @@
 """What the linear kernel and whole steps reach of the machine's roofs: roofline.py [MODEL] [--out docs/roofline.png]
 
-Two roofs, measured in the same minutes: the memory's read rate, and the best dense product of torch's (`machine.py`).
+Two roofs, measured in the same minutes: the memory's read rate, and the best dense product seen (`machine.py`).
 Linear: all the model's weights in turn, so that no cache holds them, at 1 to 512 tokens; torch's F.linear on the same,
 in bf16 and in float32. Steps: whole steps of the engine, with attention, sampling and Python; decode of 1 to 64 streams
 with some 64 tokens of context, and prefill of 512 tokens. Operations are those of the linear layers, bytes those of
