@@ -1,4 +1,4 @@
-"""`linear` for many tokens and wide weights, where another kernel makes the same sums: the bits of a call of one token."""
+"""`linear` for many tokens and wide weights: another kernel, and the bits of a call of one token all the same."""
 
 from __future__ import annotations
 
