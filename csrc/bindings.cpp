@@ -170,7 +170,7 @@ void check_below(const int64_t* values, int64_t count, int64_t limit, const char
 void embedding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t added, uintptr_t y, int64_t tokens,
                int64_t channels, int dtype) {
   const EmbeddingArgs args{at<int64_t>(ids), at<void>(table), at<void>(added), at<void>(y), tokens, channels,
-                           static_cast<DType>(dtype)};
+                           table_rows, static_cast<DType>(dtype)};
   const auto call = [=] {
     check_below(args.ids, tokens, table_rows, "ids: an id is outside the rows of the table");
     current->kernels->embedding(args);
@@ -191,7 +191,8 @@ void rotary(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_st
             uintptr_t cos_sin, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rotary_dim,
             int64_t limit, int dtype) {
   const RotaryArgs args{at<void>(query), at<void>(key), at<int64_t>(positions), at<float>(cos_sin), query_stride,
-                        key_stride, tokens, heads, kv_heads, head_dim, rotary_dim, static_cast<DType>(dtype)};
+                        key_stride, tokens, heads, kv_heads, head_dim, rotary_dim, limit,
+                        static_cast<DType>(dtype)};
   const auto call = [=] {
     check_below(args.positions, tokens, limit, "positions: a position is outside the rows of cos_sin");
     current->kernels->rotary(args);
@@ -210,7 +211,7 @@ void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_
               uintptr_t values, uintptr_t slots, int64_t tokens, int64_t kv_heads, int64_t head_dim,
               int64_t block_size, int64_t num_blocks, int64_t element_bytes) {
   const WriteKvArgs args{at<void>(key), at<void>(value), at<void>(keys), at<void>(values), at<int64_t>(slots),
-                         key_stride, value_stride, tokens, kv_heads, head_dim, block_size, element_bytes};
+                         key_stride, value_stride, tokens, kv_heads, head_dim, block_size, num_blocks, element_bytes};
   const auto call = [=] {
     check_below(args.slots, tokens, num_blocks * block_size, "slot_mapping: a slot is outside the pool");
     current->kernels->write_kv(args);

@@ -1,9 +1,9 @@
-"""One Python function per kernel; which implementation answers is decided once, at the first call.
+"""One Python function per kernel; which implementation answers is decided by the device of the tensors.
 
-The native kernels (`csrc`, through `native.py`) run on the CPU with the best instruction set that the machine
+On the CPU, the native kernels (`csrc/cpu`, through `native.py`) run with the best instruction set that the machine
 has. Where the extension was not built, the torch twins in `reference.py` take over, and say so once.
 Set QUIRE_KERNELS=reference to force the twins, or QUIRE_ISA=amx|avx512|avx512f|avx2|portable to force an
-instruction set.
+instruction set. On a GPU, those of `csrc/cuda` run, through `cuda.py`.
 
 Shapes: T tokens, K in-features, H query heads, G key/value heads, D head size, S sequences, B blocks of each.
 Dtypes: float32, bfloat16 or float16, the same for activations, weights and cache; sums are kept in float32.
@@ -52,6 +52,24 @@ def backend() -> ModuleType:
     return native
 
 
+@cache
+def cuda_backend() -> ModuleType:
+    """The module whose functions work on tensors that lie on a GPU. Raises QuireError where it was not built."""
+    try:
+        from quire.kernels import cuda
+    except ImportError as error:
+        raise QuireError(
+            f"quire's CUDA kernels are not available ({error}): install CUDA's compiler (nvcc) and reinstall quire, "
+            "or run on the CPU (device='cpu')."
+        ) from error
+    return cuda
+
+
+def backend_of(x: torch.Tensor) -> ModuleType:
+    """The module whose functions work on x."""
+    return cuda_backend() if x.is_cuda else backend()
+
+
 def linear(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
@@ -69,7 +87,7 @@ def linear(
     Returns [T, sum N_i] in `out_dtype` (float32 or, by default, x's dtype). Raises IndexError for rows or slots that
     do not exist.
     """
-    return backend().linear(x, weights, biases, out_dtype, tables, segments)
+    return backend_of(x).linear(x, weights, biases, out_dtype, tables, segments)
 
 
 def paged_attention(
@@ -80,15 +98,21 @@ def paged_attention(
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     scale: float,
+    window: int = 0,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal softmax attention of every token over its sequence's cached keys and values.
 
     query: [T, H, D], tokens may be strided; keys, values: [num_blocks, G, block_size, D], H a multiple of G;
     block_table: [S, B] int32; query_start: [S + 1] int32; context_len: [S] int32 (includes this step's
     tokens, already stored). Sequence s's tokens are its last `query_start[s+1] - query_start[s]`.
-    Slots past a sequence's context are never read. Returns [T, H, D], contiguous.
+    Slots past a sequence's context are never read. window: a token sees so many keys, its own the last (0: all before
+    it). slopes: [H] float32, ALiBi (arXiv:2108.12409): slope * (key's position - the token's) is added to a score.
+    The CPU's native kernel has neither of these two, and raises ValueError. Returns [T, H, D], contiguous.
     """
-    return backend().paged_attention(query, keys, values, block_table, query_start, context_len, scale)
+    return backend_of(query).paged_attention(
+        query, keys, values, block_table, query_start, context_len, scale, window, slopes
+    )
 
 
 def write_kv(
@@ -99,7 +123,7 @@ def write_kv(
     slot_mapping: torch.Tensor,
 ) -> None:
     """Store key and value, [T, G, D] (tokens may be strided), into pool slots `slot_mapping` [T] int64."""
-    backend().write_kv(key, value, keys, values, slot_mapping)
+    backend_of(keys).write_kv(key, value, keys, values, slot_mapping)
 
 
 def embedding(ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
@@ -107,7 +131,7 @@ def embedding(ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None
 
     Raises IndexError for an id outside the table.
     """
-    return backend().embedding(ids, table, added)
+    return backend_of(table).embedding(ids, table, added)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -115,7 +139,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
 
     With `residual` [T, C], `residual += x` is done first, in place, and the sum is what is normalised.
     """
-    return backend().rms_norm(x, weight, eps, residual)
+    return backend_of(x).rms_norm(x, weight, eps, residual)
 
 
 def layer_norm(
@@ -129,7 +153,7 @@ def layer_norm(
 
     With `residual` [T, C], `residual += x` is done first, in place, and the sum is what is normalised.
     """
-    return backend().layer_norm(x, weight, bias, eps, residual)
+    return backend_of(x).layer_norm(x, weight, bias, eps, residual)
 
 
 def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
@@ -138,14 +162,14 @@ def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_
     Tokens may be strided. positions: [T] int64, rows of cos_sin [P, R] float32: R/2 cosines, then R/2 sines.
     R <= D; dimensions past R stay.
     """
-    backend().rotary(query, key, positions, cos_sin)
+    backend_of(query).rotary(query, key, positions, cos_sin)
 
 
 def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Apply one of ACTIVATION_KINDS to x [T, C] and return the result."""
-    return backend().activation(x, kind)
+    return backend_of(x).activation(x, kind)
 
 
 def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
     """Return act(x[:, :C]) * x[:, C:] for x [T, 2C]: the gated feed-forward (arXiv:2002.05202)."""
-    return backend().activation_and_mul(x, kind)
+    return backend_of(x).activation_and_mul(x, kind)

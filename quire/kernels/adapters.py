@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
 
-# The rows of csrc/cpu/kernels.h's LoraEntry and LoraSegment.
+# The rows of csrc/arguments.h's LoraEntry and LoraSegment.
 _ENTRY = np.dtype([("a", "<u8"), ("b", "<u8"), ("scale", "<u8"), ("shift", "<u8"), ("rank", "<i8"), ("scaling", "<f8")])
 _SEGMENT = np.dtype([("start", "<i8"), ("end", "<i8"), ("slot", "<i8"), ("weight", "<f8")])
 _COLUMNS = 32  # kLoraColumns
+_CPU = torch.device("cpu")
 
 # start, end, slot, weight: rows start .. end are those of the adapter in `slot`, whose share counts `weight` times.
 Segment = tuple[int, int, int, float]
@@ -40,8 +42,8 @@ def unpack(packed: torch.Tensor, columns: int) -> torch.Tensor:
 class LoraWeights:
     """An adapter's share of a layer: y = (y + scaling * (x a^T) B^T) * scale + shift.
 
-    a: [rank, K]; b: `pack` of B [N, rank]; both in the dtype of x, or None where the rank is 0. scale, shift: [N]
-    float32 or None.
+    a: [rank, K]; b: `pack` of B [N, rank], or B itself where `row_major` (on a GPU); both in the dtype of x, or None
+    where the rank is 0. scale, shift: [N] float32 or None.
     """
 
     a: torch.Tensor | None
@@ -49,25 +51,52 @@ class LoraWeights:
     scaling: float = 1.0
     scale: torch.Tensor | None = None
     shift: torch.Tensor | None = None
+    row_major: bool = False
 
     @property
     def rank(self) -> int:
         return 0 if self.a is None else self.a.shape[0]
 
+    def for_device(self, columns: int, device: torch.device, row_major: bool) -> LoraWeights:
+        """The same share of a layer of `columns` out-features, as that device's kernels read it."""
+        if row_major == self.row_major and device.type == "cpu":
+            return self
+        b = self.b
+        if b is not None and row_major != self.row_major:
+            b = unpack(b, columns).contiguous() if row_major else pack(b)
+        a, b, scale, shift = (None if t is None else t.to(device) for t in (self.a, b, self.scale, self.shift))
+        return LoraWeights(a, b, self.scaling, scale, shift, row_major)
+
 
 class LoraTable:
     """The adapters of one layer [in_features -> out_features], by slot. Slots that hold none change nothing.
 
-    entries: the rows that the kernel reads; replaced by a larger copy when a slot lies outside (`put` says so).
+    entries: the rows that the kernel reads, of which a GPU has a copy of its own; replaced by larger ones when a slot
+    lies outside (`put` says so). max_rank: the largest rank that was ever in it.
     """
 
-    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype, slots: int = 8) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        slots: int = 8,
+        device: torch.device = _CPU,
+        row_major: bool = False,
+    ) -> None:
         self.in_features = in_features
         self.out_features = out_features
         self.dtype = dtype
-        self.entries = np.zeros(slots, _ENTRY)
-        self.address: int = self.entries.ctypes.data
+        self.device = device
+        self.row_major = row_major
+        self.max_rank = 0
         self._weights: dict[int, LoraWeights] = {}
+        self._hold(np.zeros(slots, _ENTRY))
+
+    def _hold(self, entries: np.ndarray) -> None:
+        self.entries = entries
+        self._mirror = _mirror(entries, self.device)
+        self.address: int = self._mirror.data_ptr()
 
     def get(self, slot: int) -> LoraWeights | None:
         return self._weights.get(slot)
@@ -85,23 +114,33 @@ class LoraTable:
         if moved:
             entries = np.zeros(max(slot + 1, 2 * len(self.entries)), _ENTRY)
             entries[: len(self.entries)] = self.entries
-            self.entries, self.address = entries, entries.ctypes.data
+            self._hold(entries)
+        # What is sized by the largest rank has moved too, then.
+        moved |= weights.rank > self.max_rank and self.device.type != "cpu"
+        self.max_rank = max(self.max_rank, weights.rank)
         self._weights[slot] = weights
         tensors = (weights.a, weights.b, weights.scale, weights.shift)
         addresses = (0 if t is None else t.data_ptr() for t in tensors)
-        self.entries[slot] = (*addresses, weights.rank, weights.scaling)
+        self._write(slot, (*addresses, weights.rank, weights.scaling))
         return moved
 
     def drop(self, slot: int) -> None:
         """Empty a slot."""
         if self._weights.pop(slot, None) is not None:
-            self.entries[slot] = 0
+            self._write(slot, 0)
+
+    def _write(self, slot: int, row: object) -> None:
+        self.entries[slot] = row
+        if self.device.type != "cpu":
+            size = _ENTRY.itemsize
+            row_bytes = torch.from_numpy(self.entries[slot : slot + 1].view(np.uint8).copy())
+            self._mirror[slot * size : (slot + 1) * size].copy_(row_bytes)
 
     def _check(self, weights: LoraWeights) -> None:
         rank, blocks = weights.rank, -(-self.out_features // _COLUMNS)
         wanted = {
             "a": ((rank, self.in_features), self.dtype),
-            "b": ((blocks, rank, _COLUMNS), self.dtype),
+            "b": ((self.out_features, rank) if self.row_major else (blocks, rank, _COLUMNS), self.dtype),
             "scale": ((self.out_features,), torch.float32),
             "shift": ((self.out_features,), torch.float32),
         }
@@ -115,24 +154,30 @@ class LoraTable:
                 raise ValueError(
                     f"{name}: expected {list(shape)} {dtype}, contiguous, got {list(tensor.shape)} {tensor.dtype}"
                 )
-            if not tensor.is_cpu:
-                raise ValueError(f"{name}: expected a tensor on the CPU, got one on {tensor.device}")
+            if tensor.device.type != self.device.type:
+                raise ValueError(f"{name}: expected a tensor on {self.device}, got one on {tensor.device}")
+        if weights.row_major is not self.row_major:
+            raise ValueError(f"b: expected row_major={self.row_major}")
 
 
 class LoraSegments:
     """Who owns which rows of a call: at most `capacity` segments, ordered by their first row.
 
-    A mixture of adapters names its rows once for each of them, one after the other.
+    A mixture of adapters names its rows once for each of them, one after the other; `layers` is the most times that
+    rows may be named.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, device: torch.device = _CPU, layers: int = 1) -> None:
         self.entries = np.zeros(capacity, _SEGMENT)
-        self.address: int = self.entries.ctypes.data
+        self.device = device
+        self.layers = layers
+        self._mirror = _mirror(self.entries, device)
+        self.address: int = self._mirror.data_ptr()
         self.rows: Sequence[Segment] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Segment]) -> LoraSegments:
-        segments = cls(len(rows))
+    def of(cls, rows: Sequence[Segment], device: torch.device = _CPU) -> LoraSegments:
+        segments = cls(len(rows), device, times_named(rows))
         segments.fill(rows)
         return segments
 
@@ -147,14 +192,30 @@ class LoraSegments:
         self.rows = rows
         self.entries[: len(rows)] = rows
         self.entries[len(rows) :] = 0
+        if self.device.type != "cpu":
+            self._mirror.copy_(torch.from_numpy(self.entries.view(np.uint8)))
 
 
 class AllRows(LoraSegments):
     """One owner of all rows of every call, however many it has: what an image's encoding belongs to."""
 
-    def __init__(self, owners: Sequence[tuple[int, float]]) -> None:
-        super().__init__(len(owners))
+    def __init__(self, owners: Sequence[tuple[int, float]], device: torch.device = _CPU) -> None:
+        super().__init__(len(owners), device)
         self._owners = owners
 
     def for_rows(self, count: int) -> LoraSegments:
-        return LoraSegments.of([(0, count, slot, weight) for slot, weight in self._owners])
+        return LoraSegments.of([(0, count, slot, weight) for slot, weight in self._owners], self.device)
+
+
+def times_named(rows: Sequence[Segment]) -> int:
+    """The most times that the same rows are named, one segment after the other."""
+    most = run = 1
+    for before, after in pairwise(rows):
+        run = run + 1 if before[:2] == after[:2] else 1
+        most = max(most, run)
+    return most
+
+
+def _mirror(entries: np.ndarray, device: torch.device) -> torch.Tensor:
+    """The same bytes where the device's kernels can read them: on the CPU, the same memory."""
+    return torch.from_numpy(entries.view(np.uint8)).to(device)

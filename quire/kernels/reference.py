@@ -82,6 +82,8 @@ def paged_attention(
     query_start: torch.Tensor,
     context_len: torch.Tensor,
     scale: float,
+    window: int = 0,
+    slopes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     heads, head_dim = query.shape[1:]
     kv_heads, block_size = keys.shape[1], keys.shape[2]
@@ -95,9 +97,12 @@ def paged_attention(
         begin, end = starts[s], starts[s + 1]
         for t in range(begin, end):
             seen = length - (end - t) + 1  # causal: the token itself and all before it
+            first = max(0, seen - window) if window else 0
             q = query[t].float().view(kv_heads, heads // kv_heads, head_dim)
-            scores = (q @ k[:, :seen].transpose(1, 2)) * scale
-            out[t] = (scores.softmax(-1) @ v[:, :seen]).view(heads, head_dim).to(out.dtype)
+            scores = (q @ k[:, first:seen].transpose(1, 2)) * scale
+            if slopes is not None:
+                scores += slopes.view(kv_heads, -1, 1) * (torch.arange(first, seen, device=q.device) - (seen - 1))
+            out[t] = (scores.softmax(-1) @ v[:, first:seen]).view(heads, head_dim).to(out.dtype)
     return out
 
 

@@ -54,9 +54,9 @@ def _with_lora(tokens: TokenRows, lora: LoraWeights | None, bias: torch.Tensor |
     """Trained rows of a Linear, and what is added to the product with them: LoRA comes on top, as in PEFT."""
     ids = tokens.ids
     if lora is not None:
-        chosen = [None if part is None else part[ids] for part in (lora.scale, lora.shift)]
+        scale, shift = (None if part is None else part[ids] for part in (lora.scale, lora.shift))
         b = None if lora.b is None else pack(unpack(lora.b, columns)[ids])
-        lora = LoraWeights(lora.a, b, lora.scaling, *chosen)
+        lora = LoraWeights(lora.a, b, lora.scaling, scale, shift)
     return TokenRows(ids, tokens.rows, None if bias is None else bias.detach()[ids], lora)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from quire.kernels import operands
+
 try:
     from quire.kernels import native
 except ImportError:
@@ -30,5 +32,8 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let results start as NaN, so that an element that no kernel wrote shows."""
-    if native:
-        monkeypatch.setattr(native, "_empty", lambda shape, dtype: torch.full(shape, torch.nan, dtype=dtype))
+
+    def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+    monkeypatch.setattr(operands, "_empty", empty)

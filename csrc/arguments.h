@@ -1,0 +1,120 @@
+// The arguments of the kernels, the same for every device: plain structs of addresses, shapes and strides (in elements).
+// The Python side has checked them. kernels/__init__.py says what each kernel computes.
+#pragma once
+
+#include <stdint.h>
+
+namespace quire {
+
+enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };
+enum class Activation : int { silu = 0, relu = 1, gelu = 2, gelu_tanh = 3, quick_gelu = 4 };
+
+struct Weight {
+  const void* data;  // [rows, K], contiguous, at any address that suits the dtype
+  const void* bias;  // [rows] or null
+  int64_t rows;
+};
+
+// What one adapter does to one weight's product: y = (y + scaling * (x a^T) b) * scale + shift. A row of the weight's table,
+// which kernels/adapters.py writes.
+struct LoraEntry {
+  const void* a;       // [rank, K], contiguous
+  const void* b;       // [ceil(N / kLoraColumns), rank, kLoraColumns], zeros past N; on a GPU [N, rank]
+  const float* scale;  // [N] or null
+  const float* shift;  // [N] or null
+  int64_t rank;
+  double scaling;
+};
+constexpr int64_t kLoraColumns = 32;  // a multiple of every kBlockRows
+
+// Rows start .. end of a call belong to the adapter in row `slot` of the tables. Rows may be named again, for another
+// adapter's share on top, right after; where end <= start there is nothing to do.
+struct LoraSegment {
+  int64_t start, end, slot;
+  double weight;
+};
+
+struct LoraTable {
+  const LoraEntry* entries;  // [slots], or null: no adapter changes this weight's product
+  int64_t slots;
+};
+
+struct LinearArgs {
+  const void* x;  // [T, K], rows x_stride apart
+  void* y;        // [T, sum of rows], contiguous
+  const Weight* weights;
+  int64_t count, tokens, features, x_stride;
+  DType dtype, out_dtype;        // out_dtype is dtype or float32
+  const LoraTable* tables;       // one for each weight
+  const LoraSegment* segments;   // none: the tables are not looked at
+  int64_t num_segments;
+};
+
+struct AttentionArgs {
+  const void* query;  // [T, H, D], tokens query_stride apart
+  const void* keys;   // [num_blocks, G, block_size, D]
+  const void* values;
+  void* out;                   // [T, H, D], contiguous
+  const int32_t* block_table;  // [S, B], rows table_stride apart
+  const int32_t* query_start;  // [S + 1]
+  const int32_t* context_len;  // [S]
+  int64_t query_stride, table_stride;
+  int64_t sequences, heads, kv_heads, head_dim, block_size;
+  float scale;
+  DType dtype;
+  // The GPU's kernels alone have these two.
+  int64_t window = 0;             // a query sees so many keys, its own the last; 0: all before it
+  const float* slopes = nullptr;  // [H]: ALiBi (arXiv:2108.12409), slope * (key's position - query's) added; or null
+};
+
+struct EmbeddingArgs {
+  const int64_t* ids;  // [T], rows of the table
+  const void* table;   // [V, C], contiguous
+  const void* added;   // [T, C], contiguous, or null
+  void* y;             // [T, C], contiguous
+  int64_t tokens, channels, table_rows;
+  DType dtype;
+};
+
+struct NormArgs {
+  const void* x;   // [T, C], rows x_stride apart
+  void* residual;  // [T, C], contiguous, or null
+  const void* weight;  // [C] or null
+  const void* bias;    // [C] or null
+  void* y;             // [T, C], contiguous
+  int64_t tokens, channels, x_stride;
+  float eps;
+  DType dtype;
+};
+
+struct RotaryArgs {
+  void* query;  // [T, H, D], tokens query_stride apart
+  void* key;    // [T, G, D], tokens key_stride apart
+  const int64_t* positions;
+  const float* cos_sin;  // [P, R]: R / 2 cosines, then R / 2 sines
+  int64_t query_stride, key_stride;
+  int64_t tokens, heads, kv_heads, head_dim, rotary_dim;
+  int64_t rows;  // P
+  DType dtype;
+};
+
+struct ActivationArgs {
+  const void* x;  // [T, C], or [T, 2 C] where gated; rows x_stride apart
+  void* y;        // [T, C], contiguous
+  int64_t tokens, channels, x_stride;
+  Activation kind;
+  bool gated;
+  DType dtype;
+};
+
+struct WriteKvArgs {
+  const void* key;  // [T, G, D], tokens key_stride apart
+  const void* value;
+  void* keys;  // [num_blocks, G, block_size, D]
+  void* values;
+  const int64_t* slots;
+  int64_t key_stride, value_stride;
+  int64_t tokens, kv_heads, head_dim, block_size, num_blocks, element_bytes;
+};
+
+}  // namespace quire

@@ -1,0 +1,171 @@
+// The Python module quire.kernels._cuda: addresses on the device, shapes and strides, which kernels/cuda.py, its only
+// caller, has checked, and the stream to work on.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <vector>
+
+#include "kernels.h"
+
+namespace py = pybind11;
+
+namespace quire::cuda {
+namespace {
+
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+Stream stream_at(uintptr_t stream) { return reinterpret_cast<Stream>(stream); }
+DType dtype_of(int code) { return static_cast<DType>(code); }
+
+// weights: (data, bias, rows) for each weight, flat; bias 0: none.
+void linear_binding(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const std::vector<int64_t>& weights,
+                    uintptr_t y, int dtype, int out_dtype, uintptr_t stream) {
+  std::vector<Weight> list(weights.size() / 3);
+  for (size_t i = 0; i < list.size(); ++i)
+    list[i] = {at<void>(weights[3 * i]), at<void>(weights[3 * i + 1]), weights[3 * i + 2]};
+  linear({at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), tokens, features, x_stride,
+          dtype_of(dtype), dtype_of(out_dtype), nullptr, nullptr, 0},
+         stream_at(stream));
+}
+
+// targets: (entries, slots, first column, columns) for each weight that adapters may change, flat.
+void lora_binding(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const std::vector<int64_t>& targets,
+                  uintptr_t y, int64_t columns, uintptr_t segments, int64_t num_segments, uintptr_t hidden,
+                  int64_t layers, int64_t max_rank, int dtype, int out_dtype, uintptr_t stream) {
+  LoraArgs args{};
+  args.x = at<void>(x), args.y = at<void>(y);
+  args.num_targets = static_cast<int64_t>(targets.size() / 4);
+  if (args.num_targets > kMostTargets) throw py::value_error("tables: too many weights in one call");
+  for (int64_t i = 0; i < args.num_targets; ++i) {
+    const int64_t* target = &targets[static_cast<size_t>(4 * i)];
+    args.targets[i] = {at<LoraEntry>(target[0]), target[1], target[2], target[3]};
+  }
+  args.tokens = tokens, args.features = features, args.columns = columns, args.x_stride = x_stride;
+  args.segments = at<LoraSegment>(segments), args.num_segments = num_segments;
+  args.hidden = at<float>(hidden), args.layers = layers, args.max_rank = max_rank;
+  args.dtype = dtype_of(dtype), args.out_dtype = dtype_of(out_dtype);
+  lora(args, stream_at(stream));
+}
+
+AttentionArgs attention_args(uintptr_t query, int64_t query_stride, int64_t heads, int64_t head_dim, uintptr_t keys,
+                             uintptr_t values, int64_t kv_heads, int64_t block_size, uintptr_t block_table,
+                             int64_t table_stride, uintptr_t query_start, uintptr_t context_len, int64_t sequences,
+                             float scale, uintptr_t out, int dtype, int64_t window, uintptr_t slopes) {
+  return {at<void>(query), at<void>(keys), at<void>(values), at<void>(out), at<int32_t>(block_table),
+          at<int32_t>(query_start), at<int32_t>(context_len), query_stride, table_stride, sequences, heads, kv_heads,
+          head_dim, block_size, scale, dtype_of(dtype), window, at<float>(slopes)};
+}
+
+int64_t attention_workspace_binding(int64_t tokens, int64_t heads, int64_t head_dim, int64_t kv_heads,
+                                    int64_t block_size, int64_t table_width, int64_t sequences, int dtype) {
+  const AttentionArgs args = attention_args(0, 0, heads, head_dim, 0, 0, kv_heads, block_size, 0, 0, 0, 0, sequences,
+                                            1.0f, 0, dtype, 0, 0);
+  return attention_workspace(args, {tokens, table_width, 0});
+}
+
+void attention_binding(uintptr_t query, int64_t query_stride, int64_t tokens, int64_t heads, int64_t head_dim,
+                       uintptr_t keys, uintptr_t values, int64_t num_blocks, int64_t kv_heads, int64_t block_size,
+                       uintptr_t block_table, int64_t table_stride, int64_t table_width, uintptr_t query_start,
+                       uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype,
+                       int64_t window, uintptr_t slopes, uintptr_t workspace, uintptr_t stream) {
+  const AttentionArgs args =
+      attention_args(query, query_stride, heads, head_dim, keys, values, kv_heads, block_size, block_table,
+                     table_stride, query_start, context_len, sequences, scale, out, dtype, window, slopes);
+  paged_attention(args, {tokens, table_width, num_blocks}, at<void>(workspace), stream_at(stream));
+}
+
+void embedding_binding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t added, uintptr_t y,
+                       int64_t tokens, int64_t channels, int dtype, uintptr_t stream) {
+  embedding({at<int64_t>(ids), at<void>(table), at<void>(added), at<void>(y), tokens, channels, table_rows,
+             dtype_of(dtype)},
+            stream_at(stream));
+}
+
+template <bool kCentred>
+void norm_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t weight, uintptr_t bias,
+                  uintptr_t residual, float eps, uintptr_t y, int dtype, uintptr_t stream) {
+  const NormArgs args{at<void>(x), at<void>(residual), at<void>(weight), at<void>(bias), at<void>(y), tokens,
+                      channels, x_stride, eps, dtype_of(dtype)};
+  (kCentred ? layer_norm : rms_norm)(args, stream_at(stream));
+}
+
+void rotary_binding(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_stride, uintptr_t positions,
+                    uintptr_t cos_sin, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
+                    int64_t rotary_dim, int64_t rows, int dtype, uintptr_t stream) {
+  rotary({at<void>(query), at<void>(key), at<int64_t>(positions), at<float>(cos_sin), query_stride, key_stride, tokens,
+          heads, kv_heads, head_dim, rotary_dim, rows, dtype_of(dtype)},
+         stream_at(stream));
+}
+
+void activation_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, int kind, bool gated,
+                        uintptr_t y, int dtype, uintptr_t stream) {
+  activation({at<void>(x), at<void>(y), tokens, channels, x_stride, static_cast<Activation>(kind), gated,
+              dtype_of(dtype)},
+             stream_at(stream));
+}
+
+void write_kv_binding(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
+                      uintptr_t values, uintptr_t slots, int64_t tokens, int64_t kv_heads, int64_t head_dim,
+                      int64_t block_size, int64_t num_blocks, int64_t element_bytes, uintptr_t stream) {
+  write_kv({at<void>(key), at<void>(value), at<void>(keys), at<void>(values), at<int64_t>(slots), key_stride,
+            value_stride, tokens, kv_heads, head_dim, block_size, num_blocks, element_bytes},
+           stream_at(stream));
+}
+
+BlockArgs block_args(uintptr_t caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes, uintptr_t from,
+                     uintptr_t to, int64_t count) {
+  return {at<void*>(caches), num_caches, num_blocks, block_bytes, at<int64_t>(from), at<int64_t>(to), count};
+}
+
+}  // namespace
+}  // namespace quire::cuda
+
+PYBIND11_MODULE(_cuda, module) {
+  using namespace quire::cuda;
+#ifdef QUIRE_CUDA_EMULATION
+  module.attr("device") = "cpu";  // where the tensors lie that the kernels work on
+#else
+  module.attr("device") = "cuda";
+  // What the kernels were compiled for, and whether the device at hand runs it: none of them is in its binary otherwise.
+  module.def("driver_version", [] {
+    int version = 0;
+    return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+  });
+  module.def("runtime_version", [] {
+    int version = 0;
+    return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
+  });
+#endif
+  module.def("linear", &linear_binding);
+  module.def("lora", &lora_binding);
+  module.attr("most_targets") = kMostTargets;
+  module.def("attention_workspace", &attention_workspace_binding);
+  module.def("paged_attention", &attention_binding);
+  module.def("embedding", &embedding_binding);
+  module.def("rms_norm", &norm_binding<false>);
+  module.def("layer_norm", &norm_binding<true>);
+  module.def("rotary", &rotary_binding);
+  module.def("activation", &activation_binding);
+  module.def("write_kv", &write_kv_binding);
+  module.def("copy_blocks", [](uintptr_t caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
+                               uintptr_t from, uintptr_t to, int64_t count, uintptr_t stream) {
+    copy_blocks(block_args(caches, num_caches, num_blocks, block_bytes, from, to, count), stream_at(stream));
+  });
+  module.def("gather_blocks", [](uintptr_t caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
+                                 uintptr_t from, int64_t count, uintptr_t packed, uintptr_t stream) {
+    gather_blocks(block_args(caches, num_caches, num_blocks, block_bytes, from, 0, count), at<void>(packed),
+                  stream_at(stream));
+  });
+  module.def("scatter_blocks", [](uintptr_t caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
+                                  uintptr_t to, int64_t count, uintptr_t packed, uintptr_t stream) {
+    scatter_blocks(block_args(caches, num_caches, num_blocks, block_bytes, 0, to, count), at<void>(packed),
+                   stream_at(stream));
+  });
+  module.def("sample", [](uintptr_t logits, int64_t vocabulary, int64_t stride, uintptr_t draws, int64_t count,
+                          uintptr_t tokens, uintptr_t stream) {
+    sample(at<float>(logits), vocabulary, stride, at<Draw>(draws), count, at<int64_t>(tokens), stream_at(stream));
+  });
+}

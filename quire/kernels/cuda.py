@@ -1,0 +1,172 @@
+"""The GPU's compiled kernels (`csrc/cuda`, module `_cuda`), behind the checks of `operands.py`.
+
+Each call starts work on the current stream of its tensors' device and returns; nothing waits. What a kernel finds wrong
+while it runs cannot be raised: an id, slot or block that points nowhere is passed over.
+
+Batch invariance. Attention, norms, LoRA and sampling make a row's result with the same operations in the same order
+whatever shares the call. So does `linear` (csrc/cuda/linear.cu) while `exact_products()` is on, which is the default;
+with `set_exact_products(False)`, matrix products go to cuBLAS, which chooses another algorithm for another number of
+rows: faster for many rows, and the last bits of a request's logits may then depend on its company.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+import quire.kernels._cuda as _cuda
+from quire.kernels.adapters import LoraSegments, LoraTable
+from quire.kernels.operands import DTYPES, Operands, check_tables
+
+# "cuda"; "cpu" where the module is the kernels' emulation, as tests build it.
+DEVICE: str = _cuda.device
+# B of an adapter lies as [N, rank] (`LoraWeights.row_major`).
+ROW_MAJOR_B = True
+
+_operands = Operands(DEVICE)
+_exact = True
+
+
+def exact_products() -> bool:
+    """Whether matrix products are batch-invariant."""
+    return _exact
+
+
+def set_exact_products(exact: bool) -> None:
+    """Choose, for the whole process and before graphs are captured."""
+    global _exact
+    _exact = exact
+
+
+def _stream(x: torch.Tensor) -> int:
+    if DEVICE == "cpu":
+        return 0
+    return torch.cuda.current_stream(x.device).cuda_stream
+
+
+def linear(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    out_dtype: torch.dtype | None = None,
+    tables: Sequence[LoraTable | None] = (),
+    segments: LoraSegments | None = None,
+) -> torch.Tensor:
+    numbers, y = _operands.linear(x, weights, biases, out_dtype)
+    if _exact:
+        _cuda.linear(*numbers, _stream(x))
+    else:
+        _multiply(x, weights, biases, y)
+    if segments is not None:
+        check_tables(tables, weights, x.shape[1], x.dtype)
+        _add_adapters(x, y, tables, [len(weight) for weight in weights], segments)
+    return y
+
+
+def _multiply(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None], y: torch.Tensor
+) -> None:
+    """y [T, sum N_i] = what cuBLAS makes of each product, side by side."""
+    column = 0
+    for weight, bias in zip(weights, biases, strict=True):
+        first, column = column, column + len(weight)
+        y[:, first:column] = F.linear(x, weight, bias)
+
+
+def _add_adapters(
+    x: torch.Tensor, y: torch.Tensor, tables: Sequence[LoraTable | None], widths: Sequence[int], segments: LoraSegments
+) -> None:
+    """Two launches for whatever mixture of adapters the segments name."""
+    targets: list[tuple[int, int, int, int]] = []
+    max_rank = column = 0
+    for table, width in zip(tables, widths, strict=True):
+        if table is not None:
+            targets.append((table.address, len(table.entries), column, width))
+            max_rank = max(max_rank, table.max_rank)
+        column += width
+    tokens, features = x.shape
+    for place in range(0, len(targets), _cuda.most_targets):
+        some = targets[place : place + _cuda.most_targets]
+        hidden = torch.empty(
+            (len(some), segments.layers, tokens, max(max_rank, 1)), dtype=torch.float32, device=x.device
+        )
+        _cuda.lora(
+            x.data_ptr(), tokens, features, x.stride(0), [number for target in some for number in target], y.data_ptr(),
+            y.shape[1], segments.address, len(segments.entries), hidden.data_ptr(), segments.layers, max_rank,
+            DTYPES[x.dtype], DTYPES[y.dtype], _stream(x),
+        )  # fmt: skip
+
+
+def paged_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    block_table: torch.Tensor,
+    query_start: torch.Tensor,
+    context_len: torch.Tensor,
+    scale: float,
+    window: int = 0,
+    slopes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    numbers, out = _operands.paged_attention(query, keys, values, block_table, query_start, context_len, scale)
+    tokens, heads, head_dim = query.shape
+    sequences, width = block_table.shape
+    size = _cuda.attention_workspace(
+        tokens, heads, head_dim, keys.shape[1], keys.shape[2], width, sequences, DTYPES[query.dtype]
+    )
+    workspace = torch.empty(size, dtype=torch.uint8, device=query.device)
+    more = 0 if slopes is None else _operands.vector("slopes", slopes, heads, torch.float32)
+    _cuda.paged_attention(*numbers, window, more, workspace.data_ptr() if size else 0, _stream(query))
+    return out
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    _cuda.write_kv(*_operands.write_kv(key, value, keys, values, slot_mapping), _stream(keys))
+
+
+def embedding(ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+    numbers, y = _operands.embedding(ids, table, added)
+    _cuda.embedding(*numbers, _stream(table))
+    return y
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
+    numbers, y = _operands.norm(x, weight, None, eps, residual)
+    _cuda.rms_norm(*numbers, _stream(x))
+    return y
+
+
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    numbers, y = _operands.norm(x, weight, bias, eps, residual)
+    _cuda.layer_norm(*numbers, _stream(x))
+    return y
+
+
+def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+    _cuda.rotary(*_operands.rotary(query, key, positions, cos_sin), _stream(query))
+
+
+def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
+    numbers, y = _operands.activation(x, kind, False)
+    _cuda.activation(*numbers, _stream(x))
+    return y
+
+
+def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
+    numbers, y = _operands.activation(x, kind, True)
+    _cuda.activation(*numbers, _stream(x))
+    return y

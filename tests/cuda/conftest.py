@@ -1,0 +1,39 @@
+"""Tests of the GPU's kernels: on a GPU where there is one (`-m gpu`), and everywhere in their emulation."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from quire.kernels import operands
+from tests.cuda import emulated
+
+
+@pytest.fixture(scope="session")
+def cuda() -> ModuleType:
+    """`quire.kernels.cuda`, over the emulation."""
+    return emulated.load()
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(params=range(4))
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Warps and blocks forwards and backwards, asynchronous copies at once and late."""
+    monkeypatch.setenv("QUIRE_EMULATOR_SEED", str(request.param))
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let results start as NaN, so that an element that no kernel wrote shows."""
+
+    def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+    monkeypatch.setattr(operands, "_empty", empty)
