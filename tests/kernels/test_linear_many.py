@@ -41,9 +41,13 @@ def test_the_bits_of_one_token_alone(isa: str, dtype: torch.dtype, features: int
 def test_any_number_of_threads(isa: str, dtype: torch.dtype) -> None:
     x, weight = randn(90, 70, dtype=dtype), randn(1000, 70, dtype=dtype, seed=1)
     wanted = native.linear(x, [weight], [None])
-    for threads in (2, 3):
-        torch.set_num_threads(threads)
-        assert same_bits(native.linear(x, [weight], [None]), wanted)
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            assert same_bits(native.linear(x, [weight], [None]), wanted)
+    finally:
+        torch.set_num_threads(before)  # the module's fixture comes back to it after the last test only
 
 
 def test_what_is_not_a_number_stays_in_its_row_and_column(isa: str, dtype: torch.dtype) -> None:
