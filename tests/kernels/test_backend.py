@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import shutil
 import subprocess
 import sys
 
@@ -44,6 +46,21 @@ def test_missing_extension_warns_once() -> None:
     name, errors = run(HIDE + CALL, QUIRE_KERNELS="")
     assert name == "quire.kernels.reference"
     assert errors.count("RuntimeWarning") == 1 and "no extension here" in errors
+
+
+def test_built_where_a_compiler_is() -> None:
+    """An installation outlives a failed build, and tests of the native kernels are skipped then: this one is not."""
+    reason = ""
+    try:
+        importlib.import_module("quire.kernels.native")
+    except ImportError as error:
+        reason = str(error)
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if reason and not compiler:
+        pytest.skip("no C++ compiler to build the native kernels with")
+    if reason:
+        says = f"the native kernels are missing ({reason}) although there is a C++ compiler, {compiler}"
+        pytest.fail(f"{says}: `pip install -v -e .` in the repository shows the build's errors", pytrace=False)
 
 
 def test_native_where_it_was_built() -> None:
