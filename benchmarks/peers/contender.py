@@ -21,18 +21,22 @@ class Absent(Exception):
 
 
 class Contender:
-    """A worker process (`worker.py`). start_s: what its start took, seconds."""
+    """A worker process (`worker.py`)."""
 
     def __init__(self, name: str, command: Sequence[str], patience: float) -> None:
         """patience: seconds that a start or a run may take."""
         self.name = name
         self._patience = patience
-        self._log = open(os.devnull, "w") if not os.environ.get("QUIRE_BENCH_LOG") else sys.stderr  # noqa: SIM115
+        log = sys.stderr if os.environ.get("QUIRE_BENCH_LOG") else subprocess.DEVNULL
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
         )
-        self.start_s = self._answer()
-        self._signal(signal.SIGSTOP)
+        try:
+            self._answer()
+            self._signal(signal.SIGSTOP)
+        except BaseException:  # an interrupt too: in a session of its own it would live on
+            self.close()
+            raise
 
     def rate(self, case: str, requests: Requests) -> float:
         """Output tokens per second."""
