@@ -1,4 +1,4 @@
-"""Adapters come, go, change and do not fit while requests run: every request gets its own version's tokens."""
+"""Adapters come, go and change while requests run: every request gets its own version's tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,53 +31,9 @@ from tests.lora.adapter_files import (
     result,
     tokens,
 )
-from tests.multimodal import tiny_vision
-from tests.multimodal.open_engine import all_ready, held_back, until
+from tests.lora.adapter_life import NAMES, PROMPT, Solo, load, tiers, wait_for
 
-NAMES = [f"a{number}" for number in range(8)]
-PROMPT = prompt(5, 20)
 SEEDS = 12  # of random lives
-Makers: tuple[Callable[..., Path], ...] = (files.plain, files.dora, files.saved, files.words, files.trained_tokens)
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Eight plain adapters of one size; not to be written to."""
-    base = tmp_path_factory.mktemp("adapters")
-    return {name: files.plain(base / name, seed=number) for number, name in enumerate(NAMES)}
-
-
-Solo = Callable[..., list[int]]
-
-
-@pytest.fixture(scope="module")
-def calm(path: Path) -> LLM:
-    return open_llm(path, enable_prefix_caching=False)
-
-
-@pytest.fixture(scope="module")
-def size(calm: LLM, folders: dict[str, Path]) -> int:
-    """Of each of the eight in memory."""
-    sizes = {calm.load_lora_adapter("size", str(folders[name])).bytes * (calm.unload_lora_adapter("size") > 0)
-             for name in NAMES}  # fmt: skip
-    (found,) = sizes
-    return found
-
-
-@pytest.fixture(scope="module")
-def solo(calm: LLM) -> Solo:
-    """(folder of an adapter or None, prompt, number of tokens) -> the tokens of a request that is alone."""
-
-    @cache
-    def answer(folder: Path | None, ids: tuple[int, ...], count: int) -> list[int]:
-        if folder is None:
-            return tokens(calm, [list(ids)], None, greedy(count))[0]
-        calm.load_lora_adapter("solo", str(folder))
-        found = tokens(calm, [list(ids)], "solo", greedy(count))[0]
-        calm.unload_lora_adapter("solo")
-        return found
-
-    return lambda folder, ids=PROMPT, count=6: answer(folder, tuple(ids), count)
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +52,6 @@ def mixed(path: Path, folders: dict[str, Path]) -> Solo:
         return tokens(llm, [list(ids)], [one], greedy(9))[0]
 
     return lambda parts, ids, count: answer(parts, ids)[:count]
-
-
-def load(llm: LLM, folders: dict[str, Path], names: Sequence[str] = NAMES, **more: Any) -> None:
-    for name in names:
-        llm.load_lora_adapter(name, str(folders[name]), **more)
-
-
-def tiers(llm: LLM) -> dict[str, str]:
-    return {info.name: info.tier for info in llm.list_lora_adapters()}
 
 
 def test_the_adapters_differ(solo, folders):
@@ -321,93 +268,6 @@ def test_reloaded_in_place_from_a_worse_folder(path, folders, solo, tmp_path):
     nothing_left(llm)
 
 
-# -- images -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_vision.build("LlavaForConditionalGeneration", "clip", tmp_path_factory.mktemp("llava"))
-
-
-def tower_adapter(llm: LLM, folder: Path, seed: int) -> Path:
-    """LoRA on every q_proj, in the tower and in the text model."""
-    engine = llm.llm_engine
-    naming, generator = engine.adapters._reader._namings[0], torch.Generator().manual_seed(seed)
-    made = {}
-    for name, own in naming.modules.items():
-        if name.endswith("q_proj"):
-            out, inner = engine.runner.model.get_submodule(own).weight.shape
-            made[f"base_model.model.{name}.lora_A.weight"] = torch.randn(3, inner, generator=generator)
-            made[f"base_model.model.{name}.lora_B.weight"] = torch.randn(out, 3, generator=generator)
-    assert sum("vision" in name for name in made) >= 2
-    return files.write(folder, files.config(3) | {"target_modules": ["q_proj"]}, made)
-
-
-def seen(seed: int = 0) -> dict[str, Any]:
-    ids = [5, 6, tiny_vision.IMAGE, *prompt(seed, 6)]
-    return {"prompt_token_ids": ids, "multi_modal_data": {"image": [tiny_vision.picture(0, (30, 40))]}}
-
-
-def test_an_adapter_on_the_tower_reloaded_while_running(llava, tmp_path):
-    """One image has features for the base model and for each version, and each request sees its own."""
-    llm = open_llm(llava, block_size=4)
-    engine = llm.llm_engine
-    first, second = tower_adapter(llm, tmp_path / "1", 1), tower_adapter(llm, tmp_path / "2", 2)
-    alone = []
-    for folder in (None, first, second):
-        fresh = open_llm(llava, enable_prefix_caching=False)
-        if folder is not None:
-            fresh.load_lora_adapter("x", str(folder))
-        alone.append(tokens(fresh, [seen()], None if folder is None else "x", greedy(10))[0])
-    assert len({tuple(one) for one in alone}) == 3
-
-    outputs = {}
-    llm.load_lora_adapter("x", str(first))
-    for number, folder in enumerate((first, second, first)):
-        if number:
-            llm.load_lora_adapter("x", str(folder), load_inplace=True)
-        engine.add_request(f"base{number}", seen(), greedy(10))
-        engine.add_request(f"x{number}", seen(), greedy(10), LoRARequest("x"))
-        all_ready(engine)
-        outputs.update((output.request_id, output) for output in engine.step())
-    outputs.update(drive(engine))
-    wanted = {"base0": 0, "base1": 0, "base2": 0, "x0": 1, "x1": 2, "x2": 1}
-    assert {name: result(outputs[name]) for name in wanted} == {name: alone[place] for name, place in wanted.items()}
-    assert len(engine.scheduler.features) == 3 == engine.scheduler.features.misses
-    nothing_left(llm)
-    llm.unload_lora_adapter("x")
-    no_adapters(llm)
-
-
-def test_aborted_while_their_images_are_prepared(llava, tmp_path):
-    llm = open_llm(llava)
-    engine = llm.llm_engine
-    llm.load_lora_adapter("x", str(tower_adapter(llm, tmp_path, 1)))
-    with held_back(llm):
-        for number in range(4):
-            engine.add_request(str(number), seen(number), greedy(), LoRARequest("x"))
-        assert llm.list_lora_adapters()[0].requests == 4
-        engine.check_integrity()
-        unloading = engine.unload_lora_adapter("x")
-        engine.abort_request(["0", "1", "2"])
-        engine.check_integrity()
-        assert engine.freed_bytes(unloading) is None
-        engine.abort_request("3")
-        assert engine.freed_bytes(unloading) > 0
-    no_adapters(llm)
-
-
-def test_a_bad_image_gives_its_adapter_back(llava, tmp_path):
-    llm = open_llm(llava)
-    llm.load_lora_adapter("x", str(tower_adapter(llm, tmp_path, 1)))
-    bad = {"prompt_token_ids": [5, tiny_vision.IMAGE], "multi_modal_data": {"image": [b"no picture"]}}
-    outputs = ask(llm, [bad, seen()], "x")
-    assert "image 0" in error_of(outputs[0]) and len(result(outputs[1])) == 6
-    nothing_left(llm)
-    llm.unload_lora_adapter("x")
-    no_adapters(llm)
-
-
 # -- aborting, forks, faults -----------------------------------------------------------------------------------------
 
 
@@ -507,40 +367,7 @@ def _raise(*_: Any) -> Any:
     raise RuntimeError("a fault of the model")
 
 
-def test_a_fault_in_a_tower_puts_its_parameters_back(llava, tmp_path, monkeypatch):
-    """LoRA on the convolution exchanges a parameter while an image is encoded."""
-    llm = open_llm(llava)
-    engine = llm.llm_engine
-    naming, model = engine.adapters._reader._namings[0], engine.runner.model
-    (name,) = [one for one in naming.modules if one.endswith("patch_embedding")]
-    conv = model.get_submodule(naming.modules[name])
-    shape = conv.weight.shape
-    made = {
-        f"{name}.lora_A.weight": torch.randn(2, *shape[1:]),
-        f"{name}.lora_B.weight": torch.randn(shape[0], 2, 1, 1),
-    }
-    files.write(tmp_path, files.config(2) | {"target_modules": ["patch_embedding"]}, made)
-    llm.load_lora_adapter("x", str(tmp_path))
-    plain, own = tokens(llm, [seen()]), conv.weight
-    changed = tokens(llm, [seen()], "x")
-    assert changed != plain and conv.weight is own
-    with monkeypatch.context() as patch:
-        patch.setattr(conv, "forward", _raise)
-        (output,) = ask(llm, [{**seen(), "multi_modal_data": {"image": [tiny_vision.picture(9, (30, 40))]}}], "x")
-        assert "of the model" in error_of(output)
-    assert conv.weight is own and engine.runner.bank._active.segments is None
-    assert tokens(llm, [seen()]) == plain and tokens(llm, [seen()], "x") == changed
-    nothing_left(llm)
-
-
 # -- many threads ----------------------------------------------------------------------------------------------------
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come"
-        time.sleep(0.001)
 
 
 def test_fifty_loads_from_fifty_threads_while_generating(path, folders, solo):
@@ -699,246 +526,4 @@ def test_any_life(path, folders, size, mixed, seed):
     assert all(engine.freed_bytes(unloading) in (0, size) for unloading in unloadings)
     for name in current:
         llm.unload_lora_adapter(name)
-    no_adapters(llm)
-
-
-# -- little memory ---------------------------------------------------------------------------------------------------
-
-
-def test_pins_and_the_least_recently_used(path, folders, size):
-    llm = open_llm(path, lora_device_bytes=2 * size, lora_host_bytes=3 * size)
-    load(llm, folders, ["a0", "a1", "a2"])
-    assert set(tiers(llm).values()) == {"host"}
-    tokens(llm, [PROMPT], "a0")
-    tokens(llm, [PROMPT], "a1")
-    assert tiers(llm) == {"a0": "device", "a1": "device", "a2": "host"}
-    tokens(llm, [PROMPT], "a0")  # so that a1 is the one that was used least recently
-    tokens(llm, [PROMPT], "a2")
-    assert tiers(llm) == {"a0": "device", "a1": "host", "a2": "device"}
-    llm.pin_lora_adapter("a0")
-    for name in ("a1", "a2", "a1"):
-        tokens(llm, [PROMPT], name)
-        assert tiers(llm)["a0"] == "device", "the pinned one went first"
-    load(llm, folders, ["a3", "a4"])
-    for name in ("a3", "a4", "a1", "a2", "a3"):
-        tokens(llm, [PROMPT], name)
-        assert tiers(llm)["a0"] == "device" and tiers(llm)[name] == "device"
-    assert llm.list_lora_adapters()[0].pinned
-    with pytest.raises(AdapterError, match="of pinned ones"):
-        llm.pin_lora_adapter("a1")  # nobody else would find room
-    llm.load_lora_adapter("a0", str(folders["a0"]), load_inplace=True)
-    assert [info.pinned for info in llm.list_lora_adapters() if info.name == "a0"] == [True]
-    llm.pin_lora_adapter("a0", False)
-    llm.pin_lora_adapter("a1")
-    for name in ("a1", "a2", "a3", "a4", "a2"):
-        tokens(llm, [PROMPT], name)
-    assert tiers(llm)["a0"] == "disk" and tiers(llm)["a1"] == "device"
-    nothing_left(llm)
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [{"max_loras": 1}, {"max_loras": 2, "max_cpu_loras": 3}, {"max_cpu_loras": 1}, {"max_loras": 3, "max_cpu_loras": 2},
-     {"device": 1}, {"host": 1}, {"device": 2, "host": 3}, {"host": 2, "max_loras": 1}],
-    ids=str,
-)  # fmt: skip
-def test_many_more_adapters_than_fit(path, folders, solo, size, limits):
-    """All finish with the right tokens, with preemption, whatever the order; the limits hold after every step."""
-    limits = dict(limits)
-    for short in ("device", "host"):
-        if short in limits:
-            limits[f"lora_{short}_bytes"] = limits.pop(short) * size + size // 2
-    llm = open_llm(path, block_size=4, num_gpu_blocks_override=32, max_num_seqs=5, max_num_batched_tokens=24, **limits)
-    engine = llm.llm_engine
-    step, most = engine.step, [0, 0]
-
-    def counted() -> Any:
-        outputs = step()
-        most[0] = max(most[0], len(engine.scheduler.residency))
-        most[1] = max(most[1], sum(tier != "disk" for tier in tiers(llm).values()))
-        return outputs
-
-    engine.step = counted
-    load(llm, folders)
-    rng = random.Random(6)
-    wanted = [rng.choice([None, *NAMES, *NAMES]) for _ in range(40)]
-    given = [prompt(rng.randrange(3), 18) for _ in wanted]
-    for _ in range(2):
-        got = tokens(llm, given, wanted, greedy(12))
-        assert got == [solo(folders[name] if name else None, ids, 12) for name, ids in zip(wanted, given, strict=True)]
-        nothing_left(llm)
-    device = limits.get("max_loras") or limits.get("lora_device_bytes", 10**9) // size
-    host = limits.get("max_cpu_loras") or limits.get("lora_host_bytes", 10**9) // size
-    assert 1 <= most[0] <= min(device, host) and most[1] <= host
-    if min(device, host) > 1:
-        assert engine.scheduler.num_preemptions > 0
-
-
-@pytest.mark.parametrize("limits", [{"lora_device_bytes": 2}, {"lora_host_bytes": 2}, {"max_cpu_loras": 2},
-                                    {"max_loras": 2}], ids=str)  # fmt: skip
-def test_mixtures_on_little_memory(path, folders, size, limits):
-    """A mixture that fits is served, among others that want its room; one that never can is refused at once."""
-    limits = {name: value * size if "bytes" in name else value for name, value in limits.items()}
-    ample, llm = open_llm(path), open_llm(path, **limits)
-    pairs = [("a1", "a0"), ("a2", "a3"), ("a0", "a1"), ("a4", "a2"), ("a3", "a0")]
-    mixtures: list[Any] = [
-        LoRARequest(f"m{place}", adapters=[(a, 0.5), (b, -1.5)]) for place, (a, b) in enumerate(pairs)
-    ]
-    wanted = [one for place, pair in enumerate(mixtures) for one in (pair, NAMES[place], None)]
-    for one in (ample, llm):
-        load(one, folders)
-    expected = [tokens(ample, [PROMPT], [one])[0] for one in wanted]
-    assert len({tuple(one) for one in expected}) == 11
-    assert tokens(llm, [PROMPT] * len(wanted), wanted) == expected
-    assert tokens(llm, [PROMPT] * len(wanted), wanted[::-1]) == expected[::-1]
-    with pytest.raises(RequestError, match="the mixture takes"):
-        ask(llm, [PROMPT], LoRARequest("m", adapters=[("a0", 1.0), ("a1", 1.0), ("a2", 1.0)]))
-    nothing_left(llm)
-
-
-@pytest.mark.parametrize("limits", [{"lora_host_bytes": 3}, {"max_cpu_loras": 3}], ids=str)
-def test_pins_leave_room_for_everybody(path, folders, size, limits):
-    """A pin that would keep another adapter, or a mixture that waits, out for ever is refused, or the mixture is."""
-    limits = {name: value * size if "bytes" in name else value for name, value in limits.items()}
-    llm = open_llm(path, **limits)
-    load(llm, folders, NAMES[:5])
-    mixture = LoRARequest("m", adapters=[("a3", 1.0), ("a4", 1.0)])
-    before = tokens(llm, [PROMPT], [mixture])
-    llm.pin_lora_adapter("a0")
-    assert tokens(llm, [PROMPT], [mixture]) == before
-    llm.pin_lora_adapter("a1")
-    with pytest.raises(AdapterError, match="pin less"):
-        llm.pin_lora_adapter("a2")
-    with pytest.raises(AdapterError, match="pin less"):
-        llm.load_lora_adapter("a5", str(folders["a5"]), pinned=True)
-    assert len(tokens(llm, [PROMPT] * 5, NAMES[:5])) == 5
-    with pytest.raises(RequestError, match="the mixture takes"):
-        ask(llm, [PROMPT], mixture)
-    assert len(tokens(llm, [PROMPT], [LoRARequest("n", adapters=[("a0", 1.0), ("a1", 1.0), ("a4", 1.0)])])) == 1
-    llm.pin_lora_adapter("a1", False)
-    llm.llm_engine.add_request("x", PROMPT, greedy(), mixture)
-    with pytest.raises(AdapterError, match="pin less"):
-        llm.pin_lora_adapter("a2")  # the mixture holds a3 and a4, and could not have both
-    assert len(result(drive(llm.llm_engine)["x"])) == 6
-    llm.pin_lora_adapter("a2")
-    nothing_left(llm)
-
-
-@pytest.mark.parametrize("limit", ["max_loras", "lora_device_bytes", "lora_host_bytes"])
-def test_nobody_starves(path, folders, solo, size, limit):
-    """Under an endless stream for the adapter that is there, one that does not fit is passed by `max_num_seqs` at most.
-
-    Requests of the base model are free to pass.
-    """
-    most = 3
-    llm = open_llm(path, max_num_seqs=most, **{limit: 1 if limit == "max_loras" else size * 3 // 2})
-    engine = llm.llm_engine
-    load(llm, folders, ["a0", "a1"])
-    sent, first_token, outputs = [0], {}, {}
-
-    def stream(count: int) -> None:
-        for _ in range(count):
-            engine.add_request(f"s{sent[0]}", PROMPT, greedy(2 + sent[0] % 3), LoRARequest("a0"))
-            sent[0] += 1
-
-    stream(4)
-    engine.step()
-    engine.add_request("other", PROMPT, greedy(4), LoRARequest("a1"))
-    behind = sent[0]
-    for number in range(60):
-        stream(3)
-        if number % 4 == 0:
-            engine.add_request(f"b{number}", PROMPT, greedy(2))
-        for output in engine.step():
-            first_token.setdefault(output.request_id, len(first_token))
-            outputs[output.request_id] = output
-        if "other" in outputs and outputs["other"].finished:
-            break
-    else:
-        raise AssertionError("it starves")
-    assert result(outputs["other"]) == solo(folders["a1"], count=4)
-    passed = [one for one in first_token if one.startswith("s") and int(one[1:]) >= behind
-              and first_token[one] < first_token["other"]]  # fmt: skip
-    assert len(passed) <= most, passed
-    outputs.update(drive(engine))
-    assert all(result(output) == solo(folders["a0"], count=2 + int(name[1:]) % 3)
-               for name, output in outputs.items() if name.startswith("s"))  # fmt: skip
-    nothing_left(llm)
-
-
-def test_a_pin_holds_in_main_memory_too(path, folders, solo, size):
-    llm = open_llm(path, max_cpu_loras=2, lora_device_bytes=2 * size)
-    load(llm, folders, ["a0"], pinned=True)
-    load(llm, folders, NAMES[1:5])
-    assert tiers(llm) == {"a0": "host", "a1": "disk", "a2": "disk", "a3": "disk", "a4": "host"}
-    for name in ("a1", "a2", "a3"):
-        assert tokens(llm, [PROMPT], name) == [solo(folders[name])]
-        assert tiers(llm)["a0"] == "host"
-    nothing_left(llm)
-
-
-def test_prefetch(path, folders, solo, size):
-    """What waits for a place on the device is read into main memory meanwhile, where there is room."""
-    llm = open_llm(path, max_loras=1, max_cpu_loras=3, max_num_seqs=2)
-    engine = llm.llm_engine
-    load(llm, folders)
-    for name in NAMES[:4]:
-        engine.add_request(name, PROMPT, greedy(40), LoRARequest(name))
-    assert tiers(llm)["a0"] == "disk"
-    until(engine, lambda: engine.scheduler.running)
-    wait_for(lambda: not any(version.fetching for version in engine.adapters._versions.values()))
-    engine.step()
-    wait_for(lambda: not any(version.fetching for version in engine.adapters._versions.values()))
-    assert len(engine.scheduler.running) == 1
-    assert [tiers(llm)[name] for name in NAMES[:4]].count("host") == 2
-    outputs = drive(engine)
-    assert [result(outputs[name]) for name in NAMES[:4]] == [solo(folders[name], count=40) for name in NAMES[:4]]
-    nothing_left(llm)
-
-
-def test_a_slow_disk_stops_nobody_else(path, folders, solo, monkeypatch):
-    """While one adapter is read, the base model and the others go on; then it runs."""
-    llm = open_llm(path, max_cpu_loras=2)
-    engine = llm.llm_engine
-    load(llm, folders, ["a0", "a1", "a2"])
-    tokens(llm, [PROMPT], "a2")
-    read, gate = engine.adapters._reader.read, threading.Event()
-
-    def slow(folder: Path) -> Any:
-        gate.wait(20)
-        return read(folder)
-
-    monkeypatch.setattr(engine.adapters._reader, "read", slow)
-    assert tiers(llm)["a0"] == "disk"
-    for name in ("a0", "a2"):
-        engine.add_request(name, PROMPT, greedy(), LoRARequest(name))
-    engine.add_request("base", PROMPT, greedy())
-    outputs: dict[str, Any] = {}
-    for _ in range(10):
-        outputs.update((output.request_id, output) for output in engine.step())
-    assert {name for name, output in outputs.items() if output.finished} == {"a2", "base"}
-    engine.abort_request("none")
-    gate.set()
-    outputs.update(drive(engine))
-    assert [result(outputs[name]) for name in ("a0", "a2")] == [solo(folders["a0"]), solo(folders["a2"])]
-    nothing_left(llm)
-
-
-@pytest.mark.parametrize("make", Makers, ids=lambda make: make.__name__)
-def test_every_kind_comes_and_goes(path, tmp_path, solo, folders, make):
-    """Slots are used again: what was in one before leaves nothing there."""
-    mine, other = make(tmp_path / "mine", seed=3), make(tmp_path / "other", seed=4)
-    llm = open_llm(path, max_loras=1)
-    llm.load_lora_adapter("mine", str(mine))
-    llm.load_lora_adapter("other", str(other))
-    load(llm, folders, ["a1"])
-    order = ["mine", "a1", "other", None, "mine", None, "other", "a1"]
-    wanted = {"mine": mine, "other": other, "a1": folders["a1"], None: None}
-    assert solo(mine) != solo(other)
-    assert tokens(llm, [PROMPT] * len(order), order) == [solo(wanted[name]) for name in order]
-    for name in order:
-        assert tokens(llm, [PROMPT], [name]) == [solo(wanted[name])], name
-    for name in ("mine", "other", "a1"):
-        llm.unload_lora_adapter(name)
-        assert tokens(llm, [PROMPT]) == [solo(None)]
     no_adapters(llm)
