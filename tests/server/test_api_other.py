@@ -1,4 +1,4 @@
-"""The routes beside the completions: models, adapters, tokens, health, metrics, errors; and the options of `serve`."""
+"""The routes beside the completions: models, adapters, tokens, health, metrics, errors; docs/server.md."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from openai import NotFoundError, OpenAI
 from openai.types import Model
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import quire
 from quire import LLM, LoRARequest, SamplingParams
 from quire.config import ServerConfig
 from quire.demo import adapter_path
-from quire.server import serve
-from quire.server.cli import app
 from tests.server.api_answers import conversed, error_of, events, post, refusal, strict
 from tests.server.api_server import ONE_THREAD, ServerProcess
 
@@ -466,195 +462,6 @@ def test_without_the_flag_nothing_is_loaded_or_unloaded(adapter_root: Path, voic
             assert "--allow-runtime-lora" in error["message"] and error["type"] == "permission_error"
         assert names_of(http) == ["quire-demo"]
         refusal(http, COMPLETIONS, 404, model="french", prompt=PROMPT)
-
-
-# -- options -------------------------------------------------------------------------------------------------------
-
-
-class Served:
-    """`quire serve`, up to the point where it would serve."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        self._folder = folder
-        self._tasks: list[serve.Task] = []
-        monkeypatch.setattr(serve, "serve", self._take)
-        for name in [name for name in os.environ if name.startswith("QUIRE_")]:
-            monkeypatch.delenv(name)
-
-    def _take(self, task: serve.Task) -> int:
-        self._tasks.append(task)
-        return 0
-
-    def run(self, *args: str, yaml: str | None = None, **environment: str) -> Result:
-        if yaml is not None:
-            file = self._folder / "quire.yaml"
-            file.write_text(yaml, encoding="utf-8")
-            args = ("--config", str(file), *args)
-        return CliRunner().invoke(app, ["serve", *args], env={"COLUMNS": "500", **environment})
-
-    def __call__(self, *args: str, yaml: str | None = None, **environment: str) -> serve.Task:
-        result = self.run(*args, yaml=yaml, **environment)
-        assert result.exit_code == 0, result.output
-        return self._tasks.pop()
-
-    def complaint(self, *args: str, yaml: str | None = None, **environment: str) -> str:
-        result = self.run(*args, yaml=yaml, **environment)
-        assert result.exit_code == 2 and not self._tasks, result.output
-        return result.output
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Served:
-    return Served(monkeypatch, tmp_path)
-
-
-def test_flags_come_before_variables_and_variables_before_the_file(served: Served) -> None:
-    yaml = "port: 2\nmax-num-seqs: 2\nhost: '2'\n"
-    task = served("--port", "4", yaml=yaml, QUIRE_PORT="3", QUIRE_MAX_NUM_SEQS="3")
-    assert (task.server["port"], task.engine["max_num_seqs"], task.server["host"]) == (4, 3, "2")
-    assert "port" not in served().server
-
-
-def test_every_form_of_value_in_a_file(served: Served) -> None:
-    task = served(
-        yaml="""
-model: some/model
-port: 5
-media_fetch_timeout: 2.5
-enable-prefix-caching: false
-enable_lora: true
-limit-mm-per-prompt: {image: 3}
-served-model-name: [one, two]
-api-key: alone
-lora-modules:
-  - a=x
-  - {name: b, path: y}
-log-format: json
-disable-access-log: true
-override-generation-config: {temperature: 0.5}
-"""
-    )
-    assert (task.engine["model"], task.server["port"], task.engine["media_fetch_timeout"]) == ("some/model", 5, 2.5)
-    assert (task.engine["enable_prefix_caching"], task.engine["enable_lora"]) == (False, True)
-    assert task.engine["limit_mm_per_prompt"] == {"image": 3}
-    assert (task.server["served_model_names"], task.server["api_keys"]) == (("one", "two"), ("alone",))
-    assert [serve.Module.parse(text) for text in task.modules] == [serve.Module("a", "x"), serve.Module("b", "y")]
-    assert (task.log_format, task.access_log) == ("json", False)
-    assert task.override_generation_config == {"temperature": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("yaml", "word"),
-    [
-        ("prot: 5", "prot"),
-        ("words: some/model", "words"),
-        ("config: other.yaml", "config"),
-        ("help: true", "help"),
-        ("- port", "names and values"),
-        ("port: [", "cannot be read"),
-        ("port: x", "--port"),
-        ("host: [a, b]", "host"),
-    ],
-)
-def test_a_file_that_is_wrong(served: Served, yaml: str, word: str) -> None:
-    assert word in served.complaint(yaml=yaml)
-
-
-def test_a_file_that_is_not_there(served: Served) -> None:
-    assert "nothing.yaml" in served.complaint("--config", "nothing.yaml")
-
-
-def test_the_file_may_be_named_by_a_variable(served: Served, tmp_path: Path) -> None:
-    file = tmp_path / "named.yaml"
-    file.write_text("port: 7", encoding="utf-8")
-    assert served(QUIRE_CONFIG=str(file)).server["port"] == 7
-
-
-def test_the_model_by_its_place_or_by_its_flag(served: Served) -> None:
-    assert served().engine["model"] is None
-    assert served("A").engine["model"] == served("--model", "A").engine["model"] == "A"
-    assert served("A", "--model", "A").engine["model"] == "A"
-    assert "give one of them" in served.complaint("A", "--model", "B")
-    # Both are flags, which come first.
-    assert served("A", yaml="model: B").engine["model"] == "A"
-    assert served("A", QUIRE_MODEL="B").engine["model"] == "A"
-    assert served(yaml="model: B", QUIRE_MODEL="C").engine["model"] == "C"
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--lora-modules", "a=x", "b=y", "MODEL"),
-        ("--lora-modules", "a=x", "b=y", "--port", "1", "MODEL"),
-        ("MODEL", "--lora-modules", "a=x", "b=y"),
-        ("--lora-modules", "a=x", "--lora-modules", "b=y", "MODEL"),
-        ("--lora-modules", '{"name": "a", "path": "x"}', '{"name": "b", "path": "y"}', "MODEL"),
-        ("--lora-modules", '{"name": "a", "path": "x"}', "b=y", "MODEL"),
-    ],
-)
-def test_lora_modules_as_vllm_takes_them(served: Served, args: tuple[str, ...]) -> None:
-    task = served(*args)
-    assert task.engine["model"] == "MODEL"
-    assert [serve.Module.parse(text) for text in task.modules] == [serve.Module("a", "x"), serve.Module("b", "y")]
-
-
-def test_a_module_and_what_it_belongs_to() -> None:
-    text = '{"name": "a", "path": "x", "base_model_name": "m"}'
-    assert serve.Module.parse(text) == serve.Module("a", "x", "m")
-    assert serve.Module.parse("a=x=y") == serve.Module("a", "x=y")
-    for wrong in ("a", "a=", "=x", "{", '{"name": "a"}', '{"name": "a", "path": "x", "rank": 5}', "{}"):
-        with pytest.raises(quire.QuireError, match="--lora-modules"):
-            serve.Module.parse(wrong)
-
-
-def test_lists_in_variables_and_as_json(served: Served) -> None:
-    assert served(QUIRE_API_KEY="one two").server["api_keys"] == ("one", "two")
-    assert served("--api-key", '["one", "two"]', "--api-key", "three").server["api_keys"] == ("one", "two", "three")
-    assert served(QUIRE_LORA_MODULES="a=x b=y").modules == ["a=x", "b=y"]
-    said = served.complaint("--api-key", "[secret")
-    assert "--api-key" in said and "secret" not in said
-
-
-def test_flags_may_be_taken_back(served: Served) -> None:
-    assert served("--no-enable-lora", QUIRE_ENABLE_LORA="1").engine["enable_lora"] is False
-    assert served(QUIRE_ALLOW_RUNTIME_LORA="true").server["allow_runtime_lora"] is True
-
-
-@pytest.mark.parametrize(
-    ("args", "word"),
-    [
-        (("--port", "x"), "--port"),
-        (("--limit-mm-per-prompt", "[1]"), "--limit-mm-per-prompt"),
-        (("--override-generation-config", "{"), "--override-generation-config"),
-        (("--generation-config", "mine"), "--generation-config"),
-        (("--log-level", "loud"), "--log-level"),
-        (("--log-format", "xml"), "--log-format"),
-        (("--no-such-flag",), "--no-such-flag"),
-        (("A", "B"), "B"),
-    ],
-)
-def test_a_flag_that_is_wrong(served: Served, args: tuple[str, ...], word: str) -> None:
-    assert word in served.complaint(*args)
-
-
-@pytest.mark.parametrize(
-    ("args", "word"),
-    [
-        (("--trust-remote-code",), "trust_remote_code"),
-        (("--lora-modules", "a=/nothing/here"), "/nothing/here"),
-        (("--lora-modules", "a"), "--lora-modules"),
-        (("--override-generation-config", '{"temperatur": 1}'), "temperatur"),
-        (("--override-generation-config", '{"temperature": -1}'), "temperature"),
-        (("--chat-template", "/nothing/here.jinja"), "--chat-template"),
-        (("--ssl-keyfile", "key.pem"), "ssl_certfile"),
-        (("--port", "99999"), "99999"),
-        (("--unload-timeout", "-1"), "unload_timeout"),
-    ],
-)
-def test_what_cannot_be_served_is_one_line(args: tuple[str, ...], word: str) -> None:
-    result = CliRunner().invoke(app, ["serve", "--log-level", "error", *args])
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and word in result.stderr
 
 
 # -- docs/server.md ------------------------------------------------------------------------------------------------
