@@ -14,6 +14,11 @@ class ModelConfig:
 
     model: a local directory or a hub id; None takes the bundled model.
     dtype: "auto" (the checkpoint's own), "bfloat16", "float16" or "float32".
+    device: "auto" (a GPU where there is one that the kernels were built for, else the CPU), "cpu", "cuda" or
+        "cuda:1".
+    exact_products: on a GPU, multiply by kernels whose sums do not depend on how many tokens share a step; else by
+        cuBLAS, which is faster for many tokens, and a request's last bits then depend on its company. A CPU is always
+        exact.
     max_model_len: most tokens of prompt and output together; None takes the model's own limit.
     enforce_eager: run every step through the model's Python; never replay a recorded one.
     """
@@ -23,6 +28,8 @@ class ModelConfig:
     revision: str | None = None
     tokenizer_revision: str | None = None
     dtype: str = "auto"
+    device: str = "auto"
+    exact_products: bool = True
     max_model_len: int | None = None
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False
@@ -35,7 +42,8 @@ class ModelConfig:
                 "needs it can be added as a plug-in package (see docs/adding-a-model.md)."
             )
         _at_least(1, max_model_len=self.max_model_len)
-        _of_type(str, model=self.model, tokenizer=self.tokenizer, dtype=self.dtype)
+        _of_type(str, model=self.model, tokenizer=self.tokenizer, dtype=self.dtype, device=self.device)
+        _of_type(bool, exact_products=self.exact_products)
         _of_type(str, revision=self.revision, tokenizer_revision=self.tokenizer_revision)
         _of_type(bool, skip_tokenizer_init=self.skip_tokenizer_init, enforce_eager=self.enforce_eager)
 
@@ -46,20 +54,27 @@ class CacheConfig:
 
     block_size: tokens a block. Small blocks waste little (half a block a sequence); 8 costs the kernels nothing.
     num_blocks: blocks in the pool; None sizes the pool by `memory_bytes`.
-    memory_bytes: the pool's size; None takes what `max_num_seqs` sequences of the model's full length need, but
-        at most `memory_fraction` of the memory that is available once the weights are loaded.
+    memory_bytes: the pool's size; None takes what `max_num_seqs` sequences of the model's full length need, within
+        what `memory_fraction` allows.
+    memory_fraction: on a CPU, of the memory that is available once the weights are loaded: what the pool may take (0.5
+        by default). On a GPU, of all its memory: what weights, pool, adapters and a step's intermediate results may
+        take together (0.9); a step of full size is run to see what it takes.
+    swap_bytes: main memory for the blocks of preempted sequences; 0 computes them anew. GPUs alone swap.
     """
 
     block_size: int = 8
     num_blocks: int | None = None
     memory_bytes: int | None = None
-    memory_fraction: float = 0.5
+    memory_fraction: float | None = None
+    swap_bytes: int = 4 << 30
     enable_prefix_caching: bool = True
 
     def __post_init__(self) -> None:
         _at_least(1, block_size=self.block_size, num_blocks=self.num_blocks, memory_bytes=self.memory_bytes)
         _of_type(bool, enable_prefix_caching=self.enable_prefix_caching)
-        if not isinstance(self.memory_fraction, (int, float)) or not 0 < self.memory_fraction <= 1:
+        _at_least(0, swap_bytes=self.swap_bytes)
+        fraction = self.memory_fraction
+        if fraction is not None and (not isinstance(fraction, (int, float)) or not 0 < fraction <= 1):
             raise QuireError(f"memory_fraction={self.memory_fraction!r}: must be above 0 and at most 1.")
 
 

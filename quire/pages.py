@@ -39,8 +39,12 @@ def allocate(size: int) -> torch.Tensor:
     return torch.frombuffer(pages, dtype=torch.uint8)
 
 
-def available_bytes() -> int:
-    """Memory that this process may still take: the machine's, or its container's where that is less."""
+def available_bytes(device: torch.device | None = None) -> int:
+    """Memory that this process may still take: a GPU's, or the machine's, or its container's where that is less."""
+    if device is not None and device.type != "cpu":
+        # What torch holds and does not use is free too.
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + idle
     available = psutil.virtual_memory().available
     limit, used = _container("memory.max"), _container("memory.current")
     if limit and used:

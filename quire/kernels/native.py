@@ -20,6 +20,8 @@ from quire.kernels.adapters import LoraSegments, LoraTable
 from quire.kernels.operands import Operands, check_tables
 
 _operands = Operands("cpu")
+# B of an adapter lies packed (`adapters.pack`).
+ROW_MAJOR_B = False
 
 
 def _share_threads() -> None:

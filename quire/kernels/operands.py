@@ -202,7 +202,7 @@ class Operands:
 
     def _is_here(self, x: torch.Tensor) -> bool:
         """On the device, and contiguous."""
-        return self._here(x) and x.is_contiguous()  # type: ignore[no-any-return]
+        return bool(self._here(x)) and x.is_contiguous()
 
     def _matrix(self, x: torch.Tensor) -> tuple[int, int, int]:
         """Dtype code, row stride and data address of x [T, C] with contiguous rows."""

@@ -21,6 +21,8 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
+# B of an adapter lies as the native kernels read it.
+ROW_MAJOR_B = False
 # Rows of a matrix product's fixed tile. Small, since a single decoded token pays for a whole tile.
 _TILE = 8
 # Narrower products get columns of zeros: a BLAS computes the rows of a tile differently where it is only 2 or 3 wide.

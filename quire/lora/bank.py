@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from quire import kernels
 from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, Segment
 from quire.lora.adapter import Adapter
 from quire.models.base import CausalLM
 from quire.models.layers import Embedding, Linear
-from quire.models.layers.adapters import Active, EmbeddingAdapters, LinearAdapters, NormAdapters
+from quire.models.layers.adapters import Active, EmbeddingAdapters, LinearAdapters, NormAdapters, on_device
 
 Owner = tuple[tuple[int, float], ...]  # (uid, weight) of each adapter; empty: the base model
+
+
+@dataclass(frozen=True)
+class _Installed:
+    """parameters: the adapter's, on the device."""
+
+    slot: int
+    adapter: Adapter
+    parameters: Mapping[str, torch.Tensor]
 
 
 class AdapterBank:
@@ -29,7 +40,10 @@ class AdapterBank:
         self._weights = weights
         self._active = Active()
         self._modules = dict(model.named_modules())
-        self._installed: dict[int, tuple[int, Adapter]] = {}  # uid -> slot, weights
+        weight = next(model.parameters())
+        self.device = weight.device
+        self._row_major: bool = kernels.backend_of(weight).ROW_MAJOR_B
+        self._installed: dict[int, _Installed] = {}  # by uid
         self._free: list[int] = []
 
     def install(self, uid: int) -> None:
@@ -41,15 +55,17 @@ class AdapterBank:
             if module.adapters is None:
                 module.adapters = self._new(module)
                 self.generation += 1
-            self.generation += module.adapters.put(slot, change)
-        self._installed[uid] = slot, adapter
+            columns = module.out_features if isinstance(module, Linear) else 0
+            self.generation += module.adapters.put(slot, on_device(change, columns, self.device, self._row_major))
+        parameters = {name: tensor.to(self.device) for name, tensor in adapter.parameters.items()}
+        self._installed[uid] = _Installed(slot, adapter, parameters)
 
     def drop(self, uid: int) -> None:
         """Take an adapter out of all tables."""
-        slot, adapter = self._installed.pop(uid)
-        for name in adapter.changes:
-            self._modules[name].adapters.drop(slot)
-        self._free.append(slot)
+        installed = self._installed.pop(uid)
+        for name in installed.adapter.changes:
+            self._modules[name].adapters.drop(installed.slot)
+        self._free.append(installed.slot)
 
     def segments(self, owners: Iterable[tuple[Owner, int]]) -> list[Segment]:
         """Who owns which rows; owners: (adapters, number of rows) in the order of the rows."""
@@ -61,11 +77,11 @@ class AdapterBank:
                 if runs and runs[-1][2] == owner and runs[-1][1] == start:
                     start = runs.pop()[0]
                 runs.append((start, end, owner))
-        return [(start, end, self._installed[uid][0], weight) for start, end, owner in runs for uid, weight in owner]
+        return [(start, end, self._installed[uid].slot, weight) for start, end, owner in runs for uid, weight in owner]
 
     def are_recordable(self, owners: Iterable[Owner]) -> bool:
         """Whether the kernel alone does what these adapters change."""
-        return all(self._installed[uid][1].recordable for owner in owners for uid, _ in owner)
+        return all(self._installed[uid].adapter.recordable for owner in owners for uid, _ in owner)
 
     @contextmanager
     def using(self, segments: LoraSegments | None) -> Iterator[None]:
@@ -85,12 +101,13 @@ class AdapterBank:
         own: list[tuple[nn.Module, str, nn.Parameter | None]] = []
         try:
             for uid, _ in owner:
-                for name, tensor in self._installed[uid][1].parameters.items():
+                for name, tensor in self._installed[uid].parameters.items():
                     path, _, leaf = name.rpartition(".")
                     module = self._modules[path]
                     own.append((module, leaf, module._parameters[leaf]))
                     module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-            with self.using(AllRows([(self._installed[uid][0], weight) for uid, weight in owner])):
+            owners = [(self._installed[uid].slot, weight) for uid, weight in owner]
+            with self.using(AllRows(owners, self.device)):
                 yield
         finally:
             for module, leaf, parameter in reversed(own):
@@ -98,8 +115,14 @@ class AdapterBank:
 
     def _new(self, module: nn.Module) -> LinearAdapters | EmbeddingAdapters | NormAdapters:
         if isinstance(module, Linear):
-            dtype: torch.dtype = module.weight.dtype
-            return LinearAdapters(self._active, LoraTable(module.in_features, module.out_features, dtype))
+            table = LoraTable(
+                module.in_features,
+                module.out_features,
+                module.weight.dtype,
+                device=self.device,
+                row_major=self._row_major,
+            )
+            return LinearAdapters(self._active, table)
         return EmbeddingAdapters(self._active) if isinstance(module, Embedding) else NormAdapters(self._active)
 
 

@@ -24,7 +24,7 @@ _PIECE = 1 << 22  # elements of W that are worked on at a time
 def linear_change(
     layer: Linear, rank: Rank | None, parts: Parts, given: Given, tokens: TokenRows | None, dtype: torch.dtype
 ) -> LinearChange:
-    weight, trained, own = given.get("weight"), given.get("bias"), layer._parameters["bias"]
+    weight, trained, own = given.get("weight"), given.get("bias"), _host(layer._parameters["bias"])
     bias = own if trained is None else trained
     replaced = own if weight is None else bias  # what is in the product already
     scale = shift = None
@@ -77,7 +77,7 @@ def embedding_change(
 
 
 def norm_change(layer: RMSNorm | LayerNorm, given: Given, dtype: torch.dtype) -> NormChange:
-    own = layer._parameters
+    own = {leaf: _host(parameter) for leaf, parameter in layer._parameters.items()}
     found = {leaf: own.get(leaf) if given.get(leaf) is None else given[leaf] for leaf in ("weight", "bias")}
     return NormChange(found["weight"], found["bias"])
 
@@ -103,7 +103,7 @@ def changed_parameter(
     changed = {leaf: tensor for leaf, tensor in given.items() if tensor is not None}
     if rank is None or not parts:
         return changed
-    base = changed.get("weight", own.get("weight"))
+    base = changed.get("weight", _host(own.get("weight")))
     if base is None or base.dim() < 2:
         raise ValueError("it takes no LoRA")
     if "lora_embedding_A" in parts:
@@ -124,10 +124,15 @@ def changed_parameter(
             raise ValueError(f"lora_magnitude_vector has {magnitude.numel()} numbers, not {norms.numel()}")
         total = total * (magnitude.reshape(norms.shape) / norms)
     if "lora_B.bias" in parts:
-        bias = changed.get("bias", own.get("bias"))  # or the layer has none until now
+        bias = changed.get("bias", _host(own.get("bias")))  # or the layer has none until now
         added = _shaped(parts["lora_B.bias"], [base.shape[0]], "lora_B.bias").float() * rank.scaling
         changed["bias"] = (added if bias is None else bias.float() + added).to(dtype)
     return {**changed, "weight": total.to(dtype)}
+
+
+def _host(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A parameter of the model's, which may lie on a GPU, where adapters are read."""
+    return None if tensor is None else tensor.detach().cpu()
 
 
 def _shaped(tensor: torch.Tensor, shape: list[int], what: str) -> torch.Tensor:
@@ -147,7 +152,7 @@ def _row_norms(weight: torch.Tensor, parts: Parts, rank: Rank | None) -> torch.T
     a, b = parts["lora_A.weight"].float(), parts["lora_B.weight"].float() * rank.scaling
     step = max(1, _PIECE // weight.shape[1])
     pieces = [
-        (weight[at : at + step].float() + b[at : at + step] @ a).norm(dim=1) for at in range(0, len(weight), step)
+        (weight[at : at + step].cpu().float() + b[at : at + step] @ a).norm(dim=1) for at in range(0, len(weight), step)
     ]
     return torch.cat(pieces)
 
@@ -158,5 +163,5 @@ def _column_norms(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scalin
     step = max(1, _PIECE // weight.shape[1])
     squares = torch.zeros(weight.shape[1])
     for at in range(0, len(weight), step):
-        squares += (weight[at : at + step].float() + a[at : at + step] @ b).square().sum(dim=0)
+        squares += (weight[at : at + step].cpu().float() + a[at : at + step] @ b).square().sum(dim=0)
     return squares.sqrt()

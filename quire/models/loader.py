@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire")
 
+_CPU = torch.device("cpu")
+
 DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
@@ -40,8 +42,8 @@ _CASTABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _MEDIA_FIELDS = ("vision_config", "audio_config", "mm_vision_tower", "image_token_id", "image_token_index")
 
 
-def load_model(path: str | Path, dtype: str | torch.dtype = "auto") -> CausalLM:
-    """Load the model of a local directory, in eval mode and without gradients.
+def load_model(path: str | Path, dtype: str | torch.dtype = "auto", device: torch.device = _CPU) -> CausalLM:
+    """Load the model of a local directory to a device, in eval mode and without gradients.
 
     dtype: "auto" (config.json's, or else the files' own), a name of DTYPES, or a torch.dtype among them.
     Raises UnsupportedModelError for what quire does not run, CheckpointError for files that do not fit.
@@ -60,7 +62,7 @@ def load_model(path: str | Path, dtype: str | torch.dtype = "auto") -> CausalLM:
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: no model can be built of it: {error!r}") from error
     _check_size(path / "config.json", model)
-    fill(model, checkpoint, wanted)
+    fill(model, checkpoint, wanted, device)
     return model.eval().requires_grad_(False)
 
 
@@ -147,7 +149,7 @@ def _dtype(dtype: str | torch.dtype, raw: dict[str, Any], checkpoint: Checkpoint
     return DTYPES[chosen]
 
 
-def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device = _CPU) -> None:
     """Give every parameter of a model on the meta device its tensor. Raises CheckpointError."""
     parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
     source, unused = _match(model, checkpoint, parameters)
@@ -162,10 +164,14 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     for name, shared in pairs.items():
         if name in source and shared in source and _is_tied(checkpoint, source, name, shared):
             del source[name]
-    loaded = read_weights(checkpoint, [_wanted(model, name, source[name], parameters[name]) for name in source], dtype)
+    tensors = [_wanted(model, name, source[name], parameters[name]) for name in source]
+    loaded = read_weights(checkpoint, tensors, dtype, device)
     for name in parameters:
         module, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(module), leaf, loaded[name if name in loaded else partner[name]])
+    for part in model.modules():  # what a tower has computed for itself
+        for leaf, buffer in part._buffers.items():
+            part._buffers[leaf] = None if buffer is None else buffer.to(device)
 
 
 def _wanted(model: CausalLM, name: str, stored: str, parameter: nn.Parameter) -> Wanted:

@@ -37,19 +37,24 @@ class Wanted:
 
 
 @torch.inference_mode(False)  # the caller's mode does not reach the threads, which could not write then
-def read_weights(checkpoint: Checkpoint, wanted: Sequence[Wanted], dtype: torch.dtype) -> dict[str, nn.Parameter]:
-    """Return the parameters, by name, all of `dtype`, read in several threads. Raises CheckpointError."""
+def read_weights(
+    checkpoint: Checkpoint, wanted: Sequence[Wanted], dtype: torch.dtype, device: torch.device
+) -> dict[str, nn.Parameter]:
+    """Return the parameters on `device`, by name, all of `dtype`, read in several threads. Raises CheckpointError."""
     sizes = [math.prod(w.shape) * dtype.itemsize for w in wanted]
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
-    available = pages.available_bytes()
+    available = pages.available_bytes(device)
     if starts[-1] > available:
         raise CheckpointError(
             f"{checkpoint.directory}: the weights take {starts[-1]:,} bytes as {str(dtype).removeprefix('torch.')}, "
             f"and {available:,} are available: free some, or take a smaller model or dtype."
         )
-    memory = pages.allocate(starts[-1])
+    if device.type == "cpu":
+        memory = pages.allocate(starts[-1])
+    else:
+        memory = torch.empty(starts[-1], dtype=torch.uint8, device=device)
     tensors = [
         memory[start : start + size].view(dtype).view(w.shape)
         for w, start, size in zip(wanted, starts, sizes)  # noqa: B905 (starts has one more: the end)
@@ -70,7 +75,12 @@ def _jobs(checkpoint: Checkpoint, wanted: Wanted, out: torch.Tensor) -> list[Cal
     if wanted.transposed or stored.dtype is not out.dtype:
         return [partial(out.copy_, stored.t() if wanted.transposed else stored)]
     flat, step = out.view(-1), _PIECE // out.element_size()
-    return [
-        partial(checkpoint.read, wanted.stored, flat[first : first + step], first)
-        for first in range(0, flat.numel(), step)
-    ]
+    read = checkpoint.read if out.is_cpu else partial(_read_across, checkpoint)
+    return [partial(read, wanted.stored, flat[first : first + step], first) for first in range(0, flat.numel(), step)]
+
+
+def _read_across(checkpoint: Checkpoint, name: str, out: torch.Tensor, first: int) -> None:
+    """Read a piece by way of memory from which the device copies while the next piece is read."""
+    piece = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
+    checkpoint.read(name, piece, first)
+    out.copy_(piece, non_blocking=True)

@@ -17,6 +17,7 @@ def engine_config(
     limit_mm_per_prompt: Mapping[str, int] | None = None,
     allowed_media_domains: Sequence[str] | None = None,
     lora_roots: Sequence[str] | None = None,
+    swap_space: float | None = None,
     **arguments: Any,
 ) -> EngineConfig:
     """The settings that arguments of `LLM` ask for, by the names that it has for them; None leaves a default.
@@ -25,6 +26,7 @@ def engine_config(
     """
     checked = {
         **arguments,
+        "swap_space": _gibibytes(swap_space),
         "model": str(model) if model is not None else None,
         "limit_mm_per_prompt": _image_limit(limit_mm_per_prompt),
         "allowed_media_domains": _hosts(allowed_media_domains),
@@ -64,6 +66,14 @@ def prompt_list(prompts: Any) -> list[Any]:
     if prompts and all(isinstance(token, int) for token in prompts):
         return [prompts]
     return list(prompts)
+
+
+def _gibibytes(size: float | None) -> int | None:
+    if size is None:
+        return None
+    if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 <= size < 1 << 20:
+        raise RequestError(f"swap_space={size!r}: must be a number of GiB, 0 or more.")
+    return int(size * (1 << 30))
 
 
 def _hosts(names: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -106,13 +116,14 @@ _SECTIONS: dict[str, Any] = {
 _ARGUMENTS: dict[str, dict[str, str]] = {
     "model": _same(
         "model", "tokenizer", "revision", "tokenizer_revision", "dtype", "max_model_len", "skip_tokenizer_init",
-        "enforce_eager", "trust_remote_code",
+        "enforce_eager", "trust_remote_code", "device", "exact_products",
     ),
     "cache": {
         "block_size": "block_size",
         "num_gpu_blocks_override": "num_blocks",
         "kv_cache_memory_bytes": "memory_bytes",
         "gpu_memory_utilization": "memory_fraction",
+        "swap_space": "swap_bytes",
         "enable_prefix_caching": "enable_prefix_caching",
     },
     "scheduler": _same("max_num_seqs", "max_num_batched_tokens"),

@@ -37,11 +37,16 @@ class LLM:
         tokenizer, tokenizer_revision: where the tokenizer comes from, if not from the model.
         revision: the hub's branch, tag or commit; it reaches every file.
         dtype: "auto" (the checkpoint's), "bfloat16", "float16" or "float32".
+        device: "auto" (a GPU where quire can use one, else the CPU), "cpu", "cuda" or "cuda:1".
+        exact_products: False lets cuBLAS multiply on a GPU: faster for many tokens, but a request's last bits then
+            depend on what shares its steps.
         max_model_len: most tokens of prompt and output together. Default: the model's limit.
         max_num_seqs, max_num_batched_tokens: most sequences and tokens in one step.
         block_size: tokens in a KV block.
         kv_cache_memory_bytes: size of the KV pool; or num_gpu_blocks_override: its blocks (wherever it lies); or
-            gpu_memory_utilization: the fraction of the device's free memory that it may take (main memory on a CPU).
+            gpu_memory_utilization: the fraction of a GPU's memory that weights, pool and all else may take together, or
+            of a CPU's free memory that the pool may take.
+        swap_space: GiB of main memory for the blocks of sequences that were preempted on a GPU.
         enable_prefix_caching: reuse the blocks of a prompt's beginning that was computed before.
         seed: makes requests without a seed repeatable.
         max_logprobs: the most logprobs that a request may ask for.
@@ -75,6 +80,8 @@ class LLM:
         revision: str | None = None,
         tokenizer_revision: str | None = None,
         dtype: str | None = None,
+        device: str | None = None,
+        exact_products: bool | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
@@ -82,6 +89,7 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         num_gpu_blocks_override: int | None = None,
         gpu_memory_utilization: float | None = None,
+        swap_space: float | None = None,
         enable_prefix_caching: bool | None = None,
         seed: int | None = None,
         max_logprobs: int | None = None,
@@ -111,6 +119,8 @@ class LLM:
             revision=revision,
             tokenizer_revision=tokenizer_revision,
             dtype=dtype,
+            device=device,
+            exact_products=exact_products,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -118,6 +128,7 @@ class LLM:
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             num_gpu_blocks_override=num_gpu_blocks_override,
             gpu_memory_utilization=gpu_memory_utilization,
+            swap_space=swap_space,
             enable_prefix_caching=enable_prefix_caching,
             seed=seed,
             max_logprobs=max_logprobs,

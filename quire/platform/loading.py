@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from quire import kernels
+from quire import kernels, pages
 from quire.config import EngineConfig, LoRAConfig, ModelConfig
 from quire.errors import AdapterError, CheckpointError, QuireError
 from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterBank, AdapterLibrary, AdapterReader, Residency
@@ -22,7 +22,8 @@ from quire.models.multimodal import VisionLanguageModel
 from quire.multimodal import FeatureCache, ImageProcessor, Preparer
 from quire.platform.block_pool import BlockPool
 from quire.platform.intake import Limits, Sight
-from quire.platform.memory import block_bytes, count_blocks
+from quire.platform.device import choose
+from quire.platform.memory import block_bytes, count_blocks, device_share, host_share, step_bytes
 from quire.platform.prefix_index import PrefixIndex
 from quire.platform.runner import Runner, allocate_cache
 from quire.platform.tokenizer import eos_token_ids, load_tokenizer
@@ -61,7 +62,10 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
     Raises UnsupportedModelError, CheckpointError or QuireError."""
     kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
     path = _checkpoint(config.model.model, config.model.revision)
-    model = load_model(path, config.model.dtype)
+    device = choose(config.model.device)
+    if device.type != "cpu":
+        kernels.cuda_backend().set_exact_products(config.model.exact_products)
+    model = load_model(path, config.model.dtype, device)
     tokenizer = None
     if not config.model.skip_tokenizer_init:
         tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
@@ -107,7 +111,7 @@ def _eyes(
     processor = ImageProcessor(path, media, media.processor_settings)
     model.check_processor(processor.known)
     features = FeatureCache(media.feature_bytes)
-    width = model.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
+    width = model.embed(torch.zeros(1, dtype=torch.int64, device=next(model.parameters()).device)).shape[1]
     preparer = Preparer(media, processor, model.image_layout, features.__contains__, width, ring)
     sight = Sight(
         marker_id=model.image_token_id,
@@ -147,16 +151,33 @@ def _max_model_len(wanted: int | None, model: CausalLM) -> int:
     return wanted or model.max_model_len
 
 
+def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, available: int) -> int:
+    """Bytes that the KV pool takes at most where its size is not given."""
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        return host_share(config.cache, available)
+    if config.cache.num_blocks is not None or config.cache.memory_bytes is not None:
+        return 0
+    others = step_bytes(model, config.scheduler, config.cache.block_size, max_model_len)
+    others += config.media.feature_bytes if isinstance(model, VisionLanguageModel) else 0
+    others += min(config.lora.device_bytes, config.lora.host_bytes) if config.lora.enabled else 0
+    total = torch.cuda.mem_get_info(device)[1]
+    return device_share(config.cache, total, available, others)
+
+
 def _cache(
     config: EngineConfig, model: CausalLM, max_model_len: int, bank: AdapterBank | None
 ) -> tuple[BlockPool, Runner]:
     weight = next(model.parameters())
     size = config.cache.block_size
+    available = pages.available_bytes(weight.device)
     num_blocks = count_blocks(
         config.cache,
         block_bytes(model.kv_spec, size, weight.element_size()),
         config.scheduler.max_num_seqs,
         max_model_len,
+        available,
+        _pool_share(config, model, max_model_len, available),
     )
     logger.info("KV pool: %d blocks of %d tokens", num_blocks, size)
     index = PrefixIndex() if config.cache.enable_prefix_caching else None

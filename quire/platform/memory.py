@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from quire.config import CacheConfig
+import torch
+
+from quire.config import CacheConfig, SchedulerConfig
 from quire.contracts import KVSpec
 from quire.errors import QuireError
-from quire.pages import available_bytes
+from quire.models.base import CausalLM
+from quire.platform.plan import Chunk, Draw, StepPlan
+from quire.platform.runner import Runner, allocate_cache
+from quire.platform.sampling_params import SamplingParams
+
+_CPU_FRACTION = 0.5
+_GPU_FRACTION = 0.9
 
 
 def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
@@ -13,16 +21,35 @@ def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
     return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size * itemsize
 
 
-def count_blocks(config: CacheConfig, bytes_a_block: int, max_num_seqs: int, max_model_len: int) -> int:
-    """The pool's size in blocks; QuireError when not even one fits, or more are asked for than memory holds."""
-    available = available_bytes()
+def host_share(config: CacheConfig, available: int) -> int:
+    """Bytes that a pool in main memory takes at most, of `available`."""
+    return int(available * (config.memory_fraction or _CPU_FRACTION))
+
+
+def device_share(config: CacheConfig, total: int, available: int, others: int) -> int:
+    """Bytes that a pool on a GPU takes at most.
+
+    total: of the device; available: not taken yet, with the weights loaded; others: what adapters and the intermediate
+    results of a step will take.
+    """
+    return int(total * (config.memory_fraction or _GPU_FRACTION)) - (total - available) - others
+
+
+def count_blocks(
+    config: CacheConfig, bytes_a_block: int, max_num_seqs: int, max_model_len: int, available: int, share: int
+) -> int:
+    """The pool's size in blocks; QuireError when not even one fits, or more are asked for than memory holds.
+
+    available: bytes of the device's memory that can be taken; share: as many of them as the pool takes at most, unless
+    its size is given.
+    """
     if config.num_blocks is not None:
         blocks = config.num_blocks
     elif config.memory_bytes is not None:
         blocks = config.memory_bytes // bytes_a_block
     else:
         useful = max_num_seqs * -(-max_model_len // config.block_size)
-        blocks = min(useful, int(available * config.memory_fraction) // bytes_a_block)
+        blocks = min(useful, share // bytes_a_block)
     if blocks < 1:
         raise QuireError(
             f"not one block of {config.block_size} tokens, which takes {bytes_a_block:,} bytes, fits what the KV pool "
@@ -34,3 +61,36 @@ def count_blocks(config: CacheConfig, bytes_a_block: int, max_num_seqs: int, max
             "available: lower kv_cache_memory_bytes or num_gpu_blocks_override."
         )
     return blocks
+
+
+def step_bytes(model: CausalLM, config: SchedulerConfig, block_size: int, max_model_len: int) -> int:
+    """What the intermediate results of a step of full size take on a GPU: one is run, on a pool of its own.
+
+    An image's encoding is not among them: what `gpu_memory_utilization` leaves is for that.
+    """
+    weight = next(model.parameters())
+    plan = full_step(config, block_size, max_model_len)
+    blocks = 1 + max(max(chunk.block_ids) for chunk in plan.chunks)
+    caches = allocate_cache(model.kv_spec, blocks, block_size, weight.dtype, weight.device)
+    torch.cuda.synchronize(weight.device)
+    torch.cuda.reset_peak_memory_stats(weight.device)
+    before = torch.cuda.memory_allocated(weight.device)
+    Runner(model, caches, weight.device, enforce_eager=True).execute(plan)
+    torch.cuda.synchronize(weight.device)
+    peak = torch.cuda.max_memory_allocated(weight.device) - before
+    del caches
+    torch.cuda.empty_cache()
+    return peak
+
+
+def full_step(config: SchedulerConfig, block_size: int, max_model_len: int) -> StepPlan:
+    """A step of as many tokens and sequences as there may be, all of them drawing, from token 0. They share blocks."""
+    sequences = min(config.max_num_seqs, config.max_num_batched_tokens)
+    tokens = min(config.max_num_batched_tokens, sequences * max_model_len)
+    draw = Draw(SamplingParams(temperature=1.0), (), (), 0, frozenset(), ())
+    chunks = []
+    for index in range(sequences):
+        count = tokens * (index + 1) // sequences - tokens * index // sequences
+        blocks = range(-(-count // block_size))
+        chunks.append(Chunk(index, [0] * count, 0, blocks, count, (draw,), None))
+    return StepPlan(chunks, ())

@@ -104,7 +104,7 @@ class Runner:
         rows = self.bank.segments(owners) if self.bank is not None else []
         if self.bank is None or not rows:
             return nullcontext()
-        return self.bank.using(LoraSegments.of(rows))
+        return self.bank.using(LoraSegments.of(rows, self.device))
 
     def _encode(self, image: EncodeImage) -> torch.Tensor:
         """One image's features, [length, E]. One by one: together they would take as long, and their sums would

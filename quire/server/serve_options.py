@@ -194,6 +194,11 @@ def serve(
         _Text,
         _option("--dtype", "auto (the checkpoint's), bfloat16, float16 or float32.", show_default="auto"),
     ] = None,
+    device: Annotated[_Text, _option("--device", "auto, cpu, cuda or cuda:1.", show_default="auto")] = None,
+    exact_products: Annotated[
+        _Flag,
+        _option("--exact-products/--no-exact-products", "On a GPU: bits that do not depend on the batch, or cuBLAS."),
+    ] = None,
     max_model_len: Annotated[_Int, _option("--max-model-len", "Most tokens of prompt and answer.")] = None,
     max_num_seqs: Annotated[_Int, _option("--max-num-seqs", "Most sequences in a step.", show_default="64")] = None,
     max_num_batched_tokens: Annotated[
@@ -203,7 +208,11 @@ def serve(
     kv_cache_memory_bytes: Annotated[_Int, _option("--kv-cache-memory-bytes", "The KV pool's size.")] = None,
     num_gpu_blocks_override: Annotated[_Int, _option("--num-gpu-blocks-override", "The KV pool's blocks.")] = None,
     gpu_memory_utilization: Annotated[
-        _Float, _option("--gpu-memory-utilization", "The share of free memory that the KV pool may take.")
+        _Float,
+        _option("--gpu-memory-utilization", "The share of a GPU's memory, or of free main memory, that may be taken."),
+    ] = None,
+    swap_space: Annotated[
+        _Float, _option("--swap-space", "GiB of main memory for preempted sequences of a GPU.", show_default="4")
     ] = None,
     enable_prefix_caching: Annotated[
         _Flag,
@@ -278,12 +287,12 @@ def serve(
         "mm_processor_kwargs": _object("--mm-processor-kwargs", mm_processor_kwargs),
         "allowed_media_domains": _list("--allowed-media-domains", allowed_media_domains),
         **some(
-            "tokenizer", "revision", "tokenizer_revision", "dtype", "max_model_len", "max_num_seqs",
-            "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override",
-            "gpu_memory_utilization", "enable_prefix_caching", "seed", "max_logprobs", "allowed_local_media_path",
-            "media_fetch_timeout", "max_image_bytes", "max_image_pixels", "media_cache_bytes", "enable_lora",
-            "max_loras", "max_lora_rank", "max_cpu_loras", "lora_device_bytes", "lora_host_bytes", "enforce_eager",
-            "trust_remote_code",
+            "tokenizer", "revision", "tokenizer_revision", "dtype", "device", "exact_products", "max_model_len",
+            "max_num_seqs", "max_num_batched_tokens", "block_size", "kv_cache_memory_bytes", "num_gpu_blocks_override",
+            "gpu_memory_utilization", "swap_space", "enable_prefix_caching", "seed", "max_logprobs",
+            "allowed_local_media_path", "media_fetch_timeout", "max_image_bytes", "max_image_pixels",
+            "media_cache_bytes", "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_device_bytes",
+            "lora_host_bytes", "enforce_eager", "trust_remote_code",
         ),
     }  # fmt: skip
     server = {

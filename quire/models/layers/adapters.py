@@ -10,9 +10,10 @@ computed anew for its rows, through the same kernels as for everybody.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -78,6 +79,26 @@ class NormChange:
     bias: torch.Tensor | None = None
 
 
+def on_device(change: Any, columns: int, device: torch.device, row_major: bool) -> Any:
+    """The same change as the kernels of a device read it; columns: the layer's out-features.
+
+    row_major: whether they take B as it is, see `LoraWeights`.
+    """
+    if device.type == "cpu" and not row_major:
+        return change
+    if isinstance(change, torch.Tensor):
+        return change.to(device)
+    if isinstance(change, LoraWeights):
+        return change.for_device(columns, device, row_major)
+    if not dataclasses.is_dataclass(change) or isinstance(change, type):
+        return change
+    own = len(change.ids) if isinstance(change, TokenRows) else columns
+    parts = {part.name: getattr(change, part.name) for part in dataclasses.fields(change)}
+    return dataclasses.replace(
+        change, **{name: on_device(value, own, device, row_major) for name, value in parts.items()}
+    )
+
+
 _Change = TypeVar("_Change", EmbeddingChange, NormChange)
 
 
@@ -99,7 +120,8 @@ class LinearAdapters:
         if change.weight is not None or change.tokens is not None:
             self.replaced[slot] = change
         if change.tokens is not None:
-            table = LoraTable(self.table.in_features, len(change.tokens.ids), self.table.dtype, slots=1)
+            own = self.table
+            table = LoraTable(own.in_features, len(change.tokens.ids), own.dtype, 1, own.device, own.row_major)
             if change.tokens.lora is not None:
                 table.put(0, change.tokens.lora)
             self.tokens[slot] = table
@@ -159,11 +181,11 @@ def _replace(layer: LinearAdapters, segments: LoraSegments, x: torch.Tensor, y: 
             continue
         own = x[start:end]
         if change.weight is not None:
-            alone = LoraSegments.of([(0, end - start, slot, share)])
+            alone = LoraSegments.of([(0, end - start, slot, share)], x.device)
             y[start:end] = kernels.linear(own, (change.weight,), (change.bias,), y.dtype, (layer.table,), alone)
         trained = change.tokens
         if trained is not None:
-            alone = LoraSegments.of([(0, end - start, 0, share)])
+            alone = LoraSegments.of([(0, end - start, 0, share)], x.device)
             table = layer.tokens[slot]
             found = kernels.linear(own, (trained.rows,), (trained.bias,), y.dtype, (table,), alone)
             y[start:end][:, trained.ids] = found
