@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from quire.contracts import ForwardContext
 from quire.platform.plan import Chunk
+from quire.platform.staging import Packed, Staging
 
 _LEAST_LIMIT = 2048
+_NAMES = [field.name for field in fields(ForwardContext) if field.name != "position_limit"]
 
 
-def build(
-    chunks: Sequence[Chunk], block_size: int, device: torch.device, mrope: bool = False
-) -> tuple[torch.Tensor, ForwardContext]:
-    """Return (token ids [T] int64, metadata) of the chunks, laid end to end; mrope: with `rotary_positions`."""
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a forward pass reads. token_ids: [T] int64. packed: the memory of all of it, where it was sent to a GPU."""
+
+    token_ids: torch.Tensor
+    context: ForwardContext
+    packed: Packed | None = None
+
+    def clone(self) -> StepInputs:
+        """The same in memory of its own, at addresses that stay."""
+        if self.packed is not None:
+            return _of_packed(self.packed.clone(), self.context.position_limit)
+        own: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors(self.context).items()}
+        return StepInputs(self.token_ids.clone(), replace(self.context, **own))
+
+
+def tensors(context: ForwardContext) -> dict[str, torch.Tensor]:
+    """Its tensors by name; whether one is None depends on the model alone."""
+    found = {name: getattr(context, name) for name in _NAMES}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def build(chunks: Sequence[Chunk], block_size: int, device: torch.device, mrope: bool = False) -> StepInputs:
+    """The chunks, laid end to end; mrope: with `rotary_positions`."""
     # Plain lists: a decode step has one number for each, and a numpy call costs as much as fifty of them.
     token_ids: list[int] = []
     positions: list[int] = []
@@ -38,13 +62,57 @@ def build(
         prompt_len=torch.tensor(prompts, dtype=torch.int32, device=device),
         slot_mapping=tokens[2],
         block_table=_block_table(chunks).to(device),
-        position_limit=max(_LEAST_LIMIT, 1 << (max(lengths) - 1).bit_length()),
-        rotary_positions=_rotary_positions(chunks).to(device) if mrope else None,
+        position_limit=limit_of(max(lengths)),
+        rotary_positions=torch.from_numpy(_rotary_positions(chunks)).to(device) if mrope else None,
     )
-    return tokens[0], context
+    return StepInputs(tokens[0], context)
 
 
-def _rotary_positions(chunks: Sequence[Chunk]) -> torch.Tensor:
+def send(
+    chunks: Sequence[Chunk], block_size: int, staging: Staging, mrope: bool = False, rows: int = 0, width: int = 0
+) -> StepInputs:
+    """The same by way of pinned memory, in one copy.
+
+    rows, width: of the block table at least. Sequences without blocks, of one token that nobody reads, fill it up.
+    """
+    spare = max(0, rows - len(chunks))
+    counts = [len(chunk.token_ids) for chunk in chunks]
+    starts = np.array([chunk.start for chunk in chunks], np.int64)
+    table = np.zeros((len(chunks) + spare, max(width, *(len(chunk.block_ids) for chunk in chunks))), np.int32)
+    for row, chunk in zip(table, chunks, strict=False):
+        row[: len(chunk.block_ids)] = chunk.block_ids
+    ends = np.cumsum([0, *counts, *[1] * spare], dtype=np.int32)
+    owner = np.repeat(np.arange(len(chunks)), counts)
+    positions = np.arange(len(owner)) - ends[owner] + starts[owner]
+    slots = table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    lengths = starts + counts
+    padding = np.zeros(spare, np.int64)
+    arrays = {
+        "token_ids": np.concatenate([*(np.asarray(chunk.token_ids, np.int64) for chunk in chunks), padding]),
+        "positions": np.concatenate([positions, padding]),
+        "slot_mapping": np.concatenate([slots, padding - 1]),  # no slot: their keys are not written
+        "query_start": ends,
+        "context_len": np.concatenate([lengths, padding]).astype(np.int32),
+        "prompt_len": np.concatenate([[chunk.prompt_len for chunk in chunks], padding]).astype(np.int32),
+        "block_table": table,
+    }
+    if mrope:
+        rotary = _rotary_positions(chunks)
+        arrays["rotary_positions"] = np.pad(rotary, [*[(0, 0)] * (rotary.ndim - 1), (0, spare)])
+    return _of_packed(staging.send(arrays), limit_of(int(lengths.max())))
+
+
+def _of_packed(packed: Packed, position_limit: int) -> StepInputs:
+    named = {name: packed.tensor(name) for name in packed.places}
+    return StepInputs(named.pop("token_ids"), ForwardContext(position_limit=position_limit, **named), packed)
+
+
+def limit_of(length: int) -> int:
+    """A power of two that bounds the positions of `length` tokens."""
+    return max(_LEAST_LIMIT, 1 << (length - 1).bit_length())
+
+
+def _rotary_positions(chunks: Sequence[Chunk]) -> np.ndarray:
     """[3, T] int64, or [T] where the three are the same for all."""
     parts = [
         np.broadcast_to(np.arange(chunk.start, chunk.start + len(chunk.token_ids)), (3, len(chunk.token_ids)))
@@ -55,7 +123,7 @@ def _rotary_positions(chunks: Sequence[Chunk]) -> torch.Tensor:
     positions = np.concatenate(parts, axis=1)
     if (positions == positions[0]).all():
         positions = positions[0]
-    return torch.from_numpy(np.ascontiguousarray(positions))
+    return np.ascontiguousarray(positions)
 
 
 def media_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[tuple[bytes, int, int]]]:

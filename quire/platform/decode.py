@@ -5,45 +5,51 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from quire import kernels
-from quire.contracts import ForwardContext, KVCache
-from quire.kernels.adapters import LoraSegments, Segment
+from quire.contracts import KVCache
+from quire.kernels.adapters import LoraSegments, Segment, times_named
 from quire.lora import AdapterBank, Owner, capacity_for
 from quire.models.base import CausalLM
+from quire.platform.batch import StepInputs, tensors
+from quire.platform.plan import Chunk
 
 logger = logging.getLogger("quire")
 
 # Shapes remembered, the latest first: sequences in the step, times widths of the block table (powers of two), times
-# powers of two of the longest position, times room for segments of adapters (none, and powers of two).
+# powers of two of the longest position, times room for segments of adapters (none, or powers of two of their number and
+# of how often rows are named).
 _MOST_SHAPES = 256
 _LEAST_WIDTH = 16  # blocks
+_FINE = 8  # sequences up to which a GPU's shapes are powers of two; beyond, multiples of this
 
-_NAMES = [field.name for field in fields(ForwardContext) if field.name != "position_limit"]
-
-Shape = tuple[int, int, int, int]
+Shape = tuple[int, int, int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
     """A recording and the inputs that it reads."""
 
-    token_ids: torch.Tensor
-    context: ForwardContext
+    inputs: StepInputs
     segments: LoraSegments | None
     recording: Any
 
-    def run(self, token_ids: torch.Tensor, context: ForwardContext, rows: Sequence[Segment]) -> torch.Tensor:
-        _copy(token_ids, self.token_ids)
+    def run(self, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
         if self.segments is not None:
             self.segments.fill(rows)
-        for name, tensor in _tensors(context).items():
-            _copy(tensor, getattr(self.context, name))
+        own = self.inputs
+        if own.packed is not None and inputs.packed is not None:
+            own.packed.take(inputs.packed)
+        else:
+            _copy(inputs.token_ids, own.token_ids)
+            for name, tensor in tensors(inputs.context).items():
+                _copy(tensor, getattr(own.context, name))
         self.recording.replay()
         logits: torch.Tensor = self.recording.results
         return logits
@@ -53,7 +59,8 @@ class DecodeStep:
     """Model and logits for a step in which each sequence has one token.
 
     A shape is recorded when it is met again, so that no start waits for recordings and a shape that comes once costs
-    nothing. A model that does more than call kernels is never recorded; nor is any with `enforce_eager`.
+    nothing. On a CPU a recording is a list of kernel calls, on a GPU it is a CUDA graph. A model that does more than
+    call kernels is never recorded on a CPU; nor is one that waits for a GPU there, nor any with `enforce_eager`.
     """
 
     def __init__(
@@ -67,25 +74,40 @@ class DecodeStep:
         self._bank = bank
         self._generation = 0  # of the bank, when the recordings with adapters were made
         self._caches = caches
+        self._device = caches[0].keys.device
         self._shapes: OrderedDict[Shape, _Recorded | None] = OrderedDict()
-        self._recording = None if enforce_eager else _recording_module()
+        self._recording = None if enforce_eager else _recording_module(caches[0].keys)
         self._workspace = self._recording.Workspace() if self._recording else None
 
-    def __call__(self, token_ids: torch.Tensor, context: ForwardContext, owners: Sequence[Owner]) -> torch.Tensor:
-        """token_ids: [T]; owners: of each token. Returns logits [T, vocabulary] float32, good until the next call."""
+    def room(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
+        """(sequences, width of the block table) for which the inputs of such a step are to be laid out on a GPU."""
+        if self._recording is None:
+            return 0, 0
+        count = len(chunks)
+        rows = 1 << (count - 1).bit_length() if count <= _FINE else -(-count // _FINE) * _FINE
+        return rows, _width_for(max(len(chunk.block_ids) for chunk in chunks))
+
+    def __call__(self, inputs: StepInputs, owners: Sequence[Owner]) -> torch.Tensor:
+        """owners: of each token. Returns logits [T, vocabulary] float32, good until the next call.
+
+        On a GPU there may be more rows of inputs, and of logits, than owners: they are nobody's.
+        """
         rows = self._bank.segments((owner, 1) for owner in owners) if self._bank is not None else []
         if self._recording is None or not self._are_recordable(rows, owners):
-            return self._forward(token_ids, context, LoraSegments.of(rows) if rows else None)
-        width = max(_LEAST_WIDTH, 1 << (context.block_table.shape[1] - 1).bit_length())
-        shape = (len(token_ids), width, context.position_limit, capacity_for(rows) if rows else 0)
+            return self._forward(inputs, self._segments(rows))
+        width = _width_for(inputs.context.block_table.shape[1])
+        shape = (len(inputs.token_ids), width, inputs.context.position_limit, _room_for(rows))
         if shape not in self._shapes:
             self._remember(shape, None)
-            return self._forward(token_ids, context, LoraSegments.of(rows) if rows else None)
+            return self._forward(inputs, self._segments(rows))
         self._shapes.move_to_end(shape)
         recorded = self._shapes[shape]
         if recorded is not None:
-            return recorded.run(token_ids, context, rows)
-        return self._record(shape, token_ids, context, rows)
+            return recorded.run(inputs, rows)
+        return self._record(shape, inputs, rows)
+
+    def _segments(self, rows: Sequence[Segment]) -> LoraSegments | None:
+        return LoraSegments.of(rows, self._device) if rows else None
 
     def _are_recordable(self, rows: Sequence[Segment], owners: Sequence[Owner]) -> bool:
         """Whether all of the step is kernels; recordings that read tables which have moved are forgotten."""
@@ -97,34 +119,31 @@ class DecodeStep:
                 del self._shapes[shape]
         return self._bank.are_recordable(owners)
 
-    def _forward(self, token_ids: torch.Tensor, context: ForwardContext, segments: LoraSegments | None) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
         model = self._model
-        if self._bank is None or segments is None:
-            return model.logits(model(model.embed(token_ids), context, self._caches))
-        with self._bank.using(segments):  # each row of the logits is one token's
-            return model.logits(model(model.embed(token_ids), context, self._caches))
+        with nullcontext() if self._bank is None else self._bank.using(segments):  # each row of the logits: one token's
+            return model.logits(model(model.embed(inputs.token_ids), inputs.context, self._caches))
 
-    def _record(
-        self, shape: Shape, token_ids: torch.Tensor, context: ForwardContext, rows: Sequence[Segment]
-    ) -> torch.Tensor:
+    def _record(self, shape: Shape, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
         assert self._recording is not None
-        tokens, width, _, capacity = shape
-        segments = LoraSegments(capacity) if capacity else None
+        tokens, width, _, room = shape
+        segments = LoraSegments(room[0], self._device, room[1]) if room else None
         if segments is not None:
             segments.fill(rows)
-        table = torch.zeros((tokens, width), dtype=torch.int32)
-        own: dict[str, Any] = {name: tensor.clone() for name, tensor in _tensors(context).items()}
-        own["block_table"] = table
-        _copy(context.block_table, table)
-        ids, fixed = token_ids.clone(), replace(context, **own)
+        own = inputs.clone()
+        table = own.context.block_table
+        if table.shape[1] < width:
+            wide = torch.zeros((tokens, width), dtype=torch.int32, device=table.device)
+            _copy(table, wide)
+            own = replace(own, context=replace(own.context, block_table=wide))
         try:
-            recording = self._recording.record(lambda: self._forward(ids, fixed, segments), self._workspace)
+            recording = self._recording.record(lambda: self._forward(own, segments), self._workspace)
         except self._recording.NotRecordable as reason:
             logger.info("decode steps are run through Python: %s", reason)
             self._recording = self._workspace = None
             self._shapes.clear()
-            return self._forward(token_ids, context, segments)
-        self._remember(shape, _Recorded(ids, fixed, segments, recording))
+            return self._forward(inputs, self._segments(rows))
+        self._remember(shape, _Recorded(own, segments, recording))
         logits: torch.Tensor = recording.results
         return logits
 
@@ -134,19 +153,26 @@ class DecodeStep:
             self._shapes.popitem(last=False)
 
 
-def _tensors(context: ForwardContext) -> dict[str, torch.Tensor]:
-    """Its tensors by name; whether one is None depends on the model alone."""
-    found = {name: getattr(context, name) for name in _NAMES}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     """Into the first columns, where the target has more."""
     (target if target.shape == source.shape else target[:, : source.shape[1]]).copy_(source)
 
 
-def _recording_module() -> ModuleType | None:
-    """None where the native kernels do not run."""
+def _width_for(blocks: int) -> int:
+    return max(_LEAST_WIDTH, 1 << (blocks - 1).bit_length())
+
+
+def _room_for(rows: Sequence[Segment]) -> tuple[int, ...]:
+    """For how many segments, of how often named rows, a recording is made: sizes that seldom differ between steps."""
+    return (capacity_for(rows), 1 << (times_named(rows) - 1).bit_length()) if rows else ()
+
+
+def _recording_module(keys: torch.Tensor) -> ModuleType | None:
+    """What records on the device of the keys; None where the reference kernels run."""
+    if keys.is_cuda:
+        from quire.kernels import graphs
+
+        return graphs
     if kernels.backend().__name__ != "quire.kernels.native":
         return None
     from quire.kernels import recording

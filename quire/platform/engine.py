@@ -23,6 +23,7 @@ from quire.platform.plan import Chunk, StepPlan, StepResult
 from quire.platform.prefix_index import feature_variant
 from quire.platform.request import FinishReason, Media, Request, SequenceState, next_serial
 from quire.platform.results import Results
+from quire.platform.runner import Execution
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.platform.scheduler import Scheduler
 from quire.platform.stats import StepTimes
@@ -90,6 +91,7 @@ class LLMEngine:
         self._arriving: dict[str, Arrival] = {}
         self._requests: dict[str, Request] = {}
         self._failed: list[Request] = []
+        self._flight: Execution | None = None  # a step that runs while the next is planned
 
     def add_request(
         self,
@@ -274,18 +276,30 @@ class LLMEngine:
             self.adapters.close()
 
     def step(self) -> list[RequestOutput | BeamSearchOutput]:
-        """Plan, execute, commit; return an output for each request that has something new to show."""
+        """Plan, execute, commit; return an output for each request that has something new to show.
+
+        On a GPU a step is committed once the next one has been started behind it, where that can be planned without
+        knowing its tokens: the GPU never waits for Python then.
+        """
         self._take_prepared()
         plan = self.scheduler.plan()
         self._fail_without_adapters()
-        if not plan.chunks:
+        flight, self._flight = self._flight, None
+        if not plan.chunks and flight is None:
             self._wait()
-        plan, result = self._execute(plan)
-        advanced = self.scheduler.commit(plan, result)
+        self._prepare(plan)
+        execution = self._begin(plan)
+        outputs = [] if flight is None else self._respond(self._land(flight))
+        advanced: list[SequenceState] = []
+        if execution is not None and execution.known_there:
+            self.scheduler.count_ahead(plan)
+            self._flight = execution
+        elif plan.chunks:
+            advanced = self.scheduler.commit(*self._finish(plan, execution))
         self._prepare_again()
         if self.config.debug:
             self.check_integrity()
-        return self._respond(advanced)
+        return outputs + self._respond(advanced)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless all tables of the engine agree with each other."""
@@ -371,16 +385,35 @@ class LLMEngine:
         what = result if isinstance(result, RequestError) else f"image {place} has changed since it was given"
         self._fail(job.request, RequestError(f"request {job.request.request_id}: {what}"))
 
-    def _execute(self, plan: StepPlan) -> tuple[StepPlan, StepResult]:
-        """Run a plan. If it fails, run its chunks one by one, so that only the culprits' requests end."""
-        self._prepare(plan)
-        if not plan.chunks:
-            return plan, StepResult((), ())
+    def _begin(self, plan: StepPlan) -> Execution | None:
+        """Start a plan; None when there is nothing to start, or it fails."""
         try:
-            return plan, self.runner.execute(plan)
+            return self.runner.execute(plan) if plan.chunks else None
         except Exception:
             logger.exception("a step failed; its sequences are now run one by one")
+            return None
+
+    def _finish(self, plan: StepPlan, execution: Execution | None) -> tuple[StepPlan, StepResult]:
+        """Wait for a plan. If it failed, run its chunks one by one, so that only the culprits' requests end."""
+        if execution is not None:
+            try:
+                return plan, execution.result()
+            except Exception:
+                logger.exception("a step failed; its sequences are now run one by one")
         return self._execute_one_by_one(plan)
+
+    def _land(self, flight: Execution) -> list[SequenceState]:
+        """Commit a step that was counted ahead. It cannot be run again: what was started behind it reads its tokens."""
+        try:
+            return self.scheduler.commit(flight.plan, flight.result())
+        except Exception as error:
+            logger.exception("a step failed, and its requests with it")
+            self.scheduler.abandon(flight.plan)
+            for chunk in flight.plan.chunks:
+                request = self._owner_of(chunk.sequence_id)
+                if request is not None:
+                    self._fail(request, error)
+            return []
 
     def _prepare(self, plan: StepPlan) -> None:
         self.runner.prepare(plan)
@@ -390,14 +423,15 @@ class LLMEngine:
     def _execute_one_by_one(self, plan: StepPlan) -> tuple[StepPlan, StepResult]:
         good: list[Chunk] = []
         results: list[StepResult] = []
-        for chunk in plan.chunks:
-            request = self._owner_of(chunk.sequence_id)
-            if request is None:  # another of its sequences has failed
+        for planned in plan.chunks:
+            request = self._owner_of(planned.sequence_id)
+            chunk = self.scheduler.as_known(planned)
+            if request is None or chunk is None:  # another of its sequences has failed, or it has ended meanwhile
                 continue
             shown = {item.digest for item in chunk.media}
             images = [image for image in plan.encode if image.digest in shown]
             try:
-                results.append(self.runner.execute(StepPlan([chunk], (), encode=images)))
+                results.append(self.runner.execute(StepPlan([chunk], (), encode=images)).result())
                 good.append(chunk)
             except Exception as error:
                 self.scheduler.forget_features(image.digest for image in images)

@@ -75,7 +75,7 @@ def step_bytes(model: CausalLM, config: SchedulerConfig, block_size: int, max_mo
     torch.cuda.synchronize(weight.device)
     torch.cuda.reset_peak_memory_stats(weight.device)
     before = torch.cuda.memory_allocated(weight.device)
-    Runner(model, caches, weight.device, enforce_eager=True).execute(plan)
+    Runner(model, caches, weight.device, enforce_eager=True).execute(plan).result()
     torch.cuda.synchronize(weight.device)
     peak = torch.cuda.max_memory_allocated(weight.device) - before
     del caches

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 
+# In a chunk's tokens: the one that the step before draws for its sequence. The runner has it.
+NOT_YET_KNOWN = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """One token to sample from the logits behind a chunk's last token. The fields are the sampler's."""

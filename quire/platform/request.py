@@ -16,7 +16,7 @@ from quire.contracts import AdapterUse, MediaItem
 from quire.lora import LoRARequest, Owner
 from quire.multimodal import Pixels
 from quire.platform.outputs import Failure, RequestMetrics
-from quire.platform.plan import Draw
+from quire.platform.plan import NOT_YET_KNOWN, Draw
 from quire.platform.sampler import Sampled, TopLogprobs
 from quire.platform.sampling_params import SamplingParams
 
@@ -130,6 +130,7 @@ class SequenceState:
     passed_by: how many sequences with adapters were admitted before it while it waited for its own.
     sent: how many tokens and characters a streamed request has handed out.
     token_time: when it got its last token, by `time.monotonic()`.
+    expects: its last token is being drawn by a step that runs, and NOT_YET_KNOWN stands for it.
     pending: beam search only: the step's result, kept until the siblings have theirs.
     """
 
@@ -138,6 +139,7 @@ class SequenceState:
         "cumulative_logprob",
         "detokenizer",
         "draw",
+        "expects",
         "finish_reason",
         "held",
         "id",
@@ -173,6 +175,7 @@ class SequenceState:
         self.sent = (0, 0)
         self.token_time: float | None = None
         self.passed_by = 0
+        self.expects = False
         self.pending: TopLogprobs | None = None
         self.logprobs: list[TopLogprobs] = []
         self.cumulative_logprob = 0.0
@@ -207,8 +210,27 @@ class SequenceState:
             return (self.draw,)
         return tuple(dataclasses.replace(self.draw, seed=seed) for seed in self.request.seeds)
 
+    def expect(self) -> None:
+        """Go on as if the token were known that a running step draws."""
+        self.expects = True
+        self.token_ids.append(NOT_YET_KNOWN)
+        self.output_ids.append(NOT_YET_KNOWN)
+
+    @property
+    def expects_last(self) -> bool:
+        """Whether what it expects will be its last token at any rate."""
+        return self.expects and len(self.output_ids) >= self.request.max_tokens
+
+    def forget_expected(self) -> None:
+        """The token that it expects has come, or never will."""
+        if self.expects:
+            self.expects = False
+            self.token_ids.pop()
+            self.output_ids.pop()
+
     def append(self, sampled: Sampled) -> None:
         """Take a sampled token, and finish if it is the last one."""
+        self.forget_expected()
         if sampled.error is not None:
             self.request.failure = sampled.error
             self.finish_reason = "error"

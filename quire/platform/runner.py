@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 
@@ -16,8 +18,9 @@ from quire.models.base import CausalLM
 from quire.models.multimodal import VisionLanguageModel
 from quire.platform import batch
 from quire.platform.decode import DecodeStep
-from quire.platform.plan import Chunk, EncodeImage, StepPlan, StepResult
-from quire.platform.sampler import Sampled, SampleSpec, TopLogprobs, sample, top_logprobs
+from quire.platform.plan import NOT_YET_KNOWN, Chunk, EncodeImage, StepPlan, StepResult
+from quire.platform.sampler import Sampling, SampleSpec, TopLogprobs, begin, top_logprobs
+from quire.platform.staging import Staging
 
 # Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
 _SCORE_ROWS = 64
@@ -38,8 +41,36 @@ def allocate_cache(
     return [KVCache(tensor(), tensor()) for _ in range(spec.num_layers)]
 
 
+@dataclass(frozen=True)
+class _Before:
+    """What the last step has drawn: tokens [draws] int64 on the device, and which of them is whose."""
+
+    tokens: torch.Tensor | None = None
+    places: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A step that was started.
+
+    known_there: all that it draws will be on the device, so that the step after it can be started before anybody has
+    looked.
+    """
+
+    plan: StepPlan
+    _sampling: Sampling | None
+    _scores: Sequence[Sequence[TopLogprobs]]
+    known_there: bool = False
+
+    def result(self) -> StepResult:
+        """Wait for it."""
+        drawn = iter([] if self._sampling is None else self._sampling.result())
+        return StepResult([[next(drawn) for _ in chunk.draws] for chunk in self.plan.chunks], self._scores)
+
+
 class Runner:
-    """Holds the model, its adapters, the pool's tensors and the features of images, and nothing of any request."""
+    """Holds the model, its adapters, the pool's tensors and the features of images, and nothing of any request but the
+    tokens of the last step, which the next may need before they are known elsewhere."""
 
     def __init__(
         self,
@@ -55,31 +86,73 @@ class Runner:
         self.block_size = caches[0].keys.shape[2]
         self.bank = bank
         self._decode = DecodeStep(model, caches, enforce_eager, bank)
+        # Whether a step may be planned and started while the one before it runs.
+        self.looks_ahead = device.type != "cpu"
+        self._staging = Staging(device) if device.type != "cpu" else None
+        self._before = _Before()
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
         self._features: dict[bytes, torch.Tensor] = {}  # by digest, each [tokens, E]
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
+    def execute(self, plan: StepPlan) -> Execution:
+        """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
         for image in plan.encode:
             if image.digest not in self._features:
                 self._features[image.digest] = self._encode(image)
-        token_ids, context = batch.build(plan.chunks, self.block_size, self.device, self._mrope)
-        if all(len(c.token_ids) == 1 and c.draws and not c.score and not c.media for c in plan.chunks):
-            decoded = self._decode(token_ids, context, [chunk.adapters for chunk in plan.chunks])
-            return StepResult(self._sample(plan.chunks, decoded), [[] for _ in plan.chunks])
-        with self._owned((chunk.adapters, len(chunk.token_ids)) for chunk in plan.chunks):
-            hidden = self.model(self._embed(token_ids, plan.chunks), context, self.caches)
-        ends = context.query_start.tolist()
-        rows = [end - 1 for chunk, end in zip(plan.chunks, ends[1:], strict=True) if chunk.draws]
-        logits = None
+        chunks = plan.chunks
+        scores: list[list[TopLogprobs]] = [[] for _ in chunks]
+        if all(len(c.token_ids) == 1 and c.draws and not c.score and not c.media for c in chunks):
+            inputs = self._inputs(chunks, *self._decode.room(chunks))
+            logits = self._decode(inputs, [chunk.adapters for chunk in chunks])
+        else:
+            inputs = self._inputs(chunks)
+            with self._owned((chunk.adapters, len(chunk.token_ids)) for chunk in chunks):
+                hidden = self.model(self._embed(inputs.token_ids, chunks), inputs.context, self.caches)
+            ends = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
+            rows = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.draws]
+            logits = None
+            if rows:
+                with self._owned((chunk.adapters, 1) for chunk in chunks if chunk.draws):
+                    logits = self.model.logits(hidden[self._index(rows)])
+            sampling = self._sample(chunks, logits)  # before the scores, which may take the logits' memory
+            scores = [self._score(chunk, hidden[ends[i] : ends[i + 1]]) for i, chunk in enumerate(chunks)]
+            return self._running(plan, sampling, scores)
+        return self._running(plan, self._sample(chunks, logits), scores)
+
+    def _running(self, plan: StepPlan, sampling: Sampling | None, scores: list[list[TopLogprobs]]) -> Execution:
+        drawing = [chunk.sequence_id for chunk in plan.chunks if chunk.draws]
+        tokens = None if sampling is None else sampling.tokens
+        alone = all(len(chunk.draws) <= 1 and chunk.score is None for chunk in plan.chunks)
+        known = alone and (sampling is None or tokens is not None)
+        self._before = _Before(tokens, {one: place for place, one in enumerate(drawing)} if known else {})
+        return Execution(plan, sampling, scores, self.looks_ahead and known)
+
+    def _inputs(self, chunks: Sequence[Chunk], rows: int = 0, width: int = 0) -> batch.StepInputs:
+        if self._staging is None:
+            inputs = batch.build(chunks, self.block_size, self.device, self._mrope)
+        else:
+            inputs = batch.send(chunks, self.block_size, self._staging, self._mrope, rows, width)
+        self._fill_in(inputs.token_ids, chunks)
+        return inputs
+
+    def _fill_in(self, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> None:
+        """Put the tokens that the step before has drawn in the place of those that the plan did not know."""
+        rows, places = [], []
+        end = 0
+        for chunk in chunks:
+            end += len(chunk.token_ids)
+            if chunk.token_ids[-1] == NOT_YET_KNOWN:
+                rows.append(end - 1)
+                places.append(self._before.places[chunk.sequence_id])
         if rows:
-            with self._owned((chunk.adapters, 1) for chunk in plan.chunks if chunk.draws):
-                logits = self.model.logits(hidden[rows])
-        return StepResult(
-            self._sample(plan.chunks, logits),
-            [self._score(chunk, hidden[ends[i] : ends[i + 1]]) for i, chunk in enumerate(plan.chunks)],
-        )
+            assert self._before.tokens is not None
+            # A token that could not be drawn is -1; its sequence ends before anybody sees what becomes of it.
+            token_ids[self._index(rows)] = self._before.tokens[self._index(places)].clamp(min=0)
+
+    def _index(self, numbers: Sequence[int]) -> torch.Tensor:
+        """Rows to take, on the device; nobody waits for the copy."""
+        index = torch.tensor(numbers, dtype=torch.int64)
+        return index if self.device.type == "cpu" else index.pin_memory().to(self.device, non_blocking=True)
 
     def prepare(self, plan: StepPlan) -> None:
         """Copy and poison the blocks that the plan names, let go of features, change the adapters on the device.
@@ -112,8 +185,9 @@ class Runner:
         given = image.inputs.get("image_embeds")
         assert isinstance(self.model, VisionLanguageModel)
         dtype = next(self.model.parameters()).dtype
+        inputs = {name: tensor.to(self.device) for name, tensor in image.inputs.items()}
         with nullcontext() if self.bank is None else self.bank.encoding_for(image.adapters):
-            features = self.model.encode(image.inputs) if given is None else given
+            features = self.model.encode(inputs) if given is None else given
         features = features.to(self.device, dtype)
         if len(features) != image.length:
             raise RuntimeError(f"an image has {len(features)} features, and {image.length} placeholders")
@@ -124,9 +198,10 @@ class Runner:
         rows, parts = batch.media_rows(chunks)
         if not rows:
             return self.model.embed(token_ids)
-        token_ids[rows] = 0  # a placeholder need not be in the vocabulary
+        places = self._index(rows)
+        token_ids[places] = 0  # a placeholder need not be in the vocabulary
         embeddings = self.model.embed(token_ids)
-        embeddings[rows] = torch.cat([self._features[digest][first:end] for digest, first, end in parts])
+        embeddings[places] = torch.cat([self._features[digest][first:end] for digest, first, end in parts])
         return embeddings
 
     def _prepare(self, blocks: torch.Tensor, plan: StepPlan) -> None:
@@ -134,7 +209,7 @@ class Runner:
             blocks[target].copy_(blocks[source])
         blocks[list(plan.poison)] = float("nan")
 
-    def _sample(self, chunks: Sequence[Chunk], logits: torch.Tensor | None) -> list[list[Sampled]]:
+    def _sample(self, chunks: Sequence[Chunk], logits: torch.Tensor | None) -> Sampling | None:
         """Draw each chunk's tokens; logits: [chunks with draws, vocabulary]."""
         specs: list[SampleSpec] = []
         row = 0
@@ -146,8 +221,7 @@ class Runner:
                     )
                 )
             row += bool(chunk.draws)
-        tokens = iter(() if logits is None else sample(logits, specs))
-        return [[next(tokens) for _ in chunk.draws] for chunk in chunks]
+        return None if logits is None else begin(logits, specs)
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> list[TopLogprobs]:
         score = chunk.score

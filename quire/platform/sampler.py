@@ -2,8 +2,8 @@
 
 Every row is worked on alone, by single-threaded numpy on the host, so what a row yields cannot depend on
 the rows beside it. (A torch reduction may be split over threads for one row and not for thirty; under load
-its thread barrier also costs more than the work.) Greedy rows of a batch without any request for more stay
-on their device.
+its thread barrier also costs more than the work.) On a GPU, a kernel of our own draws for all rows without
+constraints, penalties or logprobs (`kernels/sampling.py`), and only the others' logits come to the host.
 
 Randomness is stateless: one number from (seed, position), turned into a token by the inverse of the
 cumulative distribution in a fixed order. A request that was preempted, recomputed or replayed draws the
@@ -23,13 +23,14 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.kernels.sampling import DRAW, can_draw, draw_tokens
 from quire.platform.outputs import Failure
 from quire.platform.sampling_params import SamplingParams
 
@@ -97,12 +98,76 @@ class Sampled:
     error: Failure | None = None
 
 
+class Sampling:
+    """Draws that have been asked for. tokens: [specs] int64 on the device, where all were drawn there, or else None."""
+
+    def __init__(self, drawn: list[Sampled | None], tokens: torch.Tensor | None) -> None:
+        self._drawn = drawn
+        self.tokens = tokens if all(one is None for one in drawn) else None
+        self._waiting: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
+        if tokens is not None:
+            self._waiting = _to_host(tokens)
+
+    def result(self) -> list[Sampled]:
+        """Wait for the tokens."""
+        if self._waiting is not None:
+            host, event = self._waiting
+            if event is not None:
+                event.synchronize()
+            found = iter(host.tolist())
+            self._drawn = [_drawn_there(next(found)) if one is None else one for one in self._drawn]
+            self._waiting = None
+        return [one for one in self._drawn if one is not None]
+
+
+def _to_host(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """A copy on its way, and what tells that it has arrived."""
+    if tokens.is_cpu:
+        return tokens, None
+    host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    host.copy_(tokens, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(tokens.device))
+    return host, event
+
+
+def _drawn_there(token: int) -> Sampled:
+    return Sampled(token) if token >= 0 else Sampled(-1, error=_NOT_FINITE)
+
+
+def begin(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> Sampling:
+    """Ask for one token for each spec. logits: [R, V] float32; they may be overwritten once this has returned."""
+    on_device = [can_draw(logits) and _is_plain(spec) for spec in specs]
+    tokens = None
+    if any(on_device):
+        plain = [spec for spec, there in zip(specs, on_device, strict=True) if there]
+        tokens = draw_tokens(logits, _draws(plain))
+    rest = [spec for spec, there in zip(specs, on_device, strict=True) if not there]
+    if rest and len(rest) < len(specs):
+        wanted = sorted({spec.row for spec in rest})
+        place = {row: index for index, row in enumerate(wanted)}
+        rest = [replace(spec, row=place[spec.row]) for spec in rest]
+        logits = logits[wanted]
+    drawn = iter(sample(logits, rest))
+    return Sampling([None if there else next(drawn) for there in on_device], tokens)
+
+
+def _draws(specs: Sequence[SampleSpec]) -> np.ndarray:
+    draws = np.zeros(len(specs), DRAW)
+    for draw, spec in zip(draws, specs, strict=True):
+        params = spec.params
+        number = 0.0 if params.greedy else uniform(spec.seed, len(spec.output_ids))
+        temperature = 0.0 if params.greedy else params.temperature
+        draw[["row", "uniform", "temperature", "top_p", "min_p", "top_k"]] = (
+            spec.row, number, temperature, params.top_p, params.min_p, max(0, params.top_k)
+        )  # fmt: skip
+    return draws
+
+
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
-    """Draw one token for each spec. logits: [R, V], any float dtype, on any device; it is not changed."""
+    """Draw one token for each spec on the host. logits: [R, V], any float dtype, on any device; it is not changed."""
     if not specs:
         return []
-    if logits.device.type != "cpu" and all(_is_plain(spec) for spec in specs):
-        return _greedy_on_device(logits, specs)
     table = _host(logits)
     drawn: list[Sampled] = []
     before: tuple[SampleSpec, _Weights | Failure] | None = None
@@ -137,14 +202,7 @@ def _host(logits: torch.Tensor) -> Row:
 
 
 def _is_plain(spec: SampleSpec) -> bool:
-    return spec.params.greedy and spec.params.logprobs is None and not _is_constrained(spec)
-
-
-def _greedy_on_device(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
-    best = logits.argmax(dim=-1)  # the first of equals, and NaN above everything: as numpy's
-    peaks = logits.gather(-1, best.unsqueeze(-1)).squeeze(-1).float()
-    tokens, finite = best.tolist(), peaks.isfinite().tolist()
-    return [Sampled(tokens[spec.row]) if finite[spec.row] else Sampled(-1, error=_NOT_FINITE) for spec in specs]
+    return spec.params.logprobs is None and not _is_constrained(spec)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from quire.config import SchedulerConfig
 from quire.lora import Residency
 from quire.multimodal import FeatureCache
 from quire.platform.block_pool import BlockPool
-from quire.platform.plan import Chunk, EncodeImage, PromptScore, StepPlan, StepResult
+from quire.platform.plan import NOT_YET_KNOWN, Chunk, EncodeImage, PromptScore, StepPlan, StepResult
 from quire.platform.prefix_index import block_key
 from quire.platform.request import FinishReason, Media, Request, SequenceState
 from quire.platform.sampler import Sampled
@@ -85,6 +85,7 @@ class Scheduler:
         self.prefix_hits = 0
         self.times = StepTimes()  # of the last step
         self._live: dict[int, SequenceState] = {}
+        self._ahead: StepPlan | None = None  # the plan that was counted as done, and not committed yet
 
     @property
     def has_work(self) -> bool:
@@ -100,6 +101,7 @@ class Scheduler:
         sequence.finish_reason = sequence.finish_reason or reason
         if self._live.pop(sequence.id, None) is None:
             return
+        sequence.forget_expected()
         if sequence.running:
             self._leave(sequence)
         else:
@@ -114,7 +116,7 @@ class Scheduler:
         self._continue_running(draft)
         if not draft.preempted:
             self._admit_waiting(draft)
-        while not draft.chunks and not draft.waits and self.waiting and self.running:
+        while not draft.chunks and not draft.waits and self.waiting and self.running and self._ahead is None:
             # Only beams run, and all wait for a sibling that waits for their blocks.
             self._preempt(self.running[-1])
             self._admit_waiting(draft)
@@ -135,6 +137,8 @@ class Scheduler:
         for sequence in list(self.running):
             if draft.full:
                 break
+            if sequence.expects_last:
+                continue
             count = min(sequence.num_uncomputed, draft.tokens_left)
             if sequence.running and count:
                 count = self._see(sequence, sequence.num_computed, count, draft)
@@ -374,12 +378,34 @@ class Scheduler:
 
     # -- commit -------------------------------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceState]:
-        """Record what a step computed; return the sequences that have a new token or have finished."""
-        advanced: list[SequenceState] = []
-        now = time.monotonic()
+    def count_ahead(self, plan: StepPlan) -> None:
+        """Take a plan that runs for done, so that the next can be made before its tokens are known.
+
+        For plans in which each sequence draws one token at most and nothing is scored.
+        """
+        self._count(plan)
+        self._ahead = plan
+        for chunk in plan.chunks:
+            sequence = self._live.get(chunk.sequence_id)
+            if sequence is not None and chunk.draws:
+                sequence.expect()
+
+    def abandon(self, plan: StepPlan) -> None:
+        """The plan that was counted ahead will never be committed; its requests end."""
+        if plan is self._ahead:
+            self._ahead = None
+
+    def as_known(self, chunk: Chunk) -> Chunk | None:
+        """A chunk with the tokens that are known by now; None when its sequence has ended."""
+        sequence = self._live.get(chunk.sequence_id)
+        if sequence is None or NOT_YET_KNOWN not in chunk.token_ids:
+            return chunk if sequence is not None else None
+        return replace(chunk, token_ids=sequence.token_ids[chunk.start : chunk.start + len(chunk.token_ids)])
+
+    def _count(self, plan: StepPlan) -> None:
+        """The plan's tokens are computed, or will be before whatever is planned from here on."""
         encoded = {one.digest for one in plan.encode}
-        for chunk, sampled, scores in zip(plan.chunks, result.sampled, result.scores, strict=True):
+        for chunk in plan.chunks:
             sequence = self._live.get(chunk.sequence_id)
             if sequence is None:  # aborted while the step ran
                 continue
@@ -389,8 +415,21 @@ class Scheduler:
                 for media in sequence.request.media:
                     if media.item.digest in encoded:
                         media.pixels = None
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceState]:
+        """Record what a step computed; return the sequences that have a new token or have finished."""
+        if plan is self._ahead:
+            self._ahead = None
+        else:
+            self._count(plan)
+        advanced: list[SequenceState] = []
+        now = time.monotonic()
+        for chunk, sampled, scores in zip(plan.chunks, result.sampled, result.scores, strict=True):
+            sequence = self._live.get(chunk.sequence_id)
+            if sequence is None:  # aborted while the step ran
+                continue
             sequence.request.prompt_scores.extend(scores)
-            self._publish(sequence, chunk.start)
+            self._publish(sequence, chunk)
             if not sampled:
                 continue
             self._stamp(sequence, now)
@@ -467,13 +506,14 @@ class Scheduler:
         request.sequences = branches or beams  # a long search must not remember every beam it ever had
         return request.sequences
 
-    def _publish(self, sequence: SequenceState, start: int) -> None:
-        """Make the blocks findable that have become full since position `start`."""
+    def _publish(self, sequence: SequenceState, chunk: Chunk) -> None:
+        """Make the blocks findable that a chunk has filled."""
         index, size = self.pool.index, self.pool.block_size
-        if index is None:
+        if index is None or not sequence.running:  # preempted since: the blocks are no longer its own
             return
-        self._extend_keys(sequence, sequence.num_computed)
-        for place in range(start // size, sequence.num_computed // size):
+        end = chunk.start + len(chunk.token_ids)
+        self._extend_keys(sequence, end)
+        for place in range(chunk.start // size, end // size):
             index.publish(sequence.keys[place], sequence.block_ids[place])
 
     def _extend_keys(self, sequence: SequenceState, tokens: int) -> None:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -327,13 +328,15 @@ def test_a_beam_without_a_result_ends_the_search(tiny_llm, monkeypatch):
     execute = engine.runner.execute
 
     def faulty(plan):
-        result = execute(plan)
+        execution = execute(plan)
         if len(plan.chunks) == 3:  # all three beams run: the last one fails
+            result = execution.result()
             broken = dataclasses.replace(
                 result.sampled[2][0], token_id=-1, logprobs=None, error=Failure("broken", False)
             )
-            return dataclasses.replace(result, sampled=[*result.sampled[:2], [broken]])
-        return result
+            result = dataclasses.replace(result, sampled=[*result.sampled[:2], [broken]])
+            return SimpleNamespace(result=lambda: result, known_there=False)
+        return execution
 
     monkeypatch.setattr(engine.runner, "execute", faulty)
     output = tiny_llm.beam_search([[5, 6]], BeamSearchParams(beam_width=3, max_tokens=8))[0]

@@ -357,12 +357,3 @@ def test_a_row_drawn_n_times_is_weighed_once(monkeypatch: pytest.MonkeyPatch) ->
     weigh = sampler._weigh
     monkeypatch.setattr(sampler, "_weigh", lambda row, one: calls.append(1) or weigh(row, one))
     assert sample(logits, specs) == singly and len(calls) == 1
-
-
-def test_greedy_on_another_device_is_greedy_on_the_host() -> None:
-    logits = peaked(4, 999)
-    logits[1, 7] = math.nan
-    logits[2, [5, 9]] = 50.0
-    specs = [spec(i) for i in range(4)]
-    assert [s.error is None for s in sample(logits, specs)] == [True, False, True, True]
-    assert sampler._greedy_on_device(logits, specs) == sample(logits, specs)
