@@ -170,3 +170,47 @@ def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
     numbers, y = _operands.activation(x, kind, True)
     _cuda.activation(*numbers, _stream(x))
     return y
+
+
+def copy_blocks(
+    caches: torch.Tensor, num_blocks: int, block_bytes: int, sources: torch.Tensor, targets: torch.Tensor
+) -> None:
+    """In every cache, block sources[i] becomes block targets[i]; no block is in both.
+
+    caches: [N] int64, the addresses of tensors of num_blocks times block_bytes. sources, targets: [count] int64.
+    """
+    numbers = _blocks(caches, num_blocks, block_bytes, "sources", sources)
+    address = _operands.vector("targets", targets, len(sources), torch.int64)
+    _cuda.copy_blocks(*numbers, sources.data_ptr(), address, len(sources), _stream(caches))
+
+
+def gather_blocks(
+    caches: torch.Tensor, num_blocks: int, block_bytes: int, sources: torch.Tensor, packed: torch.Tensor
+) -> None:
+    """Block sources[i] of every cache to packed[i]: [count, N, block_bytes] uint8. See `copy_blocks`."""
+    numbers = _blocks(caches, num_blocks, block_bytes, "sources", sources)
+    address = _operands.array("packed", packed, (len(sources), len(caches), block_bytes), torch.uint8)
+    _cuda.gather_blocks(*numbers, sources.data_ptr(), len(sources), address, _stream(caches))
+
+
+def scatter_blocks(
+    caches: torch.Tensor, num_blocks: int, block_bytes: int, targets: torch.Tensor, packed: torch.Tensor
+) -> None:
+    """packed[i], [count, N, block_bytes] uint8, to block targets[i] of every cache. See `copy_blocks`."""
+    numbers = _blocks(caches, num_blocks, block_bytes, "targets", targets)
+    address = _operands.array("packed", packed, (len(targets), len(caches), block_bytes), torch.uint8)
+    _cuda.scatter_blocks(*numbers, targets.data_ptr(), len(targets), address, _stream(caches))
+
+
+def _blocks(
+    caches: torch.Tensor, num_blocks: int, block_bytes: int, name: str, ids: torch.Tensor
+) -> tuple[int, int, int, int]:
+    """Address and number of the caches, and what they hold, once `ids` is known for a vector."""
+    if block_bytes <= 0 or block_bytes % 2:
+        raise ValueError(f"block_bytes: expected a multiple of 2 above 0, got {block_bytes}")
+    if num_blocks < 0:
+        raise ValueError(f"num_blocks: expected 0 or more, got {num_blocks}")
+    count = caches.shape[0] if caches.dim() == 1 else -1
+    address = _operands.vector("caches", caches, count, torch.int64)
+    _operands.vector(name, ids, ids.shape[0] if ids.dim() == 1 else -1, torch.int64)
+    return address, count, num_blocks, block_bytes

@@ -217,6 +217,12 @@ class Operands:
             self._reject(name, x, f"[{size}], contiguous", dtype)
         return x.data_ptr()
 
+    def array(self, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Address of x of this shape, contiguous."""
+        if x.dtype is not dtype or x.shape != shape or not self._is_here(x):
+            self._reject(name, x, f"{list(shape)}, contiguous", dtype)
+        return x.data_ptr()
+
     def _heads(
         self, name: str, x: torch.Tensor, tokens: int, head_dim: int, dtype: torch.dtype
     ) -> tuple[int, int, int]:

@@ -1,0 +1,117 @@
+"""Writes into the GPU's cache of keys and values, and whole blocks of it from place to place."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from quire.kernels import reference
+from tests.kernels.kernel_helpers import misaligned, randn, same_bits
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("kv_heads", [1, 3])
+@pytest.mark.parametrize("dim", [64, 7, 128])
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_write_kv(
+    cuda: ModuleType, dtype: torch.dtype, kv_heads: int, dim: int, block_size: int, aligned: bool
+) -> None:
+    blocks = 96 // block_size
+    for tokens in (0, 1, 17):
+        joint = randn(tokens, 5 * kv_heads * dim, dtype=dtype)
+        joint = joint if aligned else misaligned(joint)
+        sizes = [3 * kv_heads * dim, kv_heads * dim, kv_heads * dim]
+        key, value = (part.unflatten(1, (-1, dim)) for part in joint.split(sizes, 1)[1:])
+        slots = torch.randperm(96, generator=torch.Generator().manual_seed(tokens))[:tokens]
+        pools = [torch.full((blocks, kv_heads, block_size, dim), torch.nan, dtype=dtype) for _ in range(4)]
+        cuda.write_kv(key, value, pools[0], pools[1], slots)
+        reference.write_kv(key, value, pools[2], pools[3], slots)
+        assert same_bits(pools[0], pools[2]) and same_bits(pools[1], pools[3])
+        assert int(pools[0].isnan().sum()) == (96 - tokens) * kv_heads * dim
+
+
+def test_a_slot_outside_the_cache_is_passed_over(cuda: ModuleType, dtype: torch.dtype) -> None:
+    key, value = randn(5, 2, 16, dtype=dtype), randn(5, 2, 16, dtype=dtype, seed=1)
+    pools = [torch.zeros(6, 2, 4, 16, dtype=dtype) for _ in range(4)]
+    cuda.write_kv(key, value, pools[0], pools[1], torch.tensor([-1, 24, 7, 2**62, -(2**62)]))
+    reference.write_kv(key[2:3], value[2:3], pools[2], pools[3], torch.tensor([7]))
+    assert same_bits(pools[0], pools[2]) and same_bits(pools[1], pools[3])
+
+
+def pool(caches: int, blocks: int, size: int, apart: int) -> list[torch.Tensor]:
+    """Caches of bytes [blocks, size], each `apart` bytes off a multiple of 16."""
+    found = []
+    for i in range(caches):
+        buffer = torch.zeros(blocks * size + 64, dtype=torch.uint8)
+        start = -buffer.data_ptr() % 16 + apart
+        cache = buffer[start : start + blocks * size].view(blocks, size)
+        noise = torch.randint(0, 256, (blocks, size), generator=torch.Generator().manual_seed(i))
+        found.append(cache.copy_(noise.to(torch.uint8)))
+    return found
+
+
+def addresses(caches: list[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor([cache.data_ptr() for cache in caches], dtype=torch.int64)
+
+
+# Bytes of a block that can be moved 16, 4 and 2 at a time; more than one block of threads moves; addresses that cannot.
+SIZES = [(64, 0), (20, 0), (6, 0), (16, 2), (16, 4), (80_000, 0), (80_004, 0), (33_000, 2)]
+
+
+@pytest.mark.parametrize(("size", "apart"), SIZES)
+@pytest.mark.parametrize("num_caches", [1, 4])
+def test_blocks_are_copied(cuda: ModuleType, num_caches: int, size: int, apart: int) -> None:
+    for pairs in ([], [(3, 0)], [(3, 0), (1, 5), (3, 4)]):
+        caches = pool(num_caches, 6, size, apart)
+        expected = [cache.clone() for cache in caches]
+        for source, target in pairs:
+            for cache in expected:
+                cache[target] = cache[source]
+        source, target = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t().contiguous()
+        cuda.copy_blocks(addresses(caches), 6, size, source, target)
+        assert all(torch.equal(a, b) for a, b in zip(caches, expected, strict=True))
+
+
+@pytest.mark.parametrize(("size", "apart"), SIZES)
+@pytest.mark.parametrize("num_caches", [1, 4])
+def test_blocks_are_gathered_and_scattered(cuda: ModuleType, num_caches: int, size: int, apart: int) -> None:
+    for ids in ([], [4], [5, 0, 2]):
+        caches = pool(num_caches, 6, size, apart)
+        before = [cache.clone() for cache in caches]
+        packed = torch.zeros(len(ids), num_caches, size, dtype=torch.uint8)
+        blocks = torch.tensor(ids, dtype=torch.int64)
+        cuda.gather_blocks(addresses(caches), 6, size, blocks, packed)
+        assert torch.equal(packed, torch.stack([cache[blocks] for cache in before], 1))
+        assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
+        others = pool(num_caches, 6, size, 16 - apart)
+        expected = [cache.clone() for cache in others]
+        targets = blocks.flip(0)
+        cuda.scatter_blocks(addresses(others), 6, size, targets, packed)
+        for got, want, old in zip(others, expected, before, strict=True):
+            want[targets] = old[blocks]
+            assert torch.equal(got, want)
+
+
+def test_a_block_outside_the_pool_is_passed_over(cuda: ModuleType) -> None:
+    wrong = torch.tensor([-1, 6, 2, 2**62])
+    right = torch.tensor([1, 3, 4, 5])
+    caches = pool(2, 6, 48, 0)
+    before = [cache.clone() for cache in caches]
+    place = addresses(caches)
+    packed = torch.full((4, 2, 48), 7, dtype=torch.uint8)
+    cuda.gather_blocks(place, 6, 48, wrong, packed)
+    assert packed[[0, 1, 3]].eq(7).all()
+    assert torch.equal(packed[2], torch.stack([cache[2] for cache in before]))
+    packed[2] = 9
+    cuda.copy_blocks(place, 6, 48, wrong, right)
+    for cache in before:
+        cache[4] = cache[2]
+    assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
+    cuda.copy_blocks(place, 6, 48, right, torch.tensor([-1, 6, -5, 2**62]))
+    assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
+    cuda.scatter_blocks(place, 6, 48, wrong, packed)
+    for cache in before:
+        cache[2] = 9
+    assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
