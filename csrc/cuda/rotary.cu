@@ -20,8 +20,8 @@ __device__ __forceinline__ void load_floats(float (&values)[kCount], const float
   }
 }
 
-// (a, b) becomes (a cos - b sin, b cos + a sin) for a and b half a rotary width apart. kStep: pairs that a thread takes at
-// a time.
+// (a, b) becomes (a cos - b sin, b cos + a sin) for a and b half a rotary width apart. kStep: pairs that a thread takes
+// at a time.
 template <class T, int kStep>
 __global__ void __launch_bounds__(kThreads) rotary_kernel(RotaryArgs args) {
   const int64_t token = blockIdx.x, position = args.positions[token];

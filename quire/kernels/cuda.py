@@ -25,6 +25,10 @@ DEVICE: str = _cuda.device
 # B of an adapter lies as [N, rank] (`LoraWeights.row_major`).
 ROW_MAJOR_B = True
 
+# Of a vocabulary: more could add up to more than the sampler's integers hold.
+_MOST_TOKENS = 2**20
+_DRAW_BYTES = 32
+
 _operands = Operands(DEVICE)
 _exact = True
 
@@ -214,3 +218,21 @@ def _blocks(
     address = _operands.vector("caches", caches, count, torch.int64)
     _operands.vector(name, ids, ids.shape[0] if ids.dim() == 1 else -1, torch.int64)
     return address, count, num_blocks, block_bytes
+
+
+def sample(logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """A token for each draw: [n] int64, -1 where there is none. `sampling.draw_tokens` says more.
+
+    logits: [R, V] float32 with contiguous rows. draws: the bytes of n draws (`sampling.DRAW`), whose rows exist.
+    """
+    stride, address = _operands.rows("logits", logits, torch.float32)
+    vocabulary = logits.shape[1]
+    if not 0 < vocabulary <= _MOST_TOKENS:
+        raise ValueError(f"logits: expected 1 to {_MOST_TOKENS} columns, got {vocabulary}")
+    count, rest = divmod(draws.numel(), _DRAW_BYTES)
+    _operands.vector("draws", draws, draws.numel(), torch.uint8)
+    if rest:
+        raise ValueError(f"draws: expected a multiple of {_DRAW_BYTES} bytes, got {draws.numel()}")
+    tokens = torch.empty(count, dtype=torch.int64, device=logits.device)
+    _cuda.sample(address, vocabulary, stride, draws.data_ptr(), count, tokens.data_ptr(), _stream(logits))
+    return tokens

@@ -7,7 +7,7 @@ decode step, so the checks are plain tests on the arguments, and only a failed o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -30,7 +30,7 @@ class Operands:
     def __init__(self, device: str) -> None:
         """device: "cpu" or "cuda"."""
         self._place = {"cpu": "the CPU", "cuda": "a GPU"}[device]
-        self._here = attrgetter(f"is_{device}")
+        self._here: Callable[[torch.Tensor], bool] = attrgetter(f"is_{device}")
 
     def linear(
         self,
@@ -202,7 +202,7 @@ class Operands:
 
     def _is_here(self, x: torch.Tensor) -> bool:
         """On the device, and contiguous."""
-        return bool(self._here(x)) and x.is_contiguous()
+        return self._here(x) and x.is_contiguous()
 
     def _matrix(self, x: torch.Tensor) -> tuple[int, int, int]:
         """Dtype code, row stride and data address of x [T, C] with contiguous rows."""
@@ -216,6 +216,12 @@ class Operands:
         if x.dtype is not dtype or x.shape != (size,) or not self._is_here(x):
             self._reject(name, x, f"[{size}], contiguous", dtype)
         return x.data_ptr()
+
+    def rows(self, name: str, x: torch.Tensor, dtype: torch.dtype) -> tuple[int, int]:
+        """Row stride and address of x [R, C] with contiguous rows."""
+        if x.dtype is not dtype or not self._here(x) or x.dim() != 2 or (x.stride(1) != 1 and x.shape[1] > 1):
+            self._reject(name, x, "[R, C] with contiguous rows", dtype)
+        return x.stride(0), x.data_ptr()
 
     def array(self, name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
         """Address of x of this shape, contiguous."""

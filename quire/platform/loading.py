@@ -21,8 +21,8 @@ from quire.models.loader import load_model
 from quire.models.multimodal import VisionLanguageModel
 from quire.multimodal import FeatureCache, ImageProcessor, Preparer
 from quire.platform.block_pool import BlockPool
-from quire.platform.intake import Limits, Sight
 from quire.platform.device import choose
+from quire.platform.intake import Limits, Sight
 from quire.platform.memory import block_bytes, count_blocks, device_share, host_share, step_bytes
 from quire.platform.prefix_index import PrefixIndex
 from quire.platform.runner import Runner, allocate_cache

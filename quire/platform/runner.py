@@ -19,7 +19,7 @@ from quire.models.multimodal import VisionLanguageModel
 from quire.platform import batch
 from quire.platform.decode import DecodeStep
 from quire.platform.plan import NOT_YET_KNOWN, Chunk, EncodeImage, StepPlan, StepResult
-from quire.platform.sampler import Sampling, SampleSpec, TopLogprobs, begin, top_logprobs
+from quire.platform.sampler import SampleSpec, Sampling, TopLogprobs, begin, top_logprobs
 from quire.platform.staging import Staging
 
 # Prompt scores need a row of logits for every token: so many rows at a time bound the memory.

@@ -147,6 +147,9 @@ inline uint32_t __float_as_uint(float x) {
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+  return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <class T>
 T __ldg(const T* p) {
