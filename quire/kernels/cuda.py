@@ -116,12 +116,12 @@ def paged_attention(
 ) -> torch.Tensor:
     numbers, out = _operands.paged_attention(query, keys, values, block_table, query_start, context_len, scale)
     tokens, heads, head_dim = query.shape
+    more = 0 if slopes is None else _operands.vector("slopes", slopes, heads, torch.float32)
     sequences, width = block_table.shape
     size = _cuda.attention_workspace(
         tokens, heads, head_dim, keys.shape[1], keys.shape[2], width, sequences, DTYPES[query.dtype]
     )
     workspace = torch.empty(size, dtype=torch.uint8, device=query.device)
-    more = 0 if slopes is None else _operands.vector("slopes", slopes, heads, torch.float32)
     _cuda.paged_attention(*numbers, window, more, workspace.data_ptr() if size else 0, _stream(query))
     return out
 
