@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +22,11 @@ FLAGS = ["-std=c++17", "-O1", "-g1", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-
 FLAGS += ["-ffp-contract=off", "-fvisibility=hidden", "-DQUIRE_CUDA_EMULATION"]
 
 
-def build() -> Path:
-    """The compiled module, made anew when a source has changed. Raises RuntimeError with what the compiler says."""
+def build(sources: Sequence[Path] = (), name: str = "_cuda") -> Path:
+    """The compiled module, or one of other sources, made anew when a source has changed.
+
+    Raises RuntimeError with what the compiler says.
+    """
     compiler = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
     if compiler is None:
         raise RuntimeError("the emulated kernels need a C++17 compiler")
@@ -30,9 +34,9 @@ def build() -> Path:
     common = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(headers))).hexdigest()
     folder = ROOT / "build" / "emulated"
     folder.mkdir(parents=True, exist_ok=True)
-    sources = sorted([*SOURCES.rglob("*.cu"), *SOURCES.rglob("*.cpp")])
+    sources = sources or sorted([*SOURCES.rglob("*.cu"), *SOURCES.rglob("*.cpp")])
     objects = [folder / f"{path.stem}-{_digest(common, path)}.o" for path in sources]
-    include = [f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
+    include = [f"-I{SOURCES}", f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
 
     def compile_one(source: Path, target: Path) -> None:
         if not target.exists():
@@ -44,8 +48,8 @@ def build() -> Path:
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(compile_one, sources, objects))
-    name = hashlib.sha256("".join(path.name for path in objects).encode()).hexdigest()[:16]
-    module = folder / f"_cuda-{name}.so"
+    digest = hashlib.sha256("".join(path.name for path in objects).encode()).hexdigest()[:16]
+    module = folder / f"{name}-{digest}.so"
     if not module.exists():
         partial = module.with_suffix(f".{os.getpid()}")
         _run([compiler, "-shared", *map(str, objects), "-o", str(partial)])
