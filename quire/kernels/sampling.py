@@ -38,11 +38,6 @@ def draw_tokens(logits: torch.Tensor, draws: NDArray[np.void]) -> torch.Tensor:
         raise IndexError(f"draws: a row is outside the {logits.shape[0]} of logits")
     table = torch.from_numpy(np.ascontiguousarray(draws).view(np.uint8)).to(logits.device)
     return cuda.sample(logits, table)
-        raise TypeError(f"draws: expected [n] of {DRAW}, got {list(draws.shape)} of {draws.dtype}")
-    if logits.dim() == 2 and (draws["row"] >= logits.shape[0]).any():
-        raise IndexError(f"draws: a row is outside the {logits.shape[0]} of logits")
-    table = torch.from_numpy(np.ascontiguousarray(draws).view(np.uint8)).to(logits.device)
-    return cuda.sample(logits, table)
 
 
 def can_draw(logits: torch.Tensor) -> bool:

@@ -142,7 +142,7 @@ def test_aborts_at_any_moment(tiny_path, ahead):
 
 
 def test_a_step_that_fails_to_start(tiny_path, ahead):
-    """What runs before it is committed; its own sequences are run one by one, with the tokens that are known by then."""
+    """What runs is committed first; its sequences are then run one by one, with the tokens that are known by then."""
     llm = ahead(tiny_path)
     expected = texts(LLM(str(tiny_path)), range(6, 13))
     engine, execute, failures = llm.llm_engine, llm.llm_engine.runner.execute, []
