@@ -41,11 +41,11 @@ int64_t partial_bytes(const Attention& args);
 
 __host__ __device__ constexpr int partial_stride(int head_dim) { return (head_dim + 1) / 2 * 2; }
 
-// A tile of threads' share of a sequence: the span, tiles and keys it needs.
+// Tiles of keys.
 struct Range {
-  int first, last;  // tiles
+  int first, last;
 };
-// For rows at positions `low` to `high` >= 0. Overflows nowhere.
+// What rows at positions 0 <= `low` to `high` may see.
 __device__ __forceinline__ Range visible_tiles(int low, int high, int window) {
   return {low < window ? 0 : (low - window + 1) / kKeys, high / kKeys};
 }
@@ -71,7 +71,9 @@ __device__ __forceinline__ int64_t row_at(const Attention& args, int block, int 
 // -- the state of a row: largest score so far, sum of weights, weighted sum of values ---------------------------------
 
 // 2^((x - largest) factor), where the largest may be -inf: then all are.
-__device__ __forceinline__ float weight_of(float x, float finite, float factor) { return exp2_fast((x - finite) * factor); }
+__device__ __forceinline__ float weight_of(float x, float finite, float factor) {
+  return exp2_fast((x - finite) * factor);
+}
 __device__ __forceinline__ float finite_or_zero(float x) { return x == -INFINITY ? 0.0f : x; }
 
 // What a row has of the spans so far. Merging into an empty total takes the span over exactly.

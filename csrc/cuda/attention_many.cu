@@ -1,8 +1,8 @@
 // Attention of sequences that have several tokens in the step: limited by how fast tensor cores multiply.
 //
-// A sequence's rows are its tokens with, for each, the query heads that share a key head. A block of threads takes a tile
-// of rows, 16 to a warp, and goes over all the keys that they see. The total of the spans before lies in shared memory,
-// so that registers hold the current span's only.
+// A sequence's rows are its tokens with, for each, the query heads that share a key head. A block of threads takes a
+// tile of rows, 16 to a warp, and goes over all the keys that they see. The total of the spans before lies in shared
+// memory, so that registers hold the current span's only.
 #include "attention_tile.h"
 
 namespace quire::cuda {

@@ -1,9 +1,9 @@
 // Attention of sequences that have one token in the step: limited by how fast keys and values come from memory.
 //
-// The rows of mma's tile are the query heads that share a key head, up to 16 of them. A block of threads takes some spans
-// of a sequence's keys; its 4 warps share a tile's keys for the products with the query, and the columns of the values.
-// Partial results of spans go to memory, and a second kernel merges them; or a block has all of a sequence, and merges
-// them itself.
+// The rows of mma's tile are the query heads that share a key head, up to 16 of them. A block of threads takes some
+// spans of a sequence's keys; its 4 warps share a tile's keys for the products with the query, and the columns of the
+// values. Partial results of spans go to memory, and a second kernel merges them; or a block has all of a sequence, and
+// merges them itself.
 #include "attention_tile.h"
 
 namespace quire::cuda {
@@ -16,8 +16,9 @@ constexpr int kStages = 2;
 // Floats between rows of scores: 16 lanes with 8 bytes each meet no bank twice.
 constexpr int kScoreStride = kKeys + 8;
 constexpr int kScoreBytes = kRows * kScoreStride * static_cast<int>(sizeof(float));
-// A block that finds nothing to do costs little, but not nothing.
+// Blocks of a launch: each that finds nothing to do costs little, but not nothing.
 constexpr int64_t kMostBlocks = 16384;
+// Of partial results. Where they would be more, no sequence is split.
 constexpr int64_t kMostPartialBytes = int64_t{256} << 20;
 
 // A sequence's spans, as they are counted among the partial results.
@@ -180,6 +181,8 @@ __global__ void __launch_bounds__(kThreads) single_kernel(Attention args, float*
 }
 
 constexpr int kMergeThreads = 64;
+// Read at once: the merges wait for each other, reads need not.
+constexpr int kMergeSpans = 16;
 
 // Merges the spans of a (sequence, head).
 template <class T>
@@ -197,12 +200,20 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(Attention args, fl
   for (int column = 2 * static_cast<int>(threadIdx.x); column < args.head_dim; column += 2 * kMergeThreads) {
     Total state;
     float2 total = make_float2(0, 0);
-#pragma unroll 4
-    for (int span = 0; span < spans.count; ++span) {
-      const float2 row = *reinterpret_cast<const float2*>(from.rows + 2 * (first + span));
-      const float2 values = *reinterpret_cast<const float2*>(from.values + (first + span) * from.stride + column);
-      state.merge(row.x, row.y, factor);
-      total = make_float2(state.merged(total.x, values.x), state.merged(total.y, values.y));
+    for (int span = 0; span < spans.count; span += kMergeSpans) {
+      float2 rows[kMergeSpans], values[kMergeSpans];
+#pragma unroll
+      for (int i = 0; i < kMergeSpans; ++i) {
+        const int64_t index = first + min(span + i, spans.count - 1);
+        rows[i] = *reinterpret_cast<const float2*>(from.rows + 2 * index);
+        values[i] = *reinterpret_cast<const float2*>(from.values + index * from.stride + column);
+      }
+#pragma unroll
+      for (int i = 0; i < kMergeSpans; ++i) {
+        if (span + i >= spans.count) break;
+        state.merge(rows[i].x, rows[i].y, factor);
+        total = make_float2(state.merged(total.x, values[i].x), state.merged(total.y, values[i].y));
+      }
     }
     store_pair(args, out, column, finished(total.x, state.sum), finished(total.y, state.sum));
   }

@@ -182,7 +182,8 @@ struct SharedQuery {
 
 // scores = the query's rows times the keys `key`, + 1, ... (8 kTiles of them) of a tile.
 template <class T, int kD, int kTiles, class AnyQuery>
-__device__ __forceinline__ void multiply_keys(float (&scores)[kTiles][4], const AnyQuery& query, const T* keys, int key) {
+__device__ __forceinline__ void multiply_keys(float (&scores)[kTiles][4], const AnyQuery& query, const T* keys,
+                                              int key) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const int row = key + lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
 #pragma unroll

@@ -137,6 +137,12 @@ def test_mixed_batches(cuda: ModuleType, dtype: torch.dtype, order: int) -> None
     check(cuda, chunks, 8)
 
 
+@pytest.mark.parametrize("dim", [64, 256])
+def test_pipelines_in_every_order(cuda: ModuleType, dim: int, order: int) -> None:
+    own = stream(580, (1, 1), dim)
+    check(cuda, [(own, 579, 580), (own, 570, 580), (own, 100, 101)])
+
+
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_every_head_size(cuda: ModuleType, dim: int, dtype: torch.dtype) -> None:
     chunks = [
@@ -262,6 +268,19 @@ def test_later_tokens_of_a_chunk_cannot_reach_earlier_ones(cuda: ModuleType, dty
     assert same_bits(a[:70], b[:70])
     assert b[70:].isnan().all()
     assert page([(spoilt, 79, 80)]).run(cuda).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_great_values_of_later_tokens_change_nothing(cuda: ModuleType, dtype: torch.dtype) -> None:
+    """A weight of 0 takes part in a product's sum: it must not cost small ones their last bits."""
+    small = stream(150, (2, 1), 64, dtype)
+    small.value *= 2.0**-12
+    great = replace(small, value=small.value.clone())
+    great.value[70:] *= 2.0**22
+    out = page([(great, 0, 150)]).run(cuda)
+    assert same_bits(out[:70], page([(small, 0, 150)]).run(cuda)[:70])
+    alone = page([(great, i, i + 1) for i in (0, 5, 40, 63, 64, 69)]).run(cuda)
+    assert same_bits(alone, out[[0, 5, 40, 63, 64, 69]])
 
 
 def test_great_scores_do_not_overflow(cuda: ModuleType, dtype: torch.dtype) -> None:
