@@ -29,7 +29,7 @@ class Operands:
 
     def __init__(self, device: str) -> None:
         """device: "cpu" or "cuda"."""
-        self._place = {"cpu": "the CPU", "cuda": "a GPU"}[device]
+        self._place = {"cpu": "the CPU", "cuda": "a GPU"}.get(device, device)
         self._here: Callable[[torch.Tensor], bool] = attrgetter(f"is_{device}")
 
     def linear(

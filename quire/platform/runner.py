@@ -152,7 +152,9 @@ class Runner:
     def _index(self, numbers: Sequence[int]) -> torch.Tensor:
         """Rows to take, on the device; nobody waits for the copy."""
         index = torch.tensor(numbers, dtype=torch.int64)
-        return index if self.device.type == "cpu" else index.pin_memory().to(self.device, non_blocking=True)
+        if self.device.type == "cuda":
+            index = index.pin_memory()
+        return index.to(self.device, non_blocking=True)
 
     def prepare(self, plan: StepPlan) -> None:
         """Copy and poison the blocks that the plan names, let go of features, change the adapters on the device.

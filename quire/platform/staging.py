@@ -41,7 +41,7 @@ class Staging:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pinned = device.type != "cpu"
+        self._pinned = device.type == "cuda"
         self._ring: list[torch.Tensor] = [torch.empty(0, dtype=torch.uint8)] * _RING
         self._sent: list[torch.cuda.Event | None] = [None] * _RING
         self._turn = 0
@@ -64,11 +64,10 @@ class Staging:
         for name, array in arrays.items():
             start = places[name][0]
             bytes_[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if not self._pinned:
-            return Packed(staged.clone(), places)
         buffer = torch.empty(end, dtype=torch.uint8, device=self._device)
         buffer.copy_(staged, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        self._sent[self._turn] = event
+        if self._pinned:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(self._device))
+            self._sent[self._turn] = event
         return Packed(buffer, places)

@@ -209,7 +209,7 @@ def adapt_embedding(
         if change.tokens is not None:
             place = torch.searchsorted(change.tokens.ids, own).clamp_(max=len(change.tokens.ids) - 1)
             trained = change.tokens.ids[place] == own
-            rows[trained] = change.tokens.rows[place[trained]].float()
+            rows = torch.where(trained.unsqueeze(1), change.tokens.rows[place].float(), rows)
         rows = rows + delta
         if change.scale is not None:
             rows = rows * change.scale

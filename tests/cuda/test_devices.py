@@ -1,0 +1,175 @@
+"""A step on a device that is not the CPU, without a GPU: torch's meta device refuses what a GPU would refuse.
+
+Its tensors have no values. Where one meets a tensor of the CPU, or a number is read from it, torch raises; on a GPU the
+first is an error too, and the second waits. The kernels check their arguments and do nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, kernels
+from quire.config import SchedulerConfig
+from quire.contracts import MediaItem
+from quire.kernels import operands
+from quire.lora import AdapterBank
+from quire.models.base import CausalLM
+from quire.models.layers.adapters import LinearChange
+from quire.models.loader import load_model
+from quire.platform import runner as runners
+from quire.platform.memory import full_step
+from quire.platform.plan import NOT_YET_KNOWN, Chunk, Draw, EncodeImage, StepPlan
+from quire.platform.runner import Runner, allocate_cache
+from quire.platform.sampler import Sampling
+from quire.platform.sampling_params import SamplingParams
+from tests.lora import adapter_files
+from tests.models import tiny
+from tests.multimodal import tiny_vision
+from tests.platform.conftest import make_llama
+
+META = torch.device("meta")
+
+
+@pytest.fixture
+def pretended(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """`quire.kernels.cuda` over kernels that do nothing, for meta tensors. Yields the names of what was called."""
+    calls: list[str] = []
+
+    def stub(name: str) -> Any:
+        def called(*numbers: Any) -> int:
+            calls.append(name)
+            return 16
+
+        return called
+
+    module = ModuleType("stub")
+    for name in dir(cuda._cuda):
+        if not name.startswith("_"):
+            setattr(module, name, stub(name))
+    module.most_targets = 8  # type: ignore[attr-defined]
+    monkeypatch.setattr(cuda, "_cuda", module)
+    monkeypatch.setattr(cuda, "DEVICE", "cpu")  # no stream
+    monkeypatch.setattr(cuda, "_operands", operands.Operands("meta"))
+    monkeypatch.setattr(operands, "_empty", torch.empty)
+    monkeypatch.setattr(kernels, "backend_of", lambda x: cuda)
+    monkeypatch.setattr(runners, "begin", begin)
+    yield calls
+
+
+def begin(logits: torch.Tensor, specs: Sequence[Any]) -> Sampling:
+    assert logits.is_meta and len(logits) >= len({spec.row for spec in specs})
+    sampling = Sampling([None] * len(specs), None)
+    sampling.tokens = torch.empty(len(specs), dtype=torch.int64, device=META)
+    return sampling
+
+
+def moved(model: CausalLM) -> CausalLM:
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[leaf] = torch.nn.Parameter(parameter.detach().to(META), requires_grad=False)
+        for leaf, buffer in module._buffers.items():
+            module._buffers[leaf] = None if buffer is None else buffer.to(META)
+    return model
+
+
+def runner_for(model: CausalLM, bank: AdapterBank | None = None) -> Runner:
+    weight = next(model.parameters())
+    caches = allocate_cache(model.kv_spec, 64, 8, weight.dtype, META)
+    return Runner(model, caches, META, enforce_eager=True, bank=bank)
+
+
+DRAW = Draw(SamplingParams(temperature=1.0), (), (), 0, frozenset(), ())
+
+
+def steps(owner: Any = ()) -> list[StepPlan]:
+    """A prompt beside a token, a part of a prompt, and tokens of which some are not known yet."""
+    return [
+        StepPlan(
+            [
+                Chunk(1, [5, 6, 7], 0, [3], 3, (DRAW,), None, adapters=owner),
+                Chunk(2, [9], 8, [4, 5], 8, (DRAW,), None),
+                Chunk(3, [1, 2], 0, [6], 9, (), None),
+            ],
+            [(3, 9), (9, 10)],
+        ),
+        StepPlan(
+            [
+                Chunk(1, [NOT_YET_KNOWN], 3, [3], 3, (DRAW,), None, adapters=owner),
+                Chunk(2, [NOT_YET_KNOWN], 9, [4, 5], 8, (DRAW,), None),
+            ],
+            (),
+            poison=[20, 21],
+        ),
+    ]
+
+
+def run(runner: Runner, plans: Sequence[StepPlan]) -> None:
+    for plan in plans:
+        runner.prepare(plan)
+        execution = runner.execute(plan)
+        assert execution.known_there
+
+
+@pytest.mark.parametrize(
+    ("architecture", "variant"),
+    [
+        ("LlamaForCausalLM", "gqa"),
+        ("LlamaForCausalLM", "tied"),
+        ("Qwen2ForCausalLM", "gqa"),
+        ("OPTForCausalLM", "post_norm"),
+        ("GPT2LMHeadModel", "relu"),
+    ],
+)
+def test_text(pretended, tmp_path: Path, architecture: str, variant: str) -> None:
+    tiny.build(architecture, variant, tmp_path)
+    model = moved(LLM(str(tmp_path), skip_tokenizer_init=True).llm_engine.runner.model)
+    runner = runner_for(model)
+    run(runner, steps())
+    assert {"linear", "paged_attention", "write_kv", "embedding"} <= set(pretended)
+    runner.execute(full_step(SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=40), 8, 100))
+
+
+@pytest.mark.parametrize("kind", ["plain", "dora", "saved", "words", "trained_tokens"])
+def test_adapters(pretended, tmp_path: Path, kind: str) -> None:
+    """Read for a model on the device, put there, and used by a part of the rows."""
+    make_llama(tmp_path / "model")
+    engine = LLM(str(tmp_path / "model"), skip_tokenizer_init=True, enable_lora=True).llm_engine
+    model = engine.runner.model
+    moved(model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "cpu", lambda self: torch.zeros_like(self, device="cpu") if self.is_meta else self)
+        engine.load_lora_adapter("one", str(getattr(adapter_files, kind)(tmp_path / "adapter")))
+    version = engine.adapters._named("one")
+    bank = AdapterBank(model, lambda uid: version.adapter)
+    runner = runner_for(model, bank)
+    bank.install(version.ref.uid)
+    run(runner, steps(((version.ref.uid, 1.0),)))
+    assert ("lora" in pretended) == any(isinstance(change, LinearChange) for change in version.adapter.changes.values())
+    bank.drop(version.ref.uid)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "variant"), [("LlavaForConditionalGeneration", v) for v in ("clip", "siglip")]
+)
+def test_images(pretended, tmp_path: Path, architecture: str, variant: str) -> None:
+    tiny_vision.build(architecture, variant, tmp_path)
+    model: Any = load_model(tmp_path)
+    runner = runner_for(moved(model))
+    pixels = torch.zeros(1, 3, model.see.side, model.see.side)
+    tokens = model.image_layout({"pixel_values": pixels}).tokens
+    ids = [5, *[model.image_token_id] * tokens]
+    media = [MediaItem(b"x", 1, tokens)]
+    chunk = Chunk(1, ids, 0, list(range(16)), len(ids), (DRAW,), None, media=media)
+    run(runner, [StepPlan([chunk], (), encode=[EncodeImage(b"x", tokens, {"pixel_values": pixels})])])
+
+
+def test_no_module_is_left_changed() -> None:
+    assert "quire.kernels.cuda" in sys.modules and kernels.backend_of.__module__ == "quire.kernels"
