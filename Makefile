@@ -1,6 +1,6 @@
 # make run    set everything up, then ask the bundled model about a picture: as it is, in French, and SHOUTING
 #             (IMAGE= asks without a picture, LORAS= without adapters)
-# make test   the same set-up, then all tests
+# make test   the same set-up, then all tests that need no GPU; make test-gpu: those that do
 #
 # PYTHON=python3.12 chooses the interpreter; VENV=dir another place for the environment.
 # On Linux, PyPI's torch brings gigabytes of CUDA packages: TORCH_INDEX offers a build for the CPU first.
@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: run test lint bench clean setup
+.PHONY: run test test-gpu lint bench clean setup
 .DEFAULT_GOAL := run
 
 run: $(READY)
@@ -25,6 +25,9 @@ run: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu tests/cuda tests/gpu
 
 lint: $(READY)
 	$(BIN)/ruff check .

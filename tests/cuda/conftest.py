@@ -1,19 +1,26 @@
-"""Tests of the GPU's kernels: on a GPU where there is one (`-m gpu`), and everywhere in their emulation."""
+"""Tests of the GPU's kernels: in their emulation, and with `-m gpu` on a GPU."""
 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from quire.kernels import operands
-from tests.cuda import emulated
+from tests.cuda import emulated, on_gpu
+
+
+@pytest.fixture(scope="session", params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def cuda(request: pytest.FixtureRequest) -> Any:
+    """`quire.kernels.cuda`, over the emulation or on a GPU."""
+    return emulated.load() if request.param == "emulated" else on_gpu.load()
 
 
 @pytest.fixture(scope="session")
-def cuda() -> ModuleType:
-    """`quire.kernels.cuda`, over the emulation."""
+def emulated_cuda() -> ModuleType:
+    """`quire.kernels.cuda`, over the emulation alone."""
     return emulated.load()
 
 

@@ -82,18 +82,18 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kernel", "name", "fault"), CASES)
-def test_a_wrong_tensor_is_named(cuda: ModuleType, kernel: str, name: str, fault: str) -> None:
+def test_a_wrong_tensor_is_named(emulated_cuda: ModuleType, kernel: str, name: str, fault: str) -> None:
     arguments = valid_arguments()[kernel]
     value = arguments[name]
     arguments[name] = [spoil(value[0])[fault]] if isinstance(value, list) else spoil(value)[fault]
     names = "|".join(arguments) if fault in ("dtype", "half", "too long", "one dimension too many") else name
     with pytest.raises((TypeError, ValueError), match=rf"^({names})\b"):
-        getattr(cuda, kernel)(**arguments)
+        getattr(emulated_cuda, kernel)(**arguments)
 
 
 @pytest.mark.parametrize("kernel", [kernel for kernel in valid_arguments() if kernel not in ELSEWHERE])
-def test_a_right_call_is_taken(cuda: ModuleType, kernel: str) -> None:
-    getattr(cuda, kernel)(**valid_arguments()[kernel])
+def test_a_right_call_is_taken(emulated_cuda: ModuleType, kernel: str) -> None:
+    getattr(emulated_cuda, kernel)(**valid_arguments()[kernel])
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,8 @@ def test_a_right_call_is_taken(cuda: ModuleType, kernel: str) -> None:
         ("sample", {"logits": torch.zeros(2, 0)}, ValueError, "logits: .*got 0"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said(cuda: ModuleType, kernel: str, change: dict[str, Any], error: Any, message: str) -> None:
+def test_what_is_wrong_is_said(
+    emulated_cuda: ModuleType, kernel: str, change: dict[str, Any], error: Any, message: str
+) -> None:
     with pytest.raises(error, match=rf"^{message}"):
-        getattr(cuda, kernel)(**{**valid_arguments()[kernel], **change})
+        getattr(emulated_cuda, kernel)(**{**valid_arguments()[kernel], **change})

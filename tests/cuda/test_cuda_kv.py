@@ -62,7 +62,7 @@ SIZES = [(64, 0), (20, 0), (6, 0), (16, 2), (16, 4), (80_000, 0), (80_004, 0), (
 
 @pytest.mark.parametrize(("size", "apart"), SIZES)
 @pytest.mark.parametrize("num_caches", [1, 4])
-def test_blocks_are_copied(cuda: ModuleType, num_caches: int, size: int, apart: int) -> None:
+def test_blocks_are_copied(emulated_cuda: ModuleType, num_caches: int, size: int, apart: int) -> None:
     for pairs in ([], [(3, 0)], [(3, 0), (1, 5), (3, 4)]):
         caches = pool(num_caches, 6, size, apart)
         expected = [cache.clone() for cache in caches]
@@ -70,48 +70,48 @@ def test_blocks_are_copied(cuda: ModuleType, num_caches: int, size: int, apart: 
             for cache in expected:
                 cache[target] = cache[source]
         source, target = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t().contiguous()
-        cuda.copy_blocks(addresses(caches), 6, size, source, target)
+        emulated_cuda.copy_blocks(addresses(caches), 6, size, source, target)
         assert all(torch.equal(a, b) for a, b in zip(caches, expected, strict=True))
 
 
 @pytest.mark.parametrize(("size", "apart"), SIZES)
 @pytest.mark.parametrize("num_caches", [1, 4])
-def test_blocks_are_gathered_and_scattered(cuda: ModuleType, num_caches: int, size: int, apart: int) -> None:
+def test_blocks_are_gathered_and_scattered(emulated_cuda: ModuleType, num_caches: int, size: int, apart: int) -> None:
     for ids in ([], [4], [5, 0, 2]):
         caches = pool(num_caches, 6, size, apart)
         before = [cache.clone() for cache in caches]
         packed = torch.zeros(len(ids), num_caches, size, dtype=torch.uint8)
         blocks = torch.tensor(ids, dtype=torch.int64)
-        cuda.gather_blocks(addresses(caches), 6, size, blocks, packed)
+        emulated_cuda.gather_blocks(addresses(caches), 6, size, blocks, packed)
         assert torch.equal(packed, torch.stack([cache[blocks] for cache in before], 1))
         assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
         others = pool(num_caches, 6, size, 16 - apart)
         expected = [cache.clone() for cache in others]
         targets = blocks.flip(0)
-        cuda.scatter_blocks(addresses(others), 6, size, targets, packed)
+        emulated_cuda.scatter_blocks(addresses(others), 6, size, targets, packed)
         for got, want, old in zip(others, expected, before, strict=True):
             want[targets] = old[blocks]
             assert torch.equal(got, want)
 
 
-def test_a_block_outside_the_pool_is_passed_over(cuda: ModuleType) -> None:
+def test_a_block_outside_the_pool_is_passed_over(emulated_cuda: ModuleType) -> None:
     wrong = torch.tensor([-1, 6, 2, 2**62])
     right = torch.tensor([1, 3, 4, 5])
     caches = pool(2, 6, 48, 0)
     before = [cache.clone() for cache in caches]
     place = addresses(caches)
     packed = torch.full((4, 2, 48), 7, dtype=torch.uint8)
-    cuda.gather_blocks(place, 6, 48, wrong, packed)
+    emulated_cuda.gather_blocks(place, 6, 48, wrong, packed)
     assert packed[[0, 1, 3]].eq(7).all()
     assert torch.equal(packed[2], torch.stack([cache[2] for cache in before]))
     packed[2] = 9
-    cuda.copy_blocks(place, 6, 48, wrong, right)
+    emulated_cuda.copy_blocks(place, 6, 48, wrong, right)
     for cache in before:
         cache[4] = cache[2]
     assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
-    cuda.copy_blocks(place, 6, 48, right, torch.tensor([-1, 6, -5, 2**62]))
+    emulated_cuda.copy_blocks(place, 6, 48, right, torch.tensor([-1, 6, -5, 2**62]))
     assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
-    cuda.scatter_blocks(place, 6, 48, wrong, packed)
+    emulated_cuda.scatter_blocks(place, 6, 48, wrong, packed)
     for cache in before:
         cache[2] = 9
     assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))

@@ -38,9 +38,9 @@ META = torch.device("meta")
 
 
 @pytest.fixture
-def pretended(cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def pretended(emulated_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """`quire.kernels.cuda` over kernels that do nothing, for meta tensors. Yields the names of what was called."""
-    calls: list[str] = []
+    cuda, calls = emulated_cuda, []
 
     def stub(name: str) -> Any:
         def called(*numbers: Any) -> int:
