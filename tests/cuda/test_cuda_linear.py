@@ -63,7 +63,12 @@ def assert_close(got: torch.Tensor, wanted: torch.Tensor, error: torch.Tensor) -
 
 
 def check_all(
-    cuda: ModuleType, features: int, rows: tuple[int, ...], dtype: torch.dtype, lay: Callable, tokens: Sequence[int] = TOKENS
+    cuda: ModuleType,
+    features: int,
+    rows: tuple[int, ...],
+    dtype: torch.dtype,
+    lay: Callable,
+    tokens: Sequence[int] = TOKENS,
 ) -> None:
     """Close to float64, and each row the one that it is alone."""
     if dtype is torch.float32:  # which has one kernel
