@@ -1,9 +1,9 @@
 // y = x W^T + bias for several weights in one launch. product.h says how an element is made; here are the ways to share
 // the work out, none of which shows in the bits.
 //
-// Few tokens: reading W takes all the time. A block has 16 or 32 of its rows and a warp for each part of the k's, so that
-// even the rows of a small matrix keep all of the GPU's memory busy. Many tokens: tiles of W and x go through shared
-// memory, several steps ahead, and a block walks the parts one after the other.
+// Few tokens: reading W takes all the time. A block has 16 or 32 of its rows and a warp for each part of the k's, so
+// that even the rows of a small matrix keep all of the GPU's memory busy. Many tokens: tiles of W and x go through
+// shared memory, several steps ahead, and a block walks the parts one after the other.
 #include <algorithm>
 
 #include "kernels.h"
@@ -51,7 +51,12 @@ struct Place {
 template <int kRows>
 __device__ __forceinline__ Place place_of(const Launch& args, int64_t tile) {
   int i = 0;
-  for (int64_t tiles; i + 1 < args.count && tile >= (tiles = divide_up(args.products[i].rows, kRows)); ++i) tile -= tiles;
+  while (i + 1 < args.count) {
+    const int64_t tiles = divide_up(args.products[i].rows, kRows);
+    if (tile < tiles) break;
+    tile -= tiles;
+    ++i;
+  }
   return {i, tile * kRows};
 }
 
@@ -61,7 +66,8 @@ __device__ __forceinline__ float add_bias(const Product& product, int64_t row, f
   return product.bias ? sum + to_float(static_cast<const T*>(product.bias)[row]) : sum;
 }
 template <class T>
-__device__ __forceinline__ void write(const Launch& args, const Product& product, int64_t token, int64_t row, float sum) {
+__device__ __forceinline__ void write(const Launch& args, const Product& product, int64_t token, int64_t row,
+                                      float sum) {
   const int64_t place = token * args.columns + product.first + row;
   sum = add_bias<T>(product, row, sum);
   if (args.float_out) {
@@ -178,21 +184,20 @@ __global__ void __launch_bounds__(Shape::kThreads) many_kernel(const Launch args
     for (const int end = part_start(units, parts, part + 1); unit < end; ++unit) {
       copy_async_wait<kSteps - 2>();
       __syncthreads();  // this step is there, and nobody reads the one before any more
-      fetch(unit + kSteps - 1);
       const T* step = steps + unit % kSteps * Shape::kStep + 8 * t;
 #pragma unroll
       for (int run = 0; run < 2; ++run) {
+        const T* w_step = step + (run * kRows + warp_row + g) * kRun;
+        const T* x_step = step + kRows * kUnit + (run * kTokens + warp_token + g) * kRun;
         uint4 w_run[kRowTiles][2], x_run[kTokenTiles];
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
           for (int h = 0; h < 2; ++h)
-            w_run[i][h] =
-                *reinterpret_cast<const uint4*>(step + (run * kRows + warp_row + 16 * i + 8 * h + g) * kRun);
+            w_run[i][h] = *reinterpret_cast<const uint4*>(w_step + (16 * i + 8 * h) * kRun);
 #pragma unroll
-        for (int j = 0; j < kTokenTiles; ++j)
-          x_run[j] = *reinterpret_cast<const uint4*>(step + kRows * kUnit +
-                                                     (run * kTokens + warp_token + 8 * j + g) * kRun);
+        for (int j = 0; j < kTokenTiles; ++j) x_run[j] = *reinterpret_cast<const uint4*>(x_step + 8 * j * kRun);
+        if (run == 0) fetch(unit + kSteps - 1);  // while the first operands come
         multiply_run<T>(sums, w_run, x_run);
       }
     }
@@ -217,7 +222,8 @@ __global__ void __launch_bounds__(Shape::kThreads) many_kernel(const Launch args
     const int row = i % (kRows / 8) * 8, token = i / (kRows / 8);
     const float* from = tile + token * kStride + row;
     if (args.float_out || !whole || row + 8 > w.count) {
-      for (int e = 0; e < 8 && row + e < w.count; ++e) write<T>(args, product, first + token, place.row + row + e, from[e]);
+      for (int e = 0; e < 8 && row + e < w.count; ++e)
+        write<T>(args, product, first + token, place.row + row + e, from[e]);
     } else {
       float values[8];
 #pragma unroll
@@ -231,8 +237,8 @@ template <class T, class Shape, bool kWide>
 void launch_many(const Launch& args, Stream stream) {
   constexpr int kGroup = 16;
   const int64_t blocks = row_tiles<Shape::kRows>(args) * divide_up(args.tokens, Shape::kTokens);
-  launch(many_kernel<T, Shape, kWide>, dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), Shape::kShared, stream,
-         args, kGroup);
+  launch(many_kernel<T, Shape, kWide>, dim3(static_cast<unsigned>(blocks)), dim3(Shape::kThreads), Shape::kShared,
+         stream, args, kGroup);
 }
 
 // -- which -----------------------------------------------------------------------------------------------------------

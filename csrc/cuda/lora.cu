@@ -1,9 +1,9 @@
 // What adapters add to `linear` (arXiv:2106.09685), any mixture of them in two launches: `shrink` makes x a^T of every
 // segment's rows, `expand` takes it times B and changes y.
 //
-// The segments lie on the device and the host knows only how many there may be: so it starts as many blocks as any segments
-// can need, and each finds its own tile of rows, or none. A row's bits depend on its own adapters: x a^T is product.h's
-// sum; over the rank, m16n8k16 products follow each other from the first 16 on, to the adapter's own rank.
+// The segments lie on the device and the host knows only how many there may be: so it starts as many blocks as any
+// segments can need, and each finds its own tile of rows, or none. A row's bits depend on its own adapters: x a^T is
+// product.h's sum; over the rank, m16n8k16 products follow each other from the first 16 on, to the adapter's own rank.
 #include <algorithm>
 
 #include "kernels.h"
@@ -23,8 +23,8 @@ __device__ __forceinline__ bool same_rows(const LoraSegment& a, const LoraSegmen
   return a.start == b.start && a.end == b.end;
 }
 
-// Cuts the rows of every segment in tiles of kTokens and finds the one of this number. kRuns: segments that name the same
-// rows are taken as one, and the first is found. The whole warp asks, and learns the same.
+// Cuts the rows of every segment in tiles of kTokens and finds the one of this number. kRuns: segments that name the
+// same rows are taken as one, and the first is found. The whole warp asks, and learns the same.
 template <int kTokens, bool kRuns>
 __device__ bool find_range(const LoraArgs& args, int tile, Range& range) {
   constexpr int kEach = 4;  // segments of a lane
@@ -76,8 +76,9 @@ __device__ bool find_range(const LoraArgs& args, int tile, Range& range) {
 // As many as `find_range` can find: rows are named by one run of at most `layers` segments.
 template <int kTokens, bool kRuns>
 unsigned most_ranges(const LoraArgs& args) {
-  const int64_t rows = args.tokens * (kRuns ? 1 : args.layers);
-  return static_cast<unsigned>(std::min(args.num_segments + rows / kTokens, rows));
+  const int64_t rows = args.tokens * (kRuns ? 1 : args.layers), segments = args.num_segments;
+  return static_cast<unsigned>(
+      std::min({rows, segments + rows / kTokens, segments * divide_up(args.tokens, kTokens)}));
 }
 
 // The adapter in a slot; null where there is none.
@@ -131,7 +132,8 @@ __device__ __forceinline__ bool find_share(const LoraArgs& args, int start, int 
 template <class T, int kRowTiles, int kTokenTiles, int kDepth>
 __global__ void __launch_bounds__(kWarp * kMostParts) shrink_kernel(const LoraArgs args, bool wide) {
   Share<T> share;
-  if (!find_share<T, 8 * kTokenTiles>(args, static_cast<int>(blockIdx.y) * 16 * kRowTiles, 16 * kRowTiles, share)) return;
+  const int start = static_cast<int>(blockIdx.y) * 16 * kRowTiles;
+  if (!find_share<T, 8 * kTokenTiles>(args, start, 16 * kRowTiles, share)) return;
   const int features = static_cast<int>(args.features);
   const auto finish = [&](int row, int token, float sum) { share.hidden[token * args.max_rank + row] = sum; };
   if (wide && is_aligned(share.a.data, 16)) {
@@ -196,7 +198,8 @@ struct Change {
 
 // Calls function(change) for every adapter that changes anything in the run of segments, in their order.
 template <class Function>
-__device__ __forceinline__ void for_changes(const LoraArgs& args, int target, const Range& range, const Function& function) {
+__device__ __forceinline__ void for_changes(const LoraArgs& args, int target, const Range& range,
+                                            const Function& function) {
   for (int64_t layer = 0; layer < args.layers; ++layer) {
     const LoraSegment* segment = args.segments + range.segment + layer;
     if (range.segment + layer >= args.num_segments || !same_rows(*segment, segment[-layer])) return;
@@ -242,32 +245,29 @@ __device__ __forceinline__ uint2 load_four_rounded(const float* row, int k, int 
   return make_uint2(pack2<T>(values.x, values.y), pack2<T>(values.z, values.w));
 }
 
-// delta += a warp's 32 columns of B times 8 kTokenTiles tokens. Lane (g, t) has k = 4 t .. 4 t + 3 of 16. Row g of product i
-// is column 4 g + 2 i, row g + 8 the next one: so a lane's sums are of four columns in a row.
+// delta += a warp's 32 columns of B times 8 kTokenTiles tokens. Lane (g, t) has k = 4 t .. 4 t + 3 of 16. Row g of
+// product i is column 4 g + 2 i, row g + 8 the next one: so a lane's sums are of four columns in a row, `columns` of
+// which exist. b: from the lane's first column on; hidden: from the tile's first token on.
 template <class T, int kTokenTiles, bool kWide>
-__device__ __forceinline__ void multiply_rank(float (&delta)[2][kTokenTiles][4], const Rows<T>& b, const Rows<float>& hidden,
-                                              int rank) {
+__device__ __forceinline__ void multiply_rank(float (&delta)[2][kTokenTiles][4], const T* b, int columns,
+                                              const float* hidden, int64_t hidden_stride, int tokens, int rank) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  const T* b_rows[4];
-  const float* tokens[kTokenTiles];
-#pragma unroll
-  for (int c = 0; c < 4; ++c) b_rows[c] = row_of(b, 4 * g + c);
-#pragma unroll
-  for (int j = 0; j < kTokenTiles; ++j) tokens[j] = row_of(hidden, 8 * j + g);
-#pragma unroll 2
+  constexpr int kUnroll = kWide ? 2 : 1;
+  hidden += g * hidden_stride;
+#pragma unroll kUnroll
   for (int start = 0; start < rank; start += 16) {
     const int k = start + 4 * t;
     uint2 w[4], h[kTokenTiles];
 #pragma unroll
-    for (int c = 0; c < 4; ++c) w[c] = load_four<kWide>(b_rows[c], k, rank);
+    for (int c = 0; c < 4; ++c) w[c] = load_four<kWide>(b + c * rank, k, c < columns ? rank : 0);
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j)
-      if (8 * j < hidden.count) h[j] = load_four_rounded<T, kWide>(tokens[j], k, rank);
+      h[j] = load_four_rounded<T, kWide>(hidden + 8 * j * hidden_stride, k, 8 * j + g < tokens ? rank : 0);
 #pragma unroll
     for (int j = 0; j < kTokenTiles; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (8 * j < hidden.count)
+        if (8 * j < tokens)
           mma<T>(delta[i][j], {w[2 * i].x, w[2 * i + 1].x, w[2 * i].y, w[2 * i + 1].y}, {h[j].x, h[j].y});
   }
 }
@@ -307,7 +307,7 @@ __device__ __forceinline__ void store_columns(Y* to, const float (&values)[4], i
 
 // Y: what y is of. A tile of y is read once and written once, whatever number of adapters its rows have.
 template <class T, class Y, int kTokenTiles>
-__global__ void __launch_bounds__(kWarp * kWarps) expand_kernel(const LoraArgs args) {
+__global__ void __launch_bounds__(kWarp * kWarps, kTokenTiles == 1 ? 6 : 3) expand_kernel(const LoraArgs args) {
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   int target;
   int64_t column;
@@ -337,13 +337,13 @@ __global__ void __launch_bounds__(kWarp * kWarps) expand_kernel(const LoraArgs a
     float delta[2][kTokenTiles][4];
     clear(delta);
     if (change.rank) {
-      const T* b = static_cast<const T*>(change.entry->b) + column * change.rank;
-      const Rows<T> b_rows{b, change.rank, static_cast<int>(min(width - column, int64_t{kWarpColumns}))};
-      const Rows<float> hidden{change.hidden, args.max_rank, range.count};
-      if (change.rank % 4 == 0 && args.max_rank % 4 == 0 && is_aligned(b, 8) && is_aligned(args.hidden, 16)) {
-        multiply_rank<T, kTokenTiles, true>(delta, b_rows, hidden, change.rank);
+      const T* b = static_cast<const T*>(change.entry->b) + own * change.rank;
+      const bool wide = change.rank % 4 == 0 && args.max_rank % 4 == 0 &&
+                        is_aligned(static_cast<const T*>(change.entry->b), 8) && is_aligned(args.hidden, 16);
+      if (wide) {
+        multiply_rank<T, kTokenTiles, true>(delta, b, count, change.hidden, args.max_rank, range.count, change.rank);
       } else {
-        multiply_rank<T, kTokenTiles, false>(delta, b_rows, hidden, change.rank);
+        multiply_rank<T, kTokenTiles, false>(delta, b, count, change.hidden, args.max_rank, range.count, change.rank);
       }
     }
 #pragma unroll
@@ -392,8 +392,8 @@ __global__ void __launch_bounds__(kColumns) expand_floats_kernel(const LoraArgs 
 
 template <class T, class Y, int kTokenTiles>
 void launch_expand(const LoraArgs& args, unsigned columns, Stream stream) {
-  launch(expand_kernel<T, Y, kTokenTiles>, dim3(most_ranges<8 * kTokenTiles, true>(args), columns), dim3(kWarp * kWarps), 0,
-         stream, args);
+  launch(expand_kernel<T, Y, kTokenTiles>, dim3(most_ranges<8 * kTokenTiles, true>(args), columns),
+         dim3(kWarp * kWarps), 0, stream, args);
 }
 
 template <class T>

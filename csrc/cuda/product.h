@@ -1,11 +1,11 @@
 // The one computation of a matrix product's element, y[t][n] = sum over k of x[t][k] w[n][k], that every kernel carries
 // out whatever else it computes: so that an element's bits do not depend on how many tokens share the call.
 //
-// Half types: the k's, filled up with zeros to a multiple of 64, are cut in `parts_of` parts. A part is summed from zero by
-// m16n8k16 products of 16 rows of w and 8 tokens, in order; then the parts are added, in order, in float. A run of 32 k's
-// takes two of these products, and lane (g, t) of a warp gives them k = 8 t .. 8 t + 7 of its rows: the first its values
-// 0..3, the second 4..7. Both operands are spread alike, so each k meets its own, and a lane's share of a run is 16
-// bytes in a row.
+// Half types: the k's, filled up with zeros to a multiple of 64, are cut in `parts_of` parts. A part is summed from
+// zero by m16n8k16 products of 16 rows of w and 8 tokens, in order; then the parts are added, in order, in float. A run
+// of 32 k's takes two of these products, and lane (g, t) of a warp gives them k = 8 t .. 8 t + 7 of its rows: the first
+// its values 0..3, the second 4..7. Both operands are spread alike, so each k meets its own, and a lane's share of a run
+// is 16 bytes in a row.
 //
 // float: lane l of a warp sums k = l, l + 32, ..., then a fixed tree adds the lanes.
 #pragma once
@@ -21,7 +21,7 @@ constexpr int kMostParts = 8;
 __host__ __device__ constexpr int parts_of(int64_t features) {
   return features >= 2048 ? kMostParts : features >= 512 ? 4 : features >= 128 ? 2 : 1;
 }
-__host__ __device__ constexpr int units_of(int64_t features) { return static_cast<int>((features + kUnit - 1) / kUnit); }
+__host__ __device__ constexpr int units_of(int64_t features) { return static_cast<int>(divide_up(features, kUnit)); }
 // The unit at which a part starts; the part before it ends there.
 __host__ __device__ constexpr int part_start(int units, int parts, int part) {
   return static_cast<int>(static_cast<int64_t>(units) * part / parts);
