@@ -4,8 +4,8 @@
 // Half types: the k's, filled up with zeros to a multiple of 64, are cut in `parts_of` parts. A part is summed from
 // zero by m16n8k16 products of 16 rows of w and 8 tokens, in order; then the parts are added, in order, in float. A run
 // of 32 k's takes two of these products, and lane (g, t) of a warp gives them k = 8 t .. 8 t + 7 of its rows: the first
-// its values 0..3, the second 4..7. Both operands are spread alike, so each k meets its own, and a lane's share of a run
-// is 16 bytes in a row.
+// its values 0..3, the second 4..7. Both operands are spread alike, so each k meets its own, and a lane's share of a
+// run is 16 bytes in a row.
 //
 // float: lane l of a warp sums k = l, l + 32, ..., then a fixed tree adds the lanes.
 #pragma once

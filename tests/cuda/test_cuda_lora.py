@@ -198,6 +198,12 @@ def test_what_points_nowhere_is_passed_over(cuda: ModuleType, dtype: torch.dtype
     assert same_bits(product(x, [(-3, 4, 0, 1.0)])[:4], product(x, [(0, 4, 0, 1.0)])[:4])
     assert same_bits(product(x, [(25, 30, 0, 1.0), (-5, 0, 1, 1.0)]), base)
     assert same_bits(product(x, []), base)
+    for slot in (-1, 2, 5):
+        got = product(x, [(15, 20, slot, 1.0), (15, 20, 0, 1.0), (15, 20, slot, 1.0)])
+        assert same_bits(got, wanted)
+    segments = LoraSegments(4)
+    segments.fill([(15, 20, 0, 1.0), (15, 20, 1, 1.0)])  # one layer more than it has room for
+    assert same_bits(cuda.linear(x, product.weights, product.biases, None, product.tables, segments), wanted)
 
 
 def test_empty_slots_and_tables_change_nothing(cuda: ModuleType, dtype: torch.dtype) -> None:
