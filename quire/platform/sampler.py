@@ -152,16 +152,15 @@ def begin(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> Sampling:
     return Sampling([None if there else next(drawn) for there in on_device], tokens)
 
 
-def _draws(specs: Sequence[SampleSpec]) -> np.ndarray:
-    draws = np.zeros(len(specs), DRAW)
-    for draw, spec in zip(draws, specs, strict=True):
+def _draws(specs: Sequence[SampleSpec]) -> NDArray[np.void]:
+    rows = []
+    for spec in specs:
         params = spec.params
-        number = 0.0 if params.greedy else uniform(spec.seed, len(spec.output_ids))
-        temperature = 0.0 if params.greedy else params.temperature
-        draw[["row", "uniform", "temperature", "top_p", "min_p", "top_k"]] = (
-            spec.row, number, temperature, params.top_p, params.min_p, max(0, params.top_k)
-        )  # fmt: skip
-    return draws
+        number, temperature = 0.0, 0.0
+        if not params.greedy:
+            number, temperature = uniform(spec.seed, len(spec.output_ids)), params.temperature
+        rows.append((spec.row, number, temperature, params.top_p, params.min_p, max(0, params.top_k)))
+    return np.array(rows, DRAW)
 
 
 def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
