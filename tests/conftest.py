@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+# The tests are of the CPU's kernels, also where there is a GPU; those of the GPU say so (`make test-gpu`).
+os.environ.setdefault("QUIRE_DEVICE", "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -129,16 +129,14 @@ PYBIND11_MODULE(_cuda, module) {
   module.attr("device") = "cpu";  // where the tensors lie that the kernels work on
 #else
   module.attr("device") = "cuda";
-  // What the kernels were compiled for, and whether the device at hand runs it: none of them is in its binary otherwise.
+  module.attr("architectures") = QUIRE_CUDA_ARCHITECTURES;  // that the kernels were compiled for
   module.def("driver_version", [] {
-    int version = 0;
+    int version = 0;  // of CUDA, 1000 major + 10 minor; 0: there is no driver
     return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
   });
-  module.def("runtime_version", [] {
-    int version = 0;
-    return cudaRuntimeGetVersion(&version) == cudaSuccess ? version : 0;
-  });
+  module.attr("runtime_version") = CUDART_VERSION;
 #endif
+  module.def("check_device", &check_device);
   module.def("linear", &linear_binding);
   module.def("lora", &lora_binding);
   module.attr("most_targets") = kMostTargets;

@@ -7,6 +7,9 @@
 
 namespace quire::cuda {
 
+// Throws std::runtime_error where the current device cannot run what was compiled.
+void check_device();
+
 // y = x W^T + bias of every weight, side by side. An element's sum is made of the same operations in the same order for any
 // number of tokens.
 void linear(const LinearArgs& args, Stream stream);

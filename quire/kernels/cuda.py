@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 import quire.kernels._cuda as _cuda
+from quire.errors import QuireError
 from quire.kernels.adapters import LoraSegments, LoraTable
 from quire.kernels.operands import DTYPES, Operands, check_tables
 
@@ -42,6 +43,26 @@ def set_exact_products(exact: bool) -> None:
     """Choose, for the whole process and before graphs are captured."""
     global _exact
     _exact = exact
+
+
+def check_device(device: torch.device) -> None:
+    """Raise QuireError where the kernels were not compiled for a GPU, or its driver is too old for them."""
+    with torch.cuda.device(device):
+        try:
+            _cuda.check_device()
+        except RuntimeError as error:
+            major, minor = torch.cuda.get_device_capability(device)
+            raise QuireError(
+                f"quire's CUDA kernels do not run on {device} ({error}): they were compiled for "
+                f"sm_{', sm_'.join(_cuda.architectures.split())} by CUDA {version(_cuda.runtime_version)}, it is "
+                f"sm_{major}{minor} with a driver for CUDA {version(_cuda.driver_version())}. Reinstall quire with "
+                f"QUIRE_CUDA_ARCHITECTURES={major}{minor}-real, or update the driver."
+            ) from None
+
+
+def version(number: int) -> str:
+    """CUDA's versions, 1000 major + 10 minor, as people write them."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _stream(x: torch.Tensor) -> int:

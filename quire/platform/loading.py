@@ -65,6 +65,8 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
     device = choose(config.model.device)
     if device.type != "cpu":
         kernels.cuda_backend().set_exact_products(config.model.exact_products)
+        # A model in float32 is to be computed in float32, its tower's convolution too.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     model = load_model(path, config.model.dtype, device)
     tokenizer = None
     if not config.model.skip_tokenizer_init:

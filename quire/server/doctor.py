@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import import_module, metadata
@@ -243,15 +244,70 @@ def _memory(found: Findings) -> dict[str, Any]:
 
 
 def _device(found: Findings) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "in_use": "cpu",
+        "gpus": [],
+        "cuda_kernels": None,
+        "driver": None,
+        "batch_invariance": None,
+    }
     try:
         import torch
 
-        gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    except Exception:
-        gpus = []
-    if gpus:
-        found.problems.append(Problem(f"{', '.join(gpus)}: not used.", "This version runs on the CPU."))
-    return {"in_use": "cpu", "gpus": gpus}
+        facts["gpus"] = [_gpu_name(index) for index in range(torch.cuda.device_count())]
+    except Exception:  # `software` has said it
+        return facts
+    facts["batch_invariance"] = "all kernels: tokens are bitwise the same whatever shares the batch"
+    facts["cuda_kernels"] = _cuda_kernels(facts)
+    try:
+        from quire.platform.device import choose
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            facts["in_use"] = str(choose("auto"))
+    except ValueError as error:
+        found.problems.append(Problem(f"The device cannot be used ({_line(error)}).", "Unset QUIRE_DEVICE.", True))
+        return facts
+    if facts["in_use"] != "cpu":
+        facts["batch_invariance"] = (
+            "all of quire's kernels, with exact products (the default); with --no-exact-products, cuBLAS multiplies, "
+            "and last bits depend on the number of tokens in a step; a tower's convolution and attention are torch's"
+        )
+    elif facts["gpus"] and not os.environ.get("QUIRE_DEVICE"):
+        what = f"{', '.join(facts['gpus'])}: not used ({_why_not()})."
+        found.problems.append(Problem(what, "Reinstall quire where CUDA's compiler (nvcc) is, or go on with the CPU."))
+    return facts
+
+
+def _gpu_name(index: int) -> str:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    return f"{properties.name} (sm_{properties.major}{properties.minor}, {properties.total_memory / 1e9:.0f} GB)"
+
+
+def _cuda_kernels(facts: dict[str, Any]) -> str | None:
+    """For which GPUs they were compiled."""
+    try:
+        from quire.kernels import _cuda, cuda
+
+        driver = _cuda.driver_version()
+        facts["driver"] = f"for CUDA {cuda.version(driver)}" if driver else None
+        return "sm_" + ", sm_".join(_cuda.architectures.split())
+    except Exception:  # they were not built
+        return None
+
+
+def _why_not() -> str:
+    try:
+        import torch
+
+        from quire.kernels import cuda_backend
+
+        cuda_backend().check_device(torch.device("cuda", 0))
+    except Exception as error:
+        return _line(error)
+    return "another device was asked for"
 
 
 def _models(found: Findings) -> dict[str, Any]:
