@@ -40,7 +40,7 @@ def exact_products() -> bool:
 
 
 def set_exact_products(exact: bool) -> None:
-    """Choose, for the whole process and before graphs are captured."""
+    """Choose, for the calls and the captures that follow in this process."""
     global _exact
     _exact = exact
 

@@ -64,7 +64,6 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
     path = _checkpoint(config.model.model, config.model.revision)
     device = choose(config.model.device)
     if device.type != "cpu":
-        kernels.cuda_backend().set_exact_products(config.model.exact_products)
         # A model in float32 is to be computed in float32, its tower's convolution too.
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     model = load_model(path, config.model.dtype, device)
@@ -190,4 +189,5 @@ def _cache(
         for cache in caches:
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
-    return pool, Runner(model, caches, weight.device, config.model.enforce_eager, bank)
+    settings = config.model
+    return pool, Runner(model, caches, weight.device, settings.enforce_eager, bank, settings.exact_products)

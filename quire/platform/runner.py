@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from quire import pages
+from quire import kernels, pages
 from quire.contracts import KVCache, KVSpec
 from quire.kernels.adapters import LoraSegments
 from quire.lora import AdapterBank, Owner
@@ -79,6 +79,7 @@ class Runner:
         device: torch.device,
         enforce_eager: bool = False,
         bank: AdapterBank | None = None,
+        exact_products: bool = True,
     ) -> None:
         self.model = model
         self.caches = caches
@@ -90,12 +91,15 @@ class Runner:
         self.looks_ahead = device.type != "cpu"
         self._staging = Staging(device) if device.type != "cpu" else None
         self._before = _Before()
+        self._exact = exact_products
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
         self._features: dict[bytes, torch.Tensor] = {}  # by digest, each [tokens, E]
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Execution:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
+        if self.device.type == "cuda":  # another engine of this process may want it otherwise
+            kernels.cuda_backend().set_exact_products(self._exact)
         for image in plan.encode:
             if image.digest not in self._features:
                 self._features[image.digest] = self._encode(image)
