@@ -2,12 +2,17 @@
 
 Needs one NVIDIA GPU with some 80 GB. Every case runs in a process of its own, so that one that fails takes no other
 with it, and measures the roofs anew: what a copy on the device moves, and bf16 products of 8192^3. Figures are medians,
-with (least - most); sides of a comparison take turns. Shapes are those of Llama 3 8B.
+with (least - most); sides of a comparison take turns. The model is a Llama 3 8B of random bf16 weights, made there.
 
 roofline    copies, reads and products; the device and its clocks
 attention   paged decode at 8k of context: bytes of keys and values, of a copy's; prefill at 4k: FLOPs, of the peak's
 linear      the exact products by shape and number of tokens: of the roofline, and beside torch's F.linear
 lora        what adapters of rank 16 and 64 add to the products of a layer
+single      decode of one stream: bytes of weights, of a copy's; exact products and cuBLAS
+idle        the share of steady decode steps in which the GPU does nothing, of 1 and 64 streams, with graphs and eager
+start       LLM(...) on weights that are there: until ready, and until the first token
+adapters    64 streams with 1, 8 and 64 adapters of rank 16, and with none where there could be some, beside none
+batch       64 and 256 streams of 512 + 256 tokens: of the roofline, and beside transformers' generate_batch
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ from typing import Any
 
 MODULES = {
     "roofline": "gpu_device", "attention": "gpu_kernels", "linear": "gpu_kernels", "lora": "gpu_kernels",
+    "single": "gpu_engine", "idle": "gpu_engine", "start": "gpu_engine", "adapters": "gpu_engine",
+    "batch": "gpu_engine",
 }  # fmt: skip
 _GRACE = 30  # seconds that a case gets beyond the limit before it is ended
 

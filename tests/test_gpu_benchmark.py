@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py as far as it goes without a GPU: its arithmetic, and its cases, small, on a CPU."""
+"""benchmarks/gpu.py as far as it goes without a GPU: its arithmetic, and its cases on a tiny model on a CPU."""
 
 from __future__ import annotations
 
@@ -11,16 +11,29 @@ from pathlib import Path
 import pytest
 import torch
 
+from quire import SamplingParams
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 import gpu  # noqa: E402
 import gpu_device  # noqa: E402
+import gpu_engine  # noqa: E402
 import gpu_kernels  # noqa: E402
+import gpu_model  # noqa: E402
+import gpu_peer  # noqa: E402
 
 sys.path.remove(str(BENCHMARKS))  # its other modules have the names of packages
 
 CPU = torch.device("cpu")
 ROOFS = gpu_device.Roofs(copy=2e9, read=3e9, matrix=1e12)
+TINY = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 1024, "rope_theta": 10000.0,
+}  # fmt: skip
+SCALE = gpu_engine.Scale(
+    TINY, single=(16, 16), batch=(12, 6), streams=(2, 4), budgets=(16, 64), mixed=(8, 4), adapters=(1, 2),
+    mixed_streams=4, rank=2, steady=(1, 2), steps=3,
+)  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,6 +42,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def bench(tmp_path) -> gpu_device.Bench:
     report = gpu_device.Report("test", tmp_path / "figures.jsonl")
     return gpu_device.Bench(CPU, report, rounds=2, roofs=ROOFS)
+
+
+@pytest.fixture
+def model(tmp_path) -> gpu_model.RandomModel:
+    return gpu_model.RandomModel(tmp_path / "model", TINY, CPU, torch.float32)
 
 
 def figures(bench: gpu_device.Bench) -> dict[str, dict]:
@@ -117,6 +135,38 @@ def test_clock_of_a_gpu(bench, monkeypatch):
     assert FakeEvent.now == pytest.approx(0.3 * (1 + 8 * 7))
 
 
+# -- what a model must do -----------------------------------------------------------------------------------------
+
+
+def test_work_of_a_model(model):
+    with model.serving(num_gpu_blocks_override=8) as llm:
+        work = gpu_model.Work.of(llm.llm_engine.runner.model)
+    layer = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96
+    head, norms = 512 * 64, 5 * 64
+    assert work == gpu_model.Work(
+        weights=4 * (2 * layer + head + norms), layers=4 * layer, head=2 * head, attention=4 * 2 * 4 * 16,
+        kv=2 * 2 * 2 * 16 * 4,
+    )  # fmt: skip
+
+
+def test_a_batch_at_the_roof():
+    work = gpu_model.Work(weights=1000, layers=10, head=4, attention=2, kv=8)
+    roofs = gpu_device.Roofs(copy=100.0, read=1.0, matrix=50.0)
+    assert work.prompt(3) == 3 * 10 + 4 + 2 * (1 + 2 + 3)
+    assert work.step(5, 7) == (5 * (10 + 4 + 14), 1000 + 5 * 7 * 8)
+    steps = [max(5 * (14 + 2 * c) / 50, (1000 + 40 * c) / 100) for c in (4, 5)]
+    assert work.phases(roofs, 5, 3, 3) == pytest.approx(max(5 * 46 / 50, 10) + sum(steps))
+    assert work.overlapped(roofs, 5, 3, 3) == pytest.approx(max((230 + 110 + 120) / 50, (3000 + 160 + 200) / 100))
+
+
+def test_idle_share_of_intervals():
+    assert gpu_engine.idle_share([(0, 4), (6, 10), (1, 3), (3, 5)]) == pytest.approx(0.1)
+    assert gpu_engine.idle_share([(0, 4), (4, 8)]) == 0
+    assert gpu_engine.idle_share([(0, 10), (11, 20), (30, 100)], least=5) == pytest.approx(0.1)
+    with pytest.raises(RuntimeError, match="no work"):
+        gpu_engine.idle_share([])
+
+
 # -- the cases, small ---------------------------------------------------------------------------------------------
 
 
@@ -142,12 +192,60 @@ def test_attention_counts():
     assert work.call(0).shape == (6, 4, 16)
 
 
+def test_engines(bench, monkeypatch):
+    monkeypatch.setattr(gpu_engine, "Peer", plain_peer)
+    for case in ("single", "batch", "adapters", "start"):
+        getattr(gpu_engine, f"case_{case}")(bench, SCALE)
+    assert not bench.report.failures
+    found = figures(bench)
+    assert found["exact products, bytes of weights"]["target"] == found["cuBLAS, bytes of weights"]["target"] == 0.85
+    assert found["4 streams: quire / transformers"]["target"] == 3.0
+    assert found["4 streams: quire / transformers"]["way"] == "generate"
+    assert any(name.startswith("4 streams, the better (") for name in found)
+    assert found["4 streams, enabled, not used / none"]["target"] == 0.99
+    assert found["4 streams, 2 adapters / none"]["target"] == 0.92
+    assert found["another: ready"]["value"] > 0
+
+
+def plain_peer(model):
+    peer = gpu_peer.Peer(model)
+    peer._ways = ["generate"]
+    return peer
+
+
+def test_idle(bench, monkeypatch):
+    def profiled(run):
+        run()
+        return [(0.0, 9.0), (10.0, 20.0)]
+
+    monkeypatch.setattr(gpu_engine, "profiled", profiled)
+    gpu_engine.case_idle(bench, SCALE)
+    assert not bench.report.failures
+    found = figures(bench)
+    assert (
+        found["graphs, 2 streams: idle share"]["value"] == pytest.approx(0.05)
+        and found["graphs, 2 streams: idle share"]["met"]
+    )
+    assert found["enforce_eager, 1 streams: idle share"]["target"] is None
+
+
+def test_transformers_runs_the_same_weights(model):
+    with model.serving(num_gpu_blocks_override=32) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+        ours = llm.generate([[5, 6, 7, 8]], params, use_tqdm=False)[0].outputs[0].token_ids
+    with torch.inference_mode():
+        theirs = model.transformers().generate(
+            input_ids=torch.tensor([[5, 6, 7, 8]]), max_new_tokens=8, min_new_tokens=8, do_sample=False, pad_token_id=0
+        )
+    assert list(ours) == theirs[0, 4:].tolist()
+
+
 # -- the command --------------------------------------------------------------------------------------------------
 
 
 def test_cases_end_by_themselves_or_are_ended(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "_GRACE", 0)
-    args = gpu.parser().parse_args(["--case", "roofline", "linear", "lora", "attention", "--json", str(tmp_path / "a")])
+    args = gpu.parser().parse_args(["--case", "roofline", "linear", "lora", "single", "--json", str(tmp_path / "a")])
     args.limit = 0.7
     codes = {
         "roofline": "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"name\": 1}\\n')",
@@ -158,10 +256,10 @@ def test_cases_end_by_themselves_or_are_ended(tmp_path, monkeypatch, capsys):
     found = gpu.run_all(args, lambda name, file, left: [sys.executable, "-S", "-c", codes[name], str(file)])
     assert time.monotonic() - begin < 10
     assert found["cases"] == {
-        "roofline": "done", "linear": "failed, code 3", "lora": "ended, time is up", "attention": "left out",
+        "roofline": "done", "linear": "failed, code 3", "lora": "ended, time is up", "single": "left out",
     }  # fmt: skip
     assert json.loads((tmp_path / "a").read_text())["figures"] == [{"name": 1}]
-    assert "attention left out, time is up" in capsys.readouterr().out
+    assert "single    left out, time is up" in capsys.readouterr().out
 
 
 def test_a_case_in_its_process(tmp_path, monkeypatch, capsys):
