@@ -151,7 +151,7 @@ def read_file(path: Path, most: int) -> bytes:
         if found.st_size > most:
             raise AdapterError(f"{path}: has {found.st_size:,} bytes, and at most {most:,} are taken.")
         with path.open("rb") as file:
-            return file.read(most)
+            return file.read(found.st_size + 1)  # not `most`: Python would set that much memory aside
     except FileNotFoundError:
         pickle = path.with_name("adapter_model.bin")
         hint = f"; {pickle.name} is a pickle, which can run code and is never opened" if pickle.exists() else ""

@@ -167,12 +167,12 @@ class Transformers:
 
     name = "transformers"
 
-    def __init__(self, path: str, dtype: torch.dtype) -> None:
+    def __init__(self, path: str, dtype: torch.dtype, device: torch.device) -> None:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval().to(device)
         self.model.generation_config.pad_token_id = 0
 
     def run(self, requests: Requests, turn: str) -> Turn:
@@ -185,7 +185,11 @@ class Transformers:
             ids[row, longest - len(token_ids) :] = torch.tensor(token_ids)
             mask[row, longest - len(token_ids) :] = 1
         self.model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=steps, min_new_tokens=steps, do_sample=False
+            input_ids=ids.to(self.model.device),
+            attention_mask=mask.to(self.model.device),
+            max_new_tokens=steps,
+            min_new_tokens=steps,
+            do_sample=False,
         )
         return Turn(sum(wanted for _, wanted in requests), time.perf_counter() - begin)
 
@@ -212,7 +216,7 @@ def measure(
     )
     engines: list[Engine] = [Quire(llm)]
     if with_transformers:
-        engines.append(Transformers(str(engine.path), weight.dtype))
+        engines.append(Transformers(str(engine.path), weight.dtype, weight.device))
     drawn = plan.draw(min(VOCABULARY, engine.limits.vocab_size))
     for contender in engines:  # page in the weights, start the threads
         contender.run([(token_ids[:32], 4) for token_ids, _ in drawn[plan.names[0]]], "warm-up")
