@@ -84,6 +84,7 @@ class LLMEngine:
             eyes.features if eyes else None,
             eyes.feature_bytes if eyes else 0,
             parts.residency,
+            parts.swap,
         )
         self._results = Results(parts.tokenizer)
         self._reading = threading.Lock()  # while a request takes hold of its adapters, or lets go of them

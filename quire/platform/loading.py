@@ -23,9 +23,10 @@ from quire.multimodal import FeatureCache, ImageProcessor, Preparer
 from quire.platform.block_pool import BlockPool
 from quire.platform.device import choose
 from quire.platform.intake import Limits, Sight
-from quire.platform.memory import block_bytes, count_blocks, device_share, host_share, step_bytes
+from quire.platform.memory import block_bytes, count_blocks, count_swap_blocks, device_share, host_share, step_bytes
 from quire.platform.prefix_index import PrefixIndex
 from quire.platform.runner import Runner, allocate_cache
+from quire.platform.swap import SwapSpace
 from quire.platform.tokenizer import eos_token_ids, load_tokenizer
 
 logger = logging.getLogger("quire")
@@ -44,6 +45,7 @@ class Parts:
     eyes: Eyes | None
     adapters: AdapterLibrary | None = None
     residency: Residency | None = None
+    swap: SwapSpace | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
     eyes = _eyes(config, path, model, tokenizer, ring) if isinstance(model, VisionLanguageModel) else None
     library = _library(config, model, ring) if config.lora.enabled else None
     bank = AdapterBank(model, library.weights) if library else None
-    pool, runner = _cache(config, model, max_model_len, bank)
+    pool, swap, runner = _cache(config, model, max_model_len, bank)
     limits = Limits(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
@@ -83,7 +85,7 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
         rope_threshold=model.rope_threshold,
     )
     residency = Residency(config.lora, library) if library else None
-    return Parts(path, tokenizer, eos_token_ids(path, tokenizer), limits, pool, runner, eyes, library, residency)
+    return Parts(path, tokenizer, eos_token_ids(path, tokenizer), limits, pool, runner, eyes, library, residency, swap)
 
 
 def _library(config: EngineConfig, model: CausalLM, ring: Callable[[], object]) -> AdapterLibrary:
@@ -168,19 +170,21 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
 
 def _cache(
     config: EngineConfig, model: CausalLM, max_model_len: int, bank: AdapterBank | None
-) -> tuple[BlockPool, Runner]:
+) -> tuple[BlockPool, SwapSpace, Runner]:
     weight = next(model.parameters())
     size = config.cache.block_size
     available = pages.available_bytes(weight.device)
+    bytes_a_block = block_bytes(model.kv_spec, size, weight.element_size())
     num_blocks = count_blocks(
         config.cache,
-        block_bytes(model.kv_spec, size, weight.element_size()),
+        bytes_a_block,
         config.scheduler.max_num_seqs,
         max_model_len,
         available,
         _pool_share(config, model, max_model_len, available),
     )
-    logger.info("KV pool: %d blocks of %d tokens", num_blocks, size)
+    swap = SwapSpace(count_swap_blocks(config.cache, bytes_a_block, weight.device), size)
+    logger.info("KV pool: %d blocks of %d tokens; %d more in main memory", num_blocks, size, swap.num_blocks)
     index = PrefixIndex() if config.cache.enable_prefix_caching else None
     pool = BlockPool(num_blocks, size, index)
     caches = allocate_cache(model.kv_spec, num_blocks, size, weight.dtype, weight.device)
@@ -190,4 +194,4 @@ def _cache(
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
     settings = config.model
-    return pool, Runner(model, caches, weight.device, settings.enforce_eager, bank, settings.exact_products)
+    return pool, swap, Runner(model, caches, weight.device, settings.enforce_eager, bank, settings.exact_products)

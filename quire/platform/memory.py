@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire import pages
 from quire.config import CacheConfig, SchedulerConfig
 from quire.contracts import KVSpec
 from quire.errors import QuireError
@@ -33,6 +34,16 @@ def device_share(config: CacheConfig, total: int, available: int, others: int) -
     results of a step will take.
     """
     return int(total * (config.memory_fraction or _GPU_FRACTION)) - (total - available) - others
+
+
+def count_swap_blocks(config: CacheConfig, bytes_a_block: int, device: torch.device) -> int:
+    """How many blocks of preempted sequences main memory takes: half of what is available at most.
+
+    None for a pool that is in main memory itself.
+    """
+    if device.type == "cpu":
+        return 0
+    return min(config.swap_bytes, pages.available_bytes() // 2) // bytes_a_block
 
 
 def count_blocks(

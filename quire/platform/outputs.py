@@ -76,7 +76,7 @@ class RequestMetrics:
 
     None: it has not happened (yet).
     time_in_queue: first_scheduled_time - arrival_time.
-    num_preemptions: how often the request lost its blocks and was recomputed.
+    num_preemptions: how often the request lost its blocks for a while.
     num_cached_tokens: prompt tokens that were found in the prefix cache instead of computed.
     """
 

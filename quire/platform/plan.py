@@ -74,12 +74,16 @@ class EncodeImage:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     chunks: Sequence[Chunk]
-    copies: Sequence[tuple[int, int]]  # (from, to) blocks to copy before anything else
-    poison: Sequence[int] = ()  # debug runs: freed blocks to overwrite with NaN before anything else
+    copies: Sequence[tuple[int, int]]  # (from, to) blocks to copy before the chunks
+    poison: Sequence[int] = ()  # debug runs: freed blocks to overwrite with NaN, then
     encode: Sequence[EncodeImage] = ()  # before the chunks
     release: Sequence[bytes] = ()  # digests whose features to let go of, before the encoding
     drop: Sequence[int] = ()  # uids of adapters to take off the device, before anything else
     install: Sequence[int] = ()  # and those to put there, then
+    # (block of the pool, block in main memory) to copy before any other block is touched: what the former hold, their
+    # sequences lose. Then (block in main memory, block of the pool), which may be the same ones.
+    swap_out: Sequence[tuple[int, int]] = ()
+    swap_in: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from quire.models.base import CausalLM
 from quire.models.multimodal import VisionLanguageModel
 from quire.platform import batch
 from quire.platform.decode import DecodeStep
+from quire.platform.host_cache import HostCache
 from quire.platform.plan import NOT_YET_KNOWN, Chunk, EncodeImage, StepPlan, StepResult
 from quire.platform.sampler import SampleSpec, Sampling, TopLogprobs, begin, top_logprobs
 from quire.platform.staging import Staging
@@ -69,8 +70,8 @@ class Execution:
 
 
 class Runner:
-    """Holds the model, its adapters, the pool's tensors and the features of images, and nothing of any request but the
-    tokens of the last step, which the next may need before they are known elsewhere."""
+    """Holds the model, its adapters, the tensors of the pool and the swap space and the features of images, and nothing
+    of any request but the tokens of the last step, which the next may need before they are known elsewhere."""
 
     def __init__(
         self,
@@ -90,6 +91,7 @@ class Runner:
         # Whether a step may be planned and started while the one before it runs.
         self.looks_ahead = device.type != "cpu"
         self._staging = Staging(device) if device.type != "cpu" else None
+        self._host = HostCache(caches, device)
         self._before = _Before()
         self._exact = exact_products
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
@@ -161,7 +163,7 @@ class Runner:
         return index.to(self.device, non_blocking=True)
 
     def prepare(self, plan: StepPlan) -> None:
-        """Copy and poison the blocks that the plan names, let go of features, change the adapters on the device.
+        """Move, copy and poison the blocks that the plan names, let go of features, change the adapters on the device.
 
         Once a plan: a copy's source may be overwritten by now.
         """
@@ -172,8 +174,10 @@ class Runner:
                 self.bank.install(uid)
         for digest in plan.release:
             self._features.pop(digest, None)
-        if plan.copies or plan.poison:
-            with torch.inference_mode():
+        with torch.inference_mode():
+            self._host.save(plan.swap_out)
+            self._host.fetch(plan.swap_in)
+            if plan.copies or plan.poison:
                 for cache in self.caches:
                     self._prepare(cache.keys, plan)
                     self._prepare(cache.values, plan)

@@ -27,6 +27,7 @@ from quire.platform.prefix_index import block_key
 from quire.platform.request import FinishReason, Media, Request, SequenceState
 from quire.platform.sampler import Sampled
 from quire.platform.stats import StepTimes
+from quire.platform.swap import SwapSpace
 
 # How many waiting sequences have their adapters read ahead; how far behind the first one a step looks for those that
 # need not wait as it does.
@@ -56,6 +57,7 @@ class Scheduler:
     """Owns the queue, the running sequences and their blocks. It never touches a tensor.
 
     features: whose features the runner has; feature_bytes: of one placeholder's. For models that see.
+    swap: where preempted sequences keep what they have computed.
     residency: the adapters that are on the device. failed: requests whose adapters cannot be had, and why.
     wanted: images whose features and pixels are gone, to be prepared again.
     running: sequences that hold blocks, oldest first. waiting: those that hold none, oldest first.
@@ -68,9 +70,11 @@ class Scheduler:
         features: FeatureCache | None = None,
         feature_bytes: int = 0,
         residency: Residency | None = None,
+        swap: SwapSpace | None = None,
     ) -> None:
         self.config = config
         self.pool = pool
+        self.swap = SwapSpace(0, pool.block_size) if swap is None else swap
         self.features = FeatureCache(0) if features is None else features
         self.feature_bytes = feature_bytes
         self.residency = residency
@@ -79,6 +83,7 @@ class Scheduler:
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
         self.num_preemptions = 0
+        self.num_swaps = 0  # preemptions of sequences that need not be computed again
         self.prompt_tokens = 0  # of requests that began to run
         self.generated_tokens = 0
         self.prefix_queries = 0  # tokens that were looked for in the prefix cache, and that were found there
@@ -106,12 +111,14 @@ class Scheduler:
             self._leave(sequence)
         else:
             self.waiting.remove(sequence)
+            self.swap.drop(sequence)
 
     # -- plan ---------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
         """Choose the next step's chunks and give them blocks."""
         self.times.clear()
+        self.swap.begin_plan()
         draft = _Draft(self.config.max_num_batched_tokens, self.config.max_num_seqs)
         self._continue_running(draft)
         if not draft.preempted:
@@ -122,8 +129,12 @@ class Scheduler:
             self._admit_waiting(draft)
         encode = self._shown(draft)
         released = self.features.take_evicted()
+        swap_out, swap_in = self.swap.take_moves()
+        plan = StepPlan(
+            draft.chunks, draft.copies, self._blocks_to_poison(), encode, released, swap_out=swap_out, swap_in=swap_in
+        )
         if self.residency is None:
-            return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison(), encode, released)
+            return plan
         draft.chunks.sort(key=lambda chunk: chunk.adapters)  # one segment for each
         doomed = [request for request, _ in self.failed]
         for sequence in islice(self.waiting, _READ_AHEAD):
@@ -131,7 +142,7 @@ class Scheduler:
                 self.residency.prefetch(sequence.request.adapters)
         self.residency.settle()
         installed, dropped = self.residency.take_changes()
-        return StepPlan(draft.chunks, draft.copies, self._blocks_to_poison(), encode, released, dropped, installed)
+        return replace(plan, drop=dropped, install=installed)
 
     def _continue_running(self, draft: _Draft) -> None:
         for sequence in list(self.running):
@@ -162,7 +173,7 @@ class Scheduler:
             if self.pool.blocks_for(len(sequence.token_ids)) - len(found) + revived > self.pool.num_free:
                 self._release_adapters(sequence)
                 break
-            start = len(found) * self.pool.block_size
+            start = max(len(found) * self.pool.block_size, self.swap.tokens_of(sequence))
             count = self._see(sequence, start, min(len(sequence.token_ids) - start, draft.tokens_left), draft)
             if not count:
                 self._release_adapters(sequence)
@@ -171,14 +182,17 @@ class Scheduler:
                 for blocked in draft.blocked:
                     blocked.passed_by += 1
             del self.waiting[place]
-            self._admit(sequence, found, count, draft)
+            self._admit(sequence, found, start, count, draft)
 
-    def _admit(self, sequence: SequenceState, found: list[int], count: int, draft: _Draft) -> None:
+    def _admit(self, sequence: SequenceState, found: list[int], start: int, count: int, draft: _Draft) -> None:
         self.pool.share(found)
-        sequence.block_ids = found
-        sequence.num_computed = len(found) * self.pool.block_size
+        missing = self.pool.blocks_for(start + count) - len(found)
+        sequence.block_ids = found + self.pool.allocate(missing)
+        sequence.num_computed = start
+        self.swap.fetch(sequence, len(found))
+        self._publish_fetched(sequence, len(found))
         self.prefix_queries += len(sequence.token_ids) if self.pool.index is not None else 0
-        self.prefix_hits += sequence.num_computed
+        self.prefix_hits += len(found) * self.pool.block_size
         sequence.running = True
         insort(self.running, sequence, key=lambda s: s.order)
         for media in sequence.request.media_in(0, sequence.num_computed):
@@ -191,9 +205,6 @@ class Scheduler:
             self.times.queued.append(metrics.time_in_queue)
             metrics.num_cached_tokens = sequence.num_computed
             self.prompt_tokens += len(sequence.request.prompt_ids)
-        sequence.block_ids += self.pool.allocate(
-            self.pool.blocks_for(sequence.num_computed + count) - len(sequence.block_ids)
-        )
         self._schedule(sequence, count, draft)
 
     def _hold_adapters(self, sequence: SequenceState, draft: _Draft) -> bool:
@@ -347,8 +358,10 @@ class Scheduler:
         )
 
     def _preempt(self, sequence: SequenceState) -> None:
-        """Take a sequence's blocks; it will be recomputed, from whatever the prefix index still knows."""
+        """Take a sequence's blocks. What they hold goes to main memory, or is computed anew, but for what the prefix
+        index still knows."""
         self.num_preemptions += 1
+        self.num_swaps += self.swap.save(sequence)
         sequence.request.metrics.num_preemptions += 1
         self._leave(sequence)
         self._queue(sequence)
@@ -516,6 +529,13 @@ class Scheduler:
         for place in range(chunk.start // size, end // size):
             index.publish(sequence.keys[place], sequence.block_ids[place])
 
+    def _publish_fetched(self, sequence: SequenceState, first: int) -> None:
+        """Make the full blocks findable that come back from main memory: they are there before any chunk reads."""
+        if self.pool.index is not None:
+            self._extend_keys(sequence, sequence.num_computed)
+            for place in range(first, sequence.num_computed // self.pool.block_size):
+                self.pool.index.publish(sequence.keys[place], sequence.block_ids[place])
+
     def _extend_keys(self, sequence: SequenceState, tokens: int) -> None:
         """Compute the prefix keys of the full blocks among the first `tokens` tokens."""
         size = self.pool.block_size
@@ -531,6 +551,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless queue, sequences, pool and prefix index agree."""
         self.pool.check_integrity(s.block_ids for s in self.running)
+        self.swap.check_integrity(self.waiting)
         self.features.check_integrity(s.held for s in self._live.values())
         if self.residency is not None:
             self.residency.check_integrity(s.request.adapters for s in self.running)

@@ -18,6 +18,7 @@ from quire.platform.request import Request, SequenceState
 from quire.platform.sampler import Sampled, TopLogprobs
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.platform.scheduler import Scheduler
+from quire.platform.swap import SwapSpace
 
 EOS = 0
 VOCAB = 6
@@ -30,8 +31,12 @@ class RecordingRunner:
         self.size = pool.block_size
         self.faults = faults  # the share of draws that end in an error
         self.slots: dict[int, tuple[int, ...]] = {}
+        self.hosts: dict[int, list[tuple[int, ...]]] = {}
+        self.computed = 0  # tokens
 
     def execute(self, plan: StepPlan, scheduler: Scheduler) -> StepResult:
+        self._swap(plan)
+        self.computed += sum(len(chunk.token_ids) for chunk in plan.chunks)
         for source, target in plan.copies:
             for offset in range(self.size):
                 self.slots[target * self.size + offset] = self.slots.get(source * self.size + offset, ())
@@ -46,6 +51,17 @@ class RecordingRunner:
                 assert self.slots[self._slot(chunk, position)] == tuple(history[: position + 1])
         sampled = [[self._sample(live[c.sequence_id], d.seed) for d in c.draws] for c in plan.chunks]
         return StepResult(sampled, [[] for _ in plan.chunks])
+
+    def _swap(self, plan: StepPlan) -> None:
+        """What moves at once must not depend on any order: no block is written twice, none is read after that."""
+        for moves in (plan.swap_out, plan.swap_in):
+            assert len({target for _, target in moves}) == len(moves)
+        for source, target in plan.swap_out:
+            places = range(source * self.size, (source + 1) * self.size)
+            self.hosts[target] = [self.slots.get(place, ()) for place in places]
+        for source, target in plan.swap_in:
+            for offset, history in enumerate(self.hosts[source]):
+                self.slots[target * self.size + offset] = history
 
     def _slot(self, chunk, position: int) -> int:
         return chunk.block_ids[position // self.size] * self.size + position % self.size
@@ -89,10 +105,12 @@ class Life(RuleBasedStateMachine):
         budget=st.integers(1, 16),
         cached=st.booleans(),
         faults=st.sampled_from([0.0, 0.05]),
+        hosts=st.sampled_from([0, 5, 100]),
     )
-    def start(self, blocks, size, seqs, budget, cached, faults):
+    def start(self, blocks, size, seqs, budget, cached, faults, hosts):
         self.pool = BlockPool(blocks, size, PrefixIndex() if cached else None)
-        self.scheduler = Scheduler(SchedulerConfig(seqs, budget), self.pool)
+        self.swap = SwapSpace(hosts, size)
+        self.scheduler = Scheduler(SchedulerConfig(seqs, budget), self.pool, swap=self.swap)
         self.runner = RecordingRunner(self.pool, faults)
         self.requests: list[Request] = []
 
@@ -149,6 +167,7 @@ class Life(RuleBasedStateMachine):
             steps += 1
             assert steps < 20_000, "the engine does not come to an end"
         assert self.pool.num_owned == 0 and self.pool.num_free == self.pool.num_blocks
+        assert self.swap.num_free == self.swap.num_blocks
         for request in self.requests:
             self._check_finished(request)
 
