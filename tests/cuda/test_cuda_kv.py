@@ -7,7 +7,9 @@ from types import ModuleType
 import pytest
 import torch
 
+from quire.contracts import KVCache
 from quire.kernels import reference
+from quire.platform.host_cache import HostCache
 from tests.kernels.kernel_helpers import misaligned, randn, same_bits
 
 
@@ -115,3 +117,19 @@ def test_a_block_outside_the_pool_is_passed_over(emulated_cuda: ModuleType) -> N
     for cache in before:
         cache[2] = 9
     assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
+
+
+def test_preempted_blocks_come_back(cuda: ModuleType, dtype: torch.dtype) -> None:
+    """By way of main memory, and what comes back to other blocks than those that it left."""
+    caches = [KVCache(randn(9, 2, 4, 6, dtype=dtype, seed=i), randn(9, 2, 4, 6, dtype=dtype, seed=-i)) for i in (1, 2)]
+    tensors = [tensor for cache in caches for tensor in (cache.keys, cache.values)]
+    before = [tensor.clone() for tensor in tensors]
+    store = HostCache(caches, torch.device("cpu"))
+    store._kernels = cuda
+    store.save([(0, 3), (7, 0), (2, 1), (4, 2)])
+    for tensor in tensors:
+        tensor.fill_(torch.nan)
+    store.fetch([(3, 8), (0, 0), (1, 2), (2, 5)])
+    for tensor, old in zip(tensors, before, strict=True):
+        assert same_bits(tensor[[8, 0, 2, 5]], old[[0, 7, 2, 4]])
+        assert int(tensor.isnan().sum()) == 5 * 2 * 4 * 6
