@@ -32,6 +32,7 @@ class EngineStats:
     """Gauges of this moment, and counts since the engine began.
 
     running, waiting: sequences that hold blocks, and that do not. arriving: requests whose images are being prepared.
+    swaps: preemptions whose sequences were kept in main memory.
     prompt_tokens: of requests that began to run. generated_tokens: sampled.
     prefix_queries, prefix_hits: tokens looked for in the prefix cache, and found there.
     encoder_queries, encoder_hits: images whose features were wanted, and were there. media_bytes: of these features.
@@ -43,6 +44,7 @@ class EngineStats:
     waiting: int
     arriving: int
     preemptions: int
+    swaps: int
     prompt_tokens: int
     generated_tokens: int
     kv_blocks: int
@@ -67,6 +69,7 @@ class EngineStats:
             waiting=len(scheduler.waiting),
             arriving=engine.num_arriving,
             preemptions=scheduler.num_preemptions,
+            swaps=scheduler.num_swaps,
             prompt_tokens=scheduler.prompt_tokens,
             generated_tokens=scheduler.generated_tokens,
             kv_blocks=pool.num_blocks,

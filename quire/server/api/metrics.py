@@ -106,7 +106,8 @@ class _EngineCollector(Collector):
         ):
             yield GaugeMetricFamily(f"quire_{name}", text, value)
         for name, text, value in (
-            ("preemptions", "Sequences that lost their blocks and were recomputed.", stats.preemptions),
+            ("preemptions", "Sequences that lost their blocks for a while.", stats.preemptions),
+            ("swaps", "Preemptions of sequences that were kept in main memory, not recomputed.", stats.swaps),
             ("prompt_tokens", "Tokens of prompts that began to run.", stats.prompt_tokens),
             ("generation_tokens", "Tokens generated.", stats.generated_tokens),
             ("prefix_cache_queries", "Tokens looked for in the prefix cache.", stats.prefix_queries),
