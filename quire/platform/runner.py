@@ -20,6 +20,7 @@ from quire.platform import batch
 from quire.platform.decode import DecodeStep
 from quire.platform.host_cache import HostCache
 from quire.platform.plan import NOT_YET_KNOWN, Chunk, EncodeImage, StepPlan, StepResult
+from quire.platform.pool_blocks import PoolBlocks
 from quire.platform.sampler import SampleSpec, Sampling, TopLogprobs, begin, top_logprobs
 from quire.platform.staging import Staging
 
@@ -91,7 +92,8 @@ class Runner:
         # Whether a step may be planned and started while the one before it runs.
         self.looks_ahead = device.type != "cpu"
         self._staging = Staging(device) if device.type != "cpu" else None
-        self._host = HostCache(caches, device)
+        self._blocks = PoolBlocks(caches)
+        self._host = HostCache(self._blocks)
         self._before = _Before()
         self._exact = exact_products
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
@@ -177,10 +179,10 @@ class Runner:
         with torch.inference_mode():
             self._host.save(plan.swap_out)
             self._host.fetch(plan.swap_in)
-            if plan.copies or plan.poison:
+            self._blocks.copy(plan.copies)
+            if plan.poison:
                 for cache in self.caches:
-                    self._prepare(cache.keys, plan)
-                    self._prepare(cache.values, plan)
+                    cache.keys[list(plan.poison)] = cache.values[list(plan.poison)] = float("nan")
 
     def _owned(self, owners: Iterable[tuple[Owner, int]]) -> AbstractContextManager[None]:
         """Let the layers work for these owners of rows."""
@@ -213,11 +215,6 @@ class Runner:
         embeddings = self.model.embed(token_ids)
         embeddings[places] = torch.cat([self._features[digest][first:end] for digest, first, end in parts])
         return embeddings
-
-    def _prepare(self, blocks: torch.Tensor, plan: StepPlan) -> None:
-        for source, target in plan.copies:  # one by one: a target may be a later copy's source
-            blocks[target].copy_(blocks[source])
-        blocks[list(plan.poison)] = float("nan")
 
     def _sample(self, chunks: Sequence[Chunk], logits: torch.Tensor | None) -> Sampling | None:
         """Draw each chunk's tokens; logits: [chunks with draws, vocabulary]."""

@@ -10,6 +10,7 @@ import torch
 from quire.contracts import KVCache
 from quire.kernels import reference
 from quire.platform.host_cache import HostCache
+from quire.platform.pool_blocks import PoolBlocks
 from tests.kernels.kernel_helpers import misaligned, randn, same_bits
 
 
@@ -119,13 +120,14 @@ def test_a_block_outside_the_pool_is_passed_over(emulated_cuda: ModuleType) -> N
     assert all(torch.equal(a, b) for a, b in zip(caches, before, strict=True))
 
 
-def test_preempted_blocks_come_back(cuda: ModuleType, dtype: torch.dtype) -> None:
+def test_preempted_blocks_come_back(emulated_cuda: ModuleType, dtype: torch.dtype) -> None:
     """By way of main memory, and what comes back to other blocks than those that it left."""
     caches = [KVCache(randn(9, 2, 4, 6, dtype=dtype, seed=i), randn(9, 2, 4, 6, dtype=dtype, seed=-i)) for i in (1, 2)]
     tensors = [tensor for cache in caches for tensor in (cache.keys, cache.values)]
     before = [tensor.clone() for tensor in tensors]
-    store = HostCache(caches, torch.device("cpu"))
-    store._kernels = cuda
+    pool = PoolBlocks(caches)
+    pool._kernels = emulated_cuda
+    store = HostCache(pool)
     store.save([(0, 3), (7, 0), (2, 1), (4, 2)])
     for tensor in tensors:
         tensor.fill_(torch.nan)
@@ -133,3 +135,21 @@ def test_preempted_blocks_come_back(cuda: ModuleType, dtype: torch.dtype) -> Non
     for tensor, old in zip(tensors, before, strict=True):
         assert same_bits(tensor[[8, 0, 2, 5]], old[[0, 7, 2, 4]])
         assert int(tensor.isnan().sum()) == 5 * 2 * 4 * 6
+
+
+def test_copies_one_after_the_other(emulated_cuda: ModuleType, dtype: torch.dtype) -> None:
+    """A target may be the next copy's source, or be overwritten by a later one."""
+    moves = [(0, 1), (2, 3), (1, 4), (5, 1), (6, 7), (7, 0), (8, 0)]
+    caches = [KVCache(randn(9, 2, 4, 6, dtype=dtype, seed=i), randn(9, 2, 4, 6, dtype=dtype, seed=-i)) for i in (1, 2)]
+    tensors = [tensor for cache in caches for tensor in (cache.keys, cache.values)]
+    wanted = [tensor.clone() for tensor in tensors]
+    for source, target in moves:
+        for tensor in wanted:
+            tensor[target] = tensor[source]
+    for kernels in (None, emulated_cuda):
+        copies = [KVCache(cache.keys.clone(), cache.values.clone()) for cache in caches]
+        pool = PoolBlocks(copies)
+        pool._kernels = kernels
+        pool.copy(moves)
+        got = [tensor for cache in copies for tensor in (cache.keys, cache.values)]
+        assert all(same_bits(a, b) for a, b in zip(got, wanted, strict=True))

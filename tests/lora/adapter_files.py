@@ -207,7 +207,7 @@ def nothing_left(llm: LLM) -> None:
     assert {uid for uid, version in library._versions.items() if version.resident} == set(residency._entries)
     assert all(info.requests == 0 for info in llm.list_lora_adapters())
     assert set(library._versions.values()) == set(library._names.values())
-    slots = [slot for slot, _ in bank._installed.values()] + bank._free
+    slots = [one.slot for one in bank._installed.values()] + bank._free
     assert sorted(slots) == list(range(len(slots))), "a slot is lost or given twice"
 
 

@@ -19,6 +19,7 @@ from quire.platform import host_cache, loading
 from quire.platform.block_pool import BlockPool
 from quire.platform.host_cache import HostCache
 from quire.platform.memory import count_swap_blocks
+from quire.platform.pool_blocks import PoolBlocks
 from quire.platform.prefix_index import PrefixIndex
 from quire.platform.request import Request
 from quire.platform.sampling_params import BeamSearchParams
@@ -393,7 +394,7 @@ def test_blocks_come_back_as_they_were(monkeypatch, dtype, piece):
     monkeypatch.setattr(host_cache, "_PIECE_BYTES", piece * 2 * 3 * 2 * 4 * 6 * dtype.itemsize)
     caches = [KVCache(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)) for _ in range(3)]
     before = [tensor.clone() for cache in caches for tensor in (cache.keys, cache.values)]
-    store = HostCache(caches, torch.device("cpu"))
+    store = HostCache(PoolBlocks(caches))
     rng = random.Random(piece)
     hosts, targets = rng.sample(range(9), 7), rng.sample(range(12), 7)
     store.save(list(zip(range(7), hosts, strict=True)))
