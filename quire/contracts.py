@@ -47,6 +47,7 @@ class ForwardContext:
     slot_mapping: torch.Tensor  # [T] int64: the pool slot that takes each token's key and value
     block_table: torch.Tensor  # [S, B] int32: s's blocks in order; entries past its last block are not read
     position_limit: int  # every position is below it: a power of two, so that it seldom differs between steps
+    longest: int  # of context_len and prompt_len, as a number: nobody needs to wait for a GPU to know
     # For models with `mrope` alone: what each token turns by, [T] int64, or [3, T] where time, height and width differ.
     rotary_positions: torch.Tensor | None = None
 

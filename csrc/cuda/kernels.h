@@ -7,6 +7,9 @@
 
 namespace quire::cuda {
 
+// Shared memory that a kernel may ask for a block.
+constexpr int kMostShared = 163 * 1024;
+
 // Throws std::runtime_error where the current device cannot run what was compiled.
 void check_device();
 

@@ -12,6 +12,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from quire.kernels.transfer import overwrite, send
+
 # The rows of csrc/arguments.h's LoraEntry and LoraSegment.
 _ENTRY = np.dtype([("a", "<u8"), ("b", "<u8"), ("scale", "<u8"), ("shift", "<u8"), ("rank", "<i8"), ("scaling", "<f8")])
 _SEGMENT = np.dtype([("start", "<i8"), ("end", "<i8"), ("slot", "<i8"), ("weight", "<f8")])
@@ -64,7 +66,7 @@ class LoraWeights:
         b = self.b
         if b is not None and row_major != self.row_major:
             b = unpack(b, columns).contiguous() if row_major else pack(b)
-        a, b, scale, shift = (None if t is None else t.to(device) for t in (self.a, b, self.scale, self.shift))
+        a, b, scale, shift = (None if t is None else send(t, device) for t in (self.a, b, self.scale, self.shift))
         return LoraWeights(a, b, self.scaling, scale, shift, row_major)
 
 
@@ -133,8 +135,8 @@ class LoraTable:
         self.entries[slot] = row
         if self.device.type != "cpu":
             size = _ENTRY.itemsize
-            row_bytes = torch.from_numpy(self.entries[slot : slot + 1].view(np.uint8).copy())
-            self._mirror[slot * size : (slot + 1) * size].copy_(row_bytes)
+            row_bytes = torch.from_numpy(self.entries[slot : slot + 1].view(np.uint8))
+            overwrite(self._mirror[slot * size : (slot + 1) * size], row_bytes)
 
     def _check(self, weights: LoraWeights) -> None:
         rank, blocks = weights.rank, -(-self.out_features // _COLUMNS)
@@ -193,7 +195,7 @@ class LoraSegments:
         self.entries[: len(rows)] = rows
         self.entries[len(rows) :] = 0
         if self.device.type != "cpu":
-            self._mirror.copy_(torch.from_numpy(self.entries.view(np.uint8)))
+            overwrite(self._mirror, torch.from_numpy(self.entries.view(np.uint8)))
 
 
 class AllRows(LoraSegments):
@@ -218,4 +220,4 @@ def times_named(rows: Sequence[Segment]) -> int:
 
 def _mirror(entries: np.ndarray, device: torch.device) -> torch.Tensor:
     """The same bytes where the device's kernels can read them: on the CPU, the same memory."""
-    return torch.from_numpy(entries.view(np.uint8)).to(device)
+    return send(torch.from_numpy(entries.view(np.uint8)), device)

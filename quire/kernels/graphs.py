@@ -6,6 +6,7 @@ inputs are changed in place. What would wait for the GPU, or read a number from 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +17,16 @@ from quire.kernels.recording import NotRecordable
 
 
 class Workspace:
-    """Memory for the tensors that captured functions make; all graphs of one workspace share it.
+    """A stream to capture on, and memory for the tensors that captured functions make; all graphs of one share it.
 
-    Results are good until another of them is replayed or captured.
+    What a function returns keeps its memory for as long as its graph is kept; let it be small.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)
         self.pool = torch.cuda.graph_pool_handle()
+        # A pool that no graph uses any more cannot be used again: this one always does.
+        self._anchor = _capture(lambda: torch.empty(1, device=device).fill_(0), self)
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,26 @@ def record(function: Callable[[], Any], workspace: Workspace) -> Graph:
     What it reads (weights, caches, inputs) must stay where it is for as long as the graph is used. Raises
     NotRecordable.
     """
-    graph = torch.cuda.CUDAGraph()
     try:
-        # Other threads may use the GPU meanwhile (images, adapters): only what this one does must be fit for it.
-        with torch.cuda.graph(graph, pool=workspace.pool, capture_error_mode="thread_local"):
-            results = function()
+        graph = _capture(function, workspace)
     except RuntimeError as error:
         raise NotRecordable(f"it cannot be captured ({str(error).splitlines()[0]})") from error
     graph.replay()
+    return graph
+
+
+def _capture(function: Callable[[], Any], workspace: Workspace) -> Graph:
+    # Not by torch.cuda.graph: it empties torch's caches first, and leaves its stream in force where a capture fails.
+    graph = torch.cuda.CUDAGraph()
+    workspace.stream.wait_stream(torch.cuda.current_stream(workspace.stream.device))
+    with torch.cuda.stream(workspace.stream):
+        # Other threads may use the GPU meanwhile (images, adapters): only what this one does must be fit for it.
+        graph.capture_begin(pool=workspace.pool, capture_error_mode="thread_local")
+        try:
+            results = function()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # it says that the capture has failed
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return Graph(results, graph)

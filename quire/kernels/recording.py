@@ -38,7 +38,8 @@ class Workspace:
     replayed or made.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        """device: the CPU."""
         self._chunks: list[torch.Tensor] = []
         self._taken: list[list[_Piece]] = []
 

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.kernels.transfer import send
+
 # A `Draw` of csrc/cuda/kernels.h. row: of the logits, -1 for no token; uniform: in [0, 1); temperature: 0 for the
 # likeliest token; top_p: 1 for no limit; top_k: 0 or less for none.
 DRAW = np.dtype(
@@ -36,7 +38,7 @@ def draw_tokens(logits: torch.Tensor, draws: NDArray[np.void]) -> torch.Tensor:
         raise TypeError(f"draws: expected [n] of {DRAW}, got {list(draws.shape)} of {draws.dtype}")
     if logits.dim() == 2 and (draws["row"] >= logits.shape[0]).any():
         raise IndexError(f"draws: a row is outside the {logits.shape[0]} of logits")
-    table = torch.from_numpy(np.ascontiguousarray(draws).view(np.uint8)).to(logits.device)
+    table = send(torch.from_numpy(np.ascontiguousarray(draws).view(np.uint8)), logits.device)
     return cuda.sample(logits, table)
 
 

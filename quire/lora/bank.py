@@ -11,6 +11,7 @@ from torch import nn
 
 from quire import kernels
 from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, Segment
+from quire.kernels.transfer import send
 from quire.lora.adapter import Adapter
 from quire.models.base import CausalLM
 from quire.models.layers import Embedding, Linear
@@ -57,7 +58,7 @@ class AdapterBank:
                 self.generation += 1
             columns = module.out_features if isinstance(module, Linear) else 0
             self.generation += module.adapters.put(slot, on_device(change, columns, self.device, self._row_major))
-        parameters = {name: tensor.to(self.device) for name, tensor in adapter.parameters.items()}
+        parameters = {name: send(tensor, self.device) for name, tensor in adapter.parameters.items()}
         self._installed[uid] = _Installed(slot, adapter, parameters)
 
     def drop(self, uid: int) -> None:

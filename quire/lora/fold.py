@@ -150,18 +150,19 @@ def _row_norms(weight: torch.Tensor, parts: Parts, rank: Rank | None) -> torch.T
     _shaped(parts["lora_A.weight"], [rank.rank, weight.shape[1]], "lora_A.weight")
     _shaped(parts["lora_B.weight"], [weight.shape[0], rank.rank], "lora_B.weight")
     a, b = parts["lora_A.weight"].float(), parts["lora_B.weight"].float() * rank.scaling
+    a, b = a.to(weight.device), b.to(weight.device)  # which is far smaller than the weight
     step = max(1, _PIECE // weight.shape[1])
     pieces = [
-        (weight[at : at + step].cpu().float() + b[at : at + step] @ a).norm(dim=1) for at in range(0, len(weight), step)
+        (weight[at : at + step].float() + b[at : at + step] @ a).norm(dim=1) for at in range(0, len(weight), step)
     ]
-    return torch.cat(pieces)
+    return torch.cat(pieces).cpu()
 
 
 def _column_norms(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
     """The length of each column of W + scaling (B A)^T, W [V, C]: [C] float32."""
-    a, b = a.float().t(), b.float().t() * scaling
+    a, b = (a.float().t()).to(weight.device), (b.float().t() * scaling).to(weight.device)
     step = max(1, _PIECE // weight.shape[1])
-    squares = torch.zeros(weight.shape[1])
+    squares = torch.zeros(weight.shape[1], device=weight.device)
     for at in range(0, len(weight), step):
-        squares += (weight[at : at + step].cpu().float() + a[at : at + step] @ b).square().sum(dim=0)
-    return squares.sqrt()
+        squares += (weight[at : at + step].float() + a[at : at + step] @ b).square().sum(dim=0)
+    return squares.sqrt().cpu()

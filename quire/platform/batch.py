@@ -14,7 +14,7 @@ from quire.platform.plan import Chunk
 from quire.platform.staging import Packed, Staging
 
 _LEAST_LIMIT = 2048
-_NAMES = [field.name for field in fields(ForwardContext) if field.name != "position_limit"]
+_NAMES = [field.name for field in fields(ForwardContext) if field.name not in ("position_limit", "longest")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class StepInputs:
     def clone(self) -> StepInputs:
         """The same in memory of its own, at addresses that stay."""
         if self.packed is not None:
-            return _of_packed(self.packed.clone(), self.context.position_limit)
+            return _of_packed(self.packed.clone(), self.context.position_limit, self.context.longest)
         own: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors(self.context).items()}
         return StepInputs(self.token_ids.clone(), replace(self.context, **own))
 
@@ -63,6 +63,7 @@ def build(chunks: Sequence[Chunk], block_size: int, device: torch.device, mrope:
         slot_mapping=tokens[2],
         block_table=_block_table(chunks).to(device),
         position_limit=limit_of(max(lengths)),
+        longest=max(*lengths, *prompts),
         rotary_positions=torch.from_numpy(_rotary_positions(chunks)).to(device) if mrope else None,
     )
     return StepInputs(tokens[0], context)
@@ -99,12 +100,14 @@ def send(
     if mrope:
         rotary = _rotary_positions(chunks)
         arrays["rotary_positions"] = np.pad(rotary, [*[(0, 0)] * (rotary.ndim - 1), (0, spare)])
-    return _of_packed(staging.send(arrays), limit_of(int(lengths.max())))
+    longest = int(max(lengths.max(), arrays["prompt_len"].max()))
+    return _of_packed(staging.send(arrays), limit_of(int(lengths.max())), longest)
 
 
-def _of_packed(packed: Packed, position_limit: int) -> StepInputs:
+def _of_packed(packed: Packed, position_limit: int, longest: int) -> StepInputs:
     named = {name: packed.tensor(name) for name in packed.places}
-    return StepInputs(named.pop("token_ids"), ForwardContext(position_limit=position_limit, **named), packed)
+    token_ids = named.pop("token_ids")
+    return StepInputs(token_ids, ForwardContext(position_limit=position_limit, longest=longest, **named), packed)
 
 
 def limit_of(length: int) -> int:

@@ -51,8 +51,8 @@ class _Recorded:
             for name, tensor in tensors(inputs.context).items():
                 _copy(tensor, getattr(own.context, name))
         self.recording.replay()
-        logits: torch.Tensor = self.recording.results
-        return logits
+        results: torch.Tensor = self.recording.results
+        return results
 
 
 class DecodeStep:
@@ -77,7 +77,7 @@ class DecodeStep:
         self._device = caches[0].keys.device
         self._shapes: OrderedDict[Shape, _Recorded | None] = OrderedDict()
         self._recording = None if enforce_eager else _recording_module(caches[0].keys)
-        self._workspace = self._recording.Workspace() if self._recording else None
+        self._workspace = self._recording.Workspace(self._device) if self._recording else None
 
     def room(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
         """(sequences, width of the block table) for which the inputs of such a step are to be laid out on a GPU."""
@@ -93,7 +93,7 @@ class DecodeStep:
         On a GPU there may be more rows of inputs, and of logits, than owners: they are nobody's.
         """
         rows = self._bank.segments((owner, 1) for owner in owners) if self._bank is not None else []
-        if self._recording is None or not self._are_recordable(rows, owners):
+        if self._recording is None or not self._are_recordable(inputs, rows, owners):
             return self._forward(inputs, self._segments(rows))
         width = _width_for(inputs.context.block_table.shape[1])
         shape = (len(inputs.token_ids), width, inputs.context.position_limit, _room_for(rows))
@@ -102,15 +102,20 @@ class DecodeStep:
             return self._forward(inputs, self._segments(rows))
         self._shapes.move_to_end(shape)
         recorded = self._shapes[shape]
-        if recorded is not None:
-            return recorded.run(inputs, rows)
-        return self._record(shape, inputs, rows)
+        if recorded is None:
+            return self._record(shape, inputs, rows)
+        return self._finish(recorded.run(inputs, rows), recorded.segments)
 
     def _segments(self, rows: Sequence[Segment]) -> LoraSegments | None:
         return LoraSegments.of(rows, self._device) if rows else None
 
-    def _are_recordable(self, rows: Sequence[Segment], owners: Sequence[Owner]) -> bool:
+    def _are_recordable(self, inputs: StepInputs, rows: Sequence[Segment], owners: Sequence[Owner]) -> bool:
         """Whether all of the step is kernels; recordings that read tables which have moved are forgotten."""
+        context, threshold = inputs.context, self._model.rope_threshold
+        if threshold is not None and context.longest > threshold:  # frequencies of each length, worked out in Python
+            return False
+        if context.rotary_positions is not None and context.rotary_positions.dim() > 1:
+            return False
         if self._bank is None or not rows:
             return True
         if self._generation != self._bank.generation:
@@ -120,9 +125,24 @@ class DecodeStep:
         return self._bank.are_recordable(owners)
 
     def _forward(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
+        return self._logits(self._hidden(inputs, segments), segments)
+
+    def _hidden(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
         model = self._model
-        with nullcontext() if self._bank is None else self._bank.using(segments):  # each row of the logits: one token's
-            return model.logits(model(model.embed(inputs.token_ids), inputs.context, self._caches))
+        with nullcontext() if self._bank is None else self._bank.using(segments):
+            return model(model.embed(inputs.token_ids), inputs.context, self._caches)
+
+    def _logits(self, hidden: torch.Tensor, segments: LoraSegments | None) -> torch.Tensor:
+        with nullcontext() if self._bank is None else self._bank.using(segments):  # each row is one token's
+            return self._model.logits(hidden)
+
+    def _finish(self, results: torch.Tensor, segments: LoraSegments | None) -> torch.Tensor:
+        """From a recording's results to logits.
+
+        A graph's results keep their memory: those of a GPU end with the hidden states, and the logits, which are a
+        hundred times as large, are computed behind it.
+        """
+        return results if self._device.type == "cpu" else self._logits(results, segments)
 
     def _record(self, shape: Shape, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
         assert self._recording is not None
@@ -137,15 +157,15 @@ class DecodeStep:
             _copy(table, wide)
             own = replace(own, context=replace(own.context, block_table=wide))
         try:
-            recording = self._recording.record(lambda: self._forward(own, segments), self._workspace)
+            recorded = self._forward if self._device.type == "cpu" else self._hidden
+            recording = self._recording.record(lambda: recorded(own, segments), self._workspace)
         except self._recording.NotRecordable as reason:
             logger.info("decode steps are run through Python: %s", reason)
             self._recording = self._workspace = None
             self._shapes.clear()
             return self._forward(inputs, self._segments(rows))
         self._remember(shape, _Recorded(own, segments, recording))
-        logits: torch.Tensor = recording.results
-        return logits
+        return self._finish(recording.results, segments)
 
     def _remember(self, shape: Shape, recorded: _Recorded | None) -> None:
         self._shapes[shape] = recorded

@@ -23,7 +23,15 @@ from quire.multimodal import FeatureCache, ImageProcessor, Preparer
 from quire.platform.block_pool import BlockPool
 from quire.platform.device import choose
 from quire.platform.intake import Limits, Sight
-from quire.platform.memory import block_bytes, count_blocks, count_swap_blocks, device_share, host_share, step_bytes
+from quire.platform.memory import (
+    SPLIT_BYTES,
+    block_bytes,
+    count_blocks,
+    count_swap_blocks,
+    device_share,
+    host_share,
+    step_bytes,
+)
 from quire.platform.prefix_index import PrefixIndex
 from quire.platform.runner import Runner, allocate_cache
 from quire.platform.swap import SwapSpace
@@ -63,11 +71,17 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
 
     Raises UnsupportedModelError, CheckpointError or QuireError."""
     kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
-    path = _checkpoint(config.model.model, config.model.revision)
     device = choose(config.model.device)
-    if device.type != "cpu":
-        # A model in float32 is to be computed in float32, its tower's convolution too.
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    if device.type == "cpu":
+        return _load(config, ring, device)
+    # A model in float32 is to be computed in float32, its tower's convolution too.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    with torch.cuda.device(device):
+        return _load(config, ring, device)
+
+
+def _load(config: EngineConfig, ring: Callable[[], object], device: torch.device) -> Parts:
+    path = _checkpoint(config.model.model, config.model.revision)
     model = load_model(path, config.model.dtype, device)
     tokenizer = None
     if not config.model.skip_tokenizer_init:
@@ -161,7 +175,8 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
         return host_share(config.cache, available)
     if config.cache.num_blocks is not None or config.cache.memory_bytes is not None:
         return 0
-    others = step_bytes(model, config.scheduler, config.cache.block_size, max_model_len)
+    step = step_bytes(model, config, max_model_len)
+    others = 2 * step + SPLIT_BYTES  # graphs keep memory of their own, for a smaller step
     others += config.media.feature_bytes if isinstance(model, VisionLanguageModel) else 0
     others += min(config.lora.device_bytes, config.lora.host_bytes) if config.lora.enabled else 0
     total = torch.cuda.mem_get_info(device)[1]

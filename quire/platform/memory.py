@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire import pages
-from quire.config import CacheConfig, SchedulerConfig
+from quire.config import CacheConfig, EngineConfig, SchedulerConfig
 from quire.contracts import KVSpec
 from quire.errors import QuireError
 from quire.models.base import CausalLM
@@ -15,6 +15,8 @@ from quire.platform.sampling_params import SamplingParams
 
 _CPU_FRACTION = 0.5
 _GPU_FRACTION = 0.9
+# What attention may set aside where it splits long sequences of one token: kMostPartialBytes of csrc/cuda.
+SPLIT_BYTES = 256 << 20
 
 
 def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
@@ -74,22 +76,24 @@ def count_blocks(
     return blocks
 
 
-def step_bytes(model: CausalLM, config: SchedulerConfig, block_size: int, max_model_len: int) -> int:
+def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int) -> int:
     """What the intermediate results of a step of full size take on a GPU: one is run, on a pool of its own.
 
     An image's encoding is not among them: what `gpu_memory_utilization` leaves is for that.
     """
     weight = next(model.parameters())
-    plan = full_step(config, block_size, max_model_len)
+    block_size, settings = config.cache.block_size, config.model
+    plan = full_step(config.scheduler, block_size, max_model_len)
     blocks = 1 + max(max(chunk.block_ids) for chunk in plan.chunks)
     caches = allocate_cache(model.kv_spec, blocks, block_size, weight.dtype, weight.device)
     torch.cuda.synchronize(weight.device)
     torch.cuda.reset_peak_memory_stats(weight.device)
     before = torch.cuda.memory_allocated(weight.device)
-    Runner(model, caches, weight.device, enforce_eager=True).execute(plan).result()
+    runner = Runner(model, caches, weight.device, enforce_eager=True, exact_products=settings.exact_products)
+    runner.execute(plan).result()
     torch.cuda.synchronize(weight.device)
     peak = torch.cuda.max_memory_allocated(weight.device) - before
-    del caches
+    del caches, runner
     torch.cuda.empty_cache()
     return peak
 

@@ -9,6 +9,7 @@ import torch
 
 from quire import kernels
 from quire.contracts import KVCache
+from quire.kernels.transfer import send
 
 Move = tuple[int, int]  # (from, to)
 
@@ -67,10 +68,7 @@ class PoolBlocks:
             blocks[index] = packed[:, place]
 
     def _send(self, numbers: Sequence[int]) -> torch.Tensor:
-        tensor = torch.tensor(numbers, dtype=torch.int64)
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+        return send(torch.tensor(numbers, dtype=torch.int64), self.device)
 
     def _where(self) -> tuple[torch.Tensor, int, int]:
         """What the kernels take first: addresses, number of blocks, bytes of a block in one tensor."""

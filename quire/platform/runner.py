@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 import torch
 
 from quire import kernels, pages
 from quire.contracts import KVCache, KVSpec
 from quire.kernels.adapters import LoraSegments
+from quire.kernels.transfer import send
 from quire.lora import AdapterBank, Owner
 from quire.models.base import CausalLM
 from quire.models.multimodal import VisionLanguageModel
@@ -99,11 +101,19 @@ class Runner:
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
         self._features: dict[bytes, torch.Tensor] = {}  # by digest, each [tokens, E]
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> Execution:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
-        if self.device.type == "cuda":  # another engine of this process may want it otherwise
-            kernels.cuda_backend().set_exact_products(self._exact)
+        with torch.inference_mode(), self._on_device():
+            return self._execute(plan)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Let this thread's current GPU be the model's, and products be what this engine wants."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        kernels.cuda_backend().set_exact_products(self._exact)
+        return torch.cuda.device(self.device)
+
+    def _execute(self, plan: StepPlan) -> Execution:
         for image in plan.encode:
             if image.digest not in self._features:
                 self._features[image.digest] = self._encode(image)
@@ -154,35 +164,37 @@ class Runner:
                 places.append(self._before.places[chunk.sequence_id])
         if rows:
             assert self._before.tokens is not None
+            targets, sources = self._index([rows, places])
             # A token that could not be drawn is -1; its sequence ends before anybody sees what becomes of it.
-            token_ids[self._index(rows)] = self._before.tokens[self._index(places)].clamp(min=0)
+            token_ids[targets] = self._before.tokens[sources].clamp(min=0)
 
-    def _index(self, numbers: Sequence[int]) -> torch.Tensor:
-        """Rows to take, on the device; nobody waits for the copy."""
-        index = torch.tensor(numbers, dtype=torch.int64)
-        if self.device.type == "cuda":
-            index = index.pin_memory()
-        return index.to(self.device, non_blocking=True)
+    def _index(self, numbers: Sequence[Any]) -> torch.Tensor:
+        """Rows to take, on the device."""
+        return send(torch.tensor(numbers, dtype=torch.int64), self.device)
 
     def prepare(self, plan: StepPlan) -> None:
         """Move, copy and poison the blocks that the plan names, let go of features, change the adapters on the device.
 
         Once a plan: a copy's source may be overwritten by now.
         """
-        if self.bank is not None:
-            for uid in plan.drop:
-                self.bank.drop(uid)
-            for uid in plan.install:
-                self.bank.install(uid)
         for digest in plan.release:
             self._features.pop(digest, None)
-        with torch.inference_mode():
-            self._host.save(plan.swap_out)
-            self._host.fetch(plan.swap_in)
-            self._blocks.copy(plan.copies)
-            if plan.poison:
-                for cache in self.caches:
-                    cache.keys[list(plan.poison)] = cache.values[list(plan.poison)] = float("nan")
+        with self._on_device():
+            if self.bank is not None:
+                for uid in plan.drop:
+                    self.bank.drop(uid)
+                for uid in plan.install:
+                    self.bank.install(uid)
+            with torch.inference_mode():
+                self._move_blocks(plan)
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        self._host.save(plan.swap_out)
+        self._host.fetch(plan.swap_in)
+        self._blocks.copy(plan.copies)
+        if plan.poison:
+            for cache in self.caches:
+                cache.keys[list(plan.poison)] = cache.values[list(plan.poison)] = float("nan")
 
     def _owned(self, owners: Iterable[tuple[Owner, int]]) -> AbstractContextManager[None]:
         """Let the layers work for these owners of rows."""
@@ -197,7 +209,7 @@ class Runner:
         given = image.inputs.get("image_embeds")
         assert isinstance(self.model, VisionLanguageModel)
         dtype = next(self.model.parameters()).dtype
-        inputs = {name: tensor.to(self.device) for name, tensor in image.inputs.items()}
+        inputs = {name: send(tensor, self.device) for name, tensor in image.inputs.items()}
         with nullcontext() if self.bank is None else self.bank.encoding_for(image.adapters):
             features = self.model.encode(inputs) if given is None else given
         features = features.to(self.device, dtype)

@@ -145,7 +145,7 @@ def test_adapters(pretended, tmp_path: Path, kind: str) -> None:
     model = engine.runner.model
     moved(model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "cpu", lambda self: torch.zeros_like(self, device="cpu") if self.is_meta else self)
+        patch.setattr(torch.Tensor, "cpu", lambda self: torch.ones_like(self, device="cpu") if self.is_meta else self)
         engine.load_lora_adapter("one", str(getattr(adapter_files, kind)(tmp_path / "adapter")))
     version = engine.adapters._named("one")
     bank = AdapterBank(model, lambda uid: version.adapter)

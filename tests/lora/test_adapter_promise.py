@@ -112,7 +112,7 @@ def alone(path: Path, folders: dict[str, Path]) -> Answers:
 def recorded(llm: LLM) -> int:
     """How many shapes of decode steps with adapters were recorded."""
     return sum(
-        shape[-1] > 0 and recording is not None for shape, recording in llm.llm_engine.runner._decode._shapes.items()
+        bool(shape[-1]) and recording is not None for shape, recording in llm.llm_engine.runner._decode._shapes.items()
     )
 
 
@@ -220,9 +220,9 @@ def _count_replays(llm: LLM) -> list[int]:
     step, found = llm.llm_engine.runner._decode, []
     call = step.__call__
 
-    def counted(token_ids: Any, context: Any, owners: Any) -> Any:
+    def counted(inputs: Any, owners: Any) -> Any:
         before = dict(step._shapes)
-        logits = call(token_ids, context, owners)
+        logits = call(inputs, owners)
         found.append(any(shape[-1] and isinstance(one, decode._Recorded) and logits is one.recording.results
                          for shape, one in before.items()))  # fmt: skip
         return logits

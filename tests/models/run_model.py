@@ -54,4 +54,5 @@ def context(table: torch.Tensor, start: int, size: int, prompt_len: int, block_s
         slot_mapping=table[0, positions // block_size].long() * block_size + positions % block_size,
         block_table=table,
         position_limit=2048,
+        longest=max(start + size, prompt_len),
     )

@@ -112,6 +112,7 @@ def run_together(model, sequences, block_size: int = 4) -> list[torch.Tensor]:
         slot_mapping=torch.cat([part.slot_mapping for part in parts]),
         block_table=torch.cat(tables),
         position_limit=2048,
+        longest=max(part.longest for part in parts),
     )
     with torch.inference_mode():
         ids = torch.tensor([token for ids, _ in sequences for token in ids])

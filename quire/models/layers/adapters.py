@@ -19,6 +19,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.adapters import LoraSegments, LoraTable, LoraWeights
+from quire.kernels.transfer import send
 
 
 class Active:
@@ -87,7 +88,7 @@ def on_device(change: Any, columns: int, device: torch.device, row_major: bool) 
     if device.type == "cpu" and not row_major:
         return change
     if isinstance(change, torch.Tensor):
-        return change.to(device)
+        return send(change, device)
     if isinstance(change, LoraWeights):
         return change.for_device(columns, device, row_major)
     if not dataclasses.is_dataclass(change) or isinstance(change, type):

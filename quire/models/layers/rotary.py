@@ -92,7 +92,7 @@ class RotaryEmbedding:
 
     def __call__(self, ctx: ForwardContext) -> RotaryTable:
         """Return the step's table; call it once a step."""
-        if self.threshold is not None and max(int(ctx.positions.max()) + 1, int(ctx.prompt_len.max())) > self.threshold:
+        if self.threshold is not None and ctx.longest > self.threshold:
             return self._by_length(ctx)
         table = self._static(min(ctx.position_limit, self.max_positions), ctx.positions.device)
         if ctx.rotary_positions is None:
