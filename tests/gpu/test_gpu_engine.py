@@ -68,6 +68,47 @@ def test_graphs_with_adapters(path: str, tmp_path: Path) -> None:
     assert any(shape[-1] for shape in graphs(captured))
 
 
+def test_a_step_waits_for_nothing(path: str) -> None:
+    """Torch raises where the host would wait for the GPU. It does not see events, by which tokens are read."""
+    llm = open_llm(path)
+    engine, execute = llm.llm_engine, llm.llm_engine.runner.execute
+    checked = []
+
+    def strict(plan: Any) -> Any:
+        steady = all(len(chunk.token_ids) == 1 for chunk in plan.chunks) and len(graphs(llm)) > 0
+        torch.cuda.set_sync_debug_mode("error" if steady else "default")
+        try:
+            checked.append(steady)
+            return execute(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    answers(llm, 8)
+    engine.runner.execute = strict
+    answers(llm, 8)
+    assert sum(checked) > 10
+
+
+def test_a_capture_that_fails_changes_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current stream is the same, and later captures and answers are right."""
+    expected = answers(open_llm(path, enforce_eager=True), 6)
+    llm = open_llm(path)
+    stream, decode = torch.cuda.current_stream(), llm.llm_engine.runner._decode
+    hidden = decode._hidden
+
+    def waiting(inputs: Any, segments: Any) -> Any:
+        if torch.cuda.is_current_stream_capturing():
+            int(inputs.token_ids.max())
+        return hidden(inputs, segments)
+
+    monkeypatch.setattr(decode, "_hidden", waiting)
+    assert answers(llm, 6) == expected and not graphs(llm)
+    assert torch.cuda.current_stream() == stream
+    for _ in range(2):
+        assert answers(captured := open_llm(path), 6) == expected
+    assert graphs(captured)
+
+
 def test_preempted_sequences_go_on(path: str) -> None:
     expected = answers(open_llm(path), 24)
     for swap in (0, 1):
