@@ -84,6 +84,22 @@ def test_tables_grow_under_a_recording(tmp_path) -> None:
     assert {limit for tokens, _, limit, _ in shapes if tokens == 3} == {2048, 4096}
 
 
+def test_steps_past_the_length_that_changes_frequencies(tmp_path) -> None:
+    """Below it, steps are recorded as for any model; beyond, each length has frequencies of its own."""
+    build("LlamaForCausalLM", "rope_dynamic", tmp_path)
+    settings = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 64}
+    llm, eager = LLM(str(tmp_path), **settings), LLM(str(tmp_path), enforce_eager=True, **settings)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
+
+    def run(which: LLM, length: int) -> tuple:
+        output = which.generate({"prompt_token_ids": [5 + i for i in range(length)]}, params, use_tqdm=False)[0]
+        return output.outputs[0].token_ids, output.outputs[0].logprobs
+
+    for length in (4, 18, 30, 4):  # its threshold is 24
+        assert run(llm, length) == run(eager, length)
+    assert {tokens for tokens, *_ in recorded(llm)} == {1}
+
+
 def test_only_so_many_shapes_are_remembered(tiny_path, monkeypatch) -> None:
     monkeypatch.setattr(decode, "_MOST_SHAPES", 3)
     llm = LLM(str(tiny_path))
