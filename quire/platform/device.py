@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 
 import torch
@@ -15,41 +16,39 @@ def choose(name: str) -> torch.device:
     """The device that a setting names: "cpu", "cuda", "cuda:1", or "auto": what QUIRE_DEVICE says, or a GPU that quire
     can use, or else the CPU.
 
-    Raises QuireError for a GPU that is not there or for which the kernels were not built.
+    Raises QuireError for a GPU that is not there or that cannot run the kernels.
     """
-    if name == "auto":
-        name = os.environ.get("QUIRE_DEVICE") or "auto"
+    what = f"device={name!r}"
+    if name == "auto" and os.environ.get("QUIRE_DEVICE"):
+        name = os.environ["QUIRE_DEVICE"]
+        what = f"QUIRE_DEVICE={name}"
     if name == "cpu":
         return torch.device("cpu")
     if name == "auto":
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
-        device = torch.device("cuda", torch.cuda.current_device())
-        try:
-            cuda_backend().check_device(device)
-        except QuireError as error:
-            warnings.warn(f"there is a GPU, but {error}; running on the CPU.", RuntimeWarning, stacklevel=3)
-            return torch.device("cpu")
-        return device
-    device = _parse(name)
+        return _best()
+    match = re.fullmatch(r"cuda(?::(\d{1,4}))?", name)
+    if match is None:
+        raise QuireError(f"{what}: must be 'auto', 'cpu', 'cuda' or 'cuda:' and a number.")
     if not torch.cuda.is_available():
         raise QuireError(
-            f"device={name!r}: torch finds no GPU (torch {torch.__version__}, built for CUDA {torch.version.cuda}): "
-            "look at the driver with nvidia-smi, or set device='cpu'."
+            f"{what}: torch finds no GPU (torch {torch.__version__}, built for CUDA {torch.version.cuda}): "
+            "look at the driver with nvidia-smi, or choose the device 'cpu'."
         )
-    index = torch.cuda.current_device() if device.index is None else device.index
+    index = torch.cuda.current_device() if match[1] is None else int(match[1])
     if index >= torch.cuda.device_count():
-        raise QuireError(f"device={name!r}: this machine has {torch.cuda.device_count()} GPUs, counted from 0.")
+        raise QuireError(f"{what}: this machine has {torch.cuda.device_count()} GPUs, counted from 0.")
     device = torch.device("cuda", index)
     cuda_backend().check_device(device)
     return device
 
 
-def _parse(name: str) -> torch.device:
+def _best() -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device())
     try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("cpu")
-    if device.type != "cuda":
-        raise QuireError(f"device={name!r}: must be 'auto', 'cpu', 'cuda' or 'cuda:' and a number.")
+        cuda_backend().check_device(device)
+    except QuireError as error:
+        warnings.warn(f"there is a GPU, but {error}; running on the CPU.", RuntimeWarning, stacklevel=4)
+        return torch.device("cpu")
     return device

@@ -93,6 +93,7 @@ class LLMEngine:
         self._requests: dict[str, Request] = {}
         self._failed: list[Request] = []
         self._flight: Execution | None = None  # a step that runs while the next is planned
+        self._broken_off = False  # whether the last call of `step` ended by an exception
 
     def add_request(
         self,
@@ -282,15 +283,18 @@ class LLMEngine:
         On a GPU a step is committed once the next one has been started behind it, where that can be planned without
         knowing its tokens: the GPU never waits for Python then.
         """
+        outputs: list[RequestOutput | BeamSearchOutput] = []
+        if self._broken_off:  # what flies must land first: the runner may have started something behind it
+            outputs += self._respond(self._land())
+        self._broken_off = True
         self._take_prepared()
         plan = self.scheduler.plan()
         self._fail_without_adapters()
-        flight, self._flight = self._flight, None
-        if not plan.chunks and flight is None:
+        if not plan.chunks and self._flight is None:
             self._wait()
         self._prepare(plan)
         execution = self._begin(plan)
-        outputs = [] if flight is None else self._respond(self._land(flight))
+        outputs += self._respond(self._land())
         advanced: list[SequenceState] = []
         if execution is not None and execution.known_there:
             self.scheduler.count_ahead(plan)
@@ -300,7 +304,9 @@ class LLMEngine:
         self._prepare_again()
         if self.config.debug:
             self.check_integrity()
-        return outputs + self._respond(advanced)
+        outputs += self._respond(advanced)
+        self._broken_off = False
+        return outputs
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless all tables of the engine agree with each other."""
@@ -403,11 +409,20 @@ class LLMEngine:
                 logger.exception("a step failed; its sequences are now run one by one")
         return self._execute_one_by_one(plan)
 
-    def _land(self, flight: Execution) -> list[SequenceState]:
-        """Commit a step that was counted ahead. It cannot be run again: what was started behind it reads its tokens."""
+    def _land(self) -> list[SequenceState]:
+        """Commit the step that was counted ahead, if there is one.
+
+        It cannot be run again: what was started behind it reads its tokens.
+        """
+        flight = self._flight
+        if flight is None:
+            return []
         try:
-            return self.scheduler.commit(flight.plan, flight.result())
+            result = flight.result()  # an interrupt here leaves it flying
+            self._flight = None
+            return self.scheduler.commit(flight.plan, result)
         except Exception as error:
+            self._flight = None
             logger.exception("a step failed, and its requests with it")
             self.scheduler.abandon(flight.plan)
             for chunk in flight.plan.chunks:
@@ -437,6 +452,8 @@ class LLMEngine:
             except Exception as error:
                 self.scheduler.forget_features(image.digest for image in images)
                 self._fail(request, error)
+        seen = {item.digest for chunk in good for item in chunk.media}
+        self.scheduler.forget_features(image.digest for image in plan.encode if image.digest not in seen)
         result = StepResult([r.sampled[0] for r in results], [r.scores[0] for r in results])
         return StepPlan(good, (), encode=plan.encode), result
 

@@ -187,6 +187,64 @@ def test_a_step_that_fails_while_it_runs(tiny_path, ahead):
     assert engine.pool.num_owned == 0
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("place", ["prepare", "result"])
+def test_a_step_that_is_broken_off(tiny_path, ahead, error, place):
+    """Whoever goes on stepping loses nothing, and whoever gives up leaves nothing behind that others wait for."""
+    llm = ahead(tiny_path)
+    expected = texts(LLM(str(tiny_path)), range(6, 12))
+    engine, broken = llm.llm_engine, []
+    batch = prompts()
+
+    def breaking(function):
+        def called(*given):
+            if engine._flight is not None and len(broken) < 3:
+                broken.append(1)
+                raise error("broken off")
+            return function(*given)
+
+        return called
+
+    def once_more() -> list:
+        try:
+            return engine.step()
+        except error:
+            return []
+
+    if place == "prepare":
+        engine.runner.prepare = breaking(engine.runner.prepare)
+    else:
+        execute = engine.runner.execute
+
+        def executing(plan):
+            execution = execute(plan)
+            if error is KeyboardInterrupt:  # an Exception there ends the requests: tested above
+                object.__setattr__(execution._sampling, "result", breaking(execution._sampling.result))
+            return execution
+
+        engine.runner.execute = executing
+    for i in range(6, 12):
+        engine.add_request(str(i), {"prompt_token_ids": batch[i]}, plain(i))
+    ends: dict[str, tuple] = {}
+    while engine.has_unfinished_requests():
+        for output in once_more():
+            if output.finished:
+                one = output.outputs[0]
+                ends[output.request_id] = (one.token_ids, one.finish_reason, one.stop_reason)
+    assert [ends[str(i)] for i in range(6, 12)] == expected
+    assert len(broken) == (0 if place == "result" and error is RuntimeError else 3)
+    # Given up in mid-flight, it does not hold up a search of beams that wait for one another's blocks.
+    broken.clear()
+    engine.add_request("given up", {"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=9, ignore_eos=True))
+    while not broken and engine.has_unfinished_requests():
+        once_more()
+    engine.abort_request("given up")
+    broken[:] = [1, 1, 1]
+    once_more()
+    assert engine.scheduler._ahead is None
+    assert texts(llm, range(6, 12)) == expected
+
+
 def test_a_row_that_cannot_be_drawn(tiny_path, ahead, monkeypatch):
     """Its request ends; the step that was started with its token harms nobody."""
     llm = ahead(tiny_path)
