@@ -51,7 +51,7 @@ def test_a_device_that_is_not_there(two_gpus: list[torch.device], name: str) -> 
 
 def test_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_DEVICE", "nonsense")
-    with pytest.raises(QuireError, match="^QUIRE_DEVICE=nonsense: must be"):
+    with pytest.raises(QuireError, match=r"^QUIRE_DEVICE=nonsense: must be"):
         LLM()
 
 
