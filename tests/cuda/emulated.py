@@ -62,10 +62,7 @@ def load() -> ModuleType:
     if "quire.kernels.cuda" not in sys.modules:
         spec = importlib.util.spec_from_file_location("quire.kernels._cuda", build())
         assert spec is not None and spec.loader is not None
-        flags = sys.getdlopenflags()
-        sys.setdlopenflags(os.RTLD_LAZY)
         module = importlib.util.module_from_spec(spec)
-        sys.setdlopenflags(flags)
         spec.loader.exec_module(module)
         sys.modules["quire.kernels._cuda"] = module
         import quire.kernels
