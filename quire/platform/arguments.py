@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,15 @@ def engine_config(
     }
     rest = {field: given[name] for name, field in _ARGUMENTS["engine"].items() if name in given}
     return EngineConfig(**sections, **rest)
+
+
+def default_of(argument: str) -> Any:
+    """The default of an argument's setting, in the setting's unit. Raises KeyError for an unknown name."""
+    section = next((name for name, fields in _ARGUMENTS.items() if argument in fields), None)
+    if section is None:
+        raise KeyError(argument)
+    kind = _SECTIONS.get(section, EngineConfig)
+    return {field.name: field.default for field in dataclasses.fields(kind)}[_ARGUMENTS[section][argument]]
 
 
 def recommended_sampling(path: Path) -> dict[str, Any]:

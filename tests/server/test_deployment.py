@@ -54,7 +54,8 @@ def task_of(monkeypatch: pytest.MonkeyPatch, words: Sequence[str], variables: Ma
 def serve_variables() -> set[str]:
     """The variables that `quire serve` reads. Others of this kind it would pass over without a word."""
     command = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
-    return {param.envvar for param in command.params if param.envvar}
+    of_one = [param.envvar for param in command.params if param.envvar]
+    return {name for names in of_one for name in ([names] if isinstance(names, str) else names)}
 
 
 def unknown_variables(names: set[str]) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 from pathlib import Path
 
@@ -10,7 +12,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import quire
-from quire.server import serve
+from quire.config import CacheConfig, MediaConfig, ServerConfig
+from quire.server import serve, serve_settings
 from quire.server.cli import app
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,7 +26,7 @@ class Served:
         self._folder = folder
         self._tasks: list[serve.Task] = []
         monkeypatch.setattr(serve, "serve", self._take)
-        for name in [name for name in os.environ if name.startswith("QUIRE_")]:
+        for name in [name for name in os.environ if name.startswith(("QUIRE_", "VLLM_"))]:
             monkeypatch.delenv(name)
 
     def _take(self, task: serve.Task) -> int:
@@ -200,3 +203,108 @@ def test_what_cannot_be_served_is_one_line(args: tuple[str, ...], word: str) -> 
     result = CliRunner().invoke(app, ["serve", "--log-level", "error", *args])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and word in result.stderr
+
+
+def test_underscores_for_hyphens(served: Served) -> None:
+    task = served("--max_num_seqs", "3", "--no_enable_prefix_caching", "--max_model_len=64")
+    assert (task.engine["max_num_seqs"], task.engine["enable_prefix_caching"]) == (3, False)
+    assert task.engine["max_model_len"] == 64
+    # Values stay as they are, also those that look like options.
+    assert served("--api_key", "--a_b").server["api_keys"] == ("--a_b",)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("MODEL", "--served-model-name", "a", "b", "c"),
+        ("--served-model-name", "a", "b", "c", "--port", "1", "MODEL"),
+        ("--served-model-name", "a", "b", "c", "--model", "MODEL"),
+        ("--served_model_name", "a", "b", "--served-model-name=c", "--", "MODEL"),
+    ],
+)
+def test_several_names_after_one_option(served: Served, args: tuple[str, ...]) -> None:
+    task = served(*args)
+    assert (task.engine["model"], task.server["served_model_names"]) == ("MODEL", ("a", "b", "c"))
+
+
+def test_the_model_behind_one_value(served: Served) -> None:
+    task = served("--served-model-name", "a", "MODEL")
+    assert (task.engine["model"], task.server["served_model_names"]) == ("MODEL", ("a",))
+    assert served("--served-model-name", "a").server["served_model_names"] == ("a",)
+
+
+def test_what_could_be_a_name_or_the_model(served: Served) -> None:
+    assert "put the model first" in served.complaint("--served-model-name", "a", "b", "c")
+    assert "put the model first" in served.complaint("--served-model-name", "a", "b", yaml="model: M")
+    assert "put the model first" in served.complaint("--served-model-name", "a", "b", QUIRE_MODEL="M")
+    assert "put the model first" in served.complaint("--served-model-name", "a", "b", "--api-key", "c", "d")
+
+
+def test_switches_with_a_value(served: Served) -> None:
+    assert served("--enable-prefix-caching=False").engine["enable_prefix_caching"] is False
+    assert served("--enable-lora", "true", "MODEL").engine == {"enable_lora": True, "model": "MODEL"}
+    assert served("--no-enable-lora=false").engine["enable_lora"] is True
+    assert served("--disable-access-log=true").access_log is False
+    assert served("--disable-uvicorn-access-log").access_log is False
+    assert served("--disable-access-log=false").access_log is True
+    assert "neither true nor false" in served.complaint("--enable-lora=perhaps")
+
+
+def test_limits_and_objects_in_vllms_forms(served: Served) -> None:
+    for args in (("--limit-mm-per-prompt", "image=4"), ("--limit-mm-per-prompt", '{"image": 4}'),
+                 ("--limit_mm_per_prompt.image", "4"), ("--limit-mm-per-prompt.image=4",)):  # fmt: skip
+        assert served(*args).engine["limit_mm_per_prompt"] == {"image": 4}
+    assert served(yaml="limit-mm-per-prompt: image=4").engine["limit_mm_per_prompt"] == {"image": 4}
+    task = served("--mm-processor-kwargs.size.shortest_edge", "32", "--mm-processor-kwargs.do_resize", "true")
+    assert task.engine["mm_processor_kwargs"] == {"size": {"shortest_edge": 32}, "do_resize": True}
+    assert "image=few" in served.complaint("--limit-mm-per-prompt", "image=few")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("2.5G", 5 << 29), ("1m", 10**6)]
+)
+def test_sizes(served: Served, text: str, size: int) -> None:
+    assert served("--kv-cache-memory-bytes", text).engine["kv_cache_memory_bytes"] == size
+    assert served(yaml=f"kv_cache_memory_bytes: {text}").engine["kv_cache_memory_bytes"] == size
+
+
+def test_a_size_that_is_none(served: Served) -> None:
+    assert "--max-model-len" in served.complaint("--max-model-len", "long")
+    assert "--max-model-len" in served.complaint("--max-model-len", "1e999k")
+
+
+def test_variables_of_vllm(served: Served) -> None:
+    assert served(VLLM_ALLOW_RUNTIME_LORA_UPDATING="True").server["allow_runtime_lora"] is True
+    assert served(VLLM_ALLOW_RUNTIME_LORA_UPDATING="0").server["allow_runtime_lora"] is False
+    task = served("--no-allow-runtime-lora", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
+    assert task.server["allow_runtime_lora"] is False
+    assert served(VLLM_API_KEY="secret").server["api_keys"] == ("secret",)
+    assert "set and empty" in served.complaint(VLLM_API_KEY=" ")
+
+
+def test_help_fits_80_columns_and_cuts_no_name(served: Served) -> None:
+    result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"}, terminal_width=80)
+    assert result.exit_code == 0
+    assert max(map(len, result.output.splitlines())) <= 80 and "…" not in result.output
+    for setting in serve_settings.settings():
+        assert setting.flag[2:] in result.output, setting.name
+    for group in serve_settings.GROUPS:
+        assert f"{group.title}:" in result.output
+
+
+def test_help_says_the_defaults_of_the_configuration() -> None:
+    shown = {setting.name: setting.default for setting in serve_settings.settings()}
+    assert (shown["port"], shown["max_num_seqs"], shown["max_request_bytes"]) == ("8000", "64", "32 MiB")
+    assert shown["limit_mm_per_prompt"] == str(MediaConfig().max_images)
+    assert float(shown["swap_space"]) * (1 << 30) == CacheConfig().swap_bytes
+
+
+def test_every_setting_goes_somewhere() -> None:
+    fields = {field.name for field in dataclasses.fields(serve.Task)} | {"disable_access_log"}
+    server = {field.name for field in dataclasses.fields(ServerConfig)}
+    for setting in serve_settings.settings():
+        if setting.target is serve_settings.Target.ENGINE:
+            assert setting.name in inspect.signature(quire.LLM).parameters, setting.name
+        else:
+            known = server if setting.target is serve_settings.Target.SERVER else fields
+            assert setting.destination in known, setting.name
