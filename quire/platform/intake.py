@@ -15,6 +15,7 @@ from quire.errors import RequestError
 from quire.lora import LoRARequest
 from quire.multimodal import Prepared, check_count, expand, read_images
 from quire.platform.beam import BeamGroup
+from quire.platform.constraints import Constraints, is_constrained
 from quire.platform.prefix_index import root_key
 from quire.platform.request import Media, Request
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
@@ -60,8 +61,9 @@ class Prompt:
     """A prompt as it was given, checked as far as it can be before its images are looked at.
 
     ids: with one marker for each image (or with all placeholders). images: their sources; settings: for their
-    processor. seed: the request's, drawn when it arrived: images are ready in any order. adapters: the versions that it
-    runs with, and lora, how the caller named them.
+    processor. seed: the request's, drawn when it arrived: images are ready in any order. bad_words: tokenized;
+    constraints: what the parameters do to the logits, or None. adapters: the versions that it runs with, and lora, how
+    the caller named them.
     """
 
     text: str | None
@@ -70,6 +72,8 @@ class Prompt:
     images: list[Any] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    constraints: Constraints | None = None
     adapters: AdapterUse = ()
     lora: LoRARequest | None = None
 
@@ -94,11 +98,24 @@ class Intake:
         self._max_tokens(request_id, len(read.ids), params.max_tokens)
         if isinstance(params, BeamSearchParams):
             return read
-        if self.sight is not None and read.images:  # what the request's making would find out too late
-            encode_bad_words(self.tokenizer, params.bad_words or ())
-            if params.prompt_logprobs is not None and self.sight.marker_id >= self.limits.vocab_size:
-                raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
-        return replace(read, seed=self._random.getrandbits(63) if params.seed is None else params.seed)
+        unscored = self.sight is not None and read.images and self.sight.marker_id >= self.limits.vocab_size
+        if unscored and params.prompt_logprobs is not None:  # what the request's making would find out too late
+            raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
+        bad_words, constraints = self._constraints(params, read.ids)
+        seed = self._random.getrandbits(63) if params.seed is None else params.seed
+        return replace(read, seed=seed, bad_words=bad_words, constraints=constraints)
+
+    def _constraints(
+        self, params: SamplingParams, ids: list[int]
+    ) -> tuple[tuple[tuple[int, ...], ...], Constraints | None]:
+        """(bad words, tokenized; constraints). Long lists take their time: here no step waits for it."""
+        bad_words = encode_bad_words(self.tokenizer, params.bad_words or ())
+        if not is_constrained(params, bad_words, 0):
+            return bad_words, None
+        return bad_words, Constraints(params, ids, self._stop_ids(params), bad_words, self.limits.vocab_size)
+
+    def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        return (frozenset() if params.ignore_eos else self.eos_ids) | frozenset(params.stop_token_ids or ())
 
     def room(self, prompt: Prompt) -> int:
         """How many tokens the images of a prompt may take together."""
@@ -177,9 +194,10 @@ class Intake:
             max_tokens=self._max_tokens(request_id, len(ids), params.max_tokens),
             seeds=tuple(_mix(prompt.seed, index) for index in range(params.n)),
             eos_ids=eos_ids,
-            stop_ids=eos_ids | frozenset(params.stop_token_ids or ()),
-            bad_words=encode_bad_words(self.tokenizer, params.bad_words or ()),
+            stop_ids=self._stop_ids(params),
+            bad_words=prompt.bad_words,
             prefix_root=self._prefix_root(len(ids), prompt),
+            constraints=prompt.constraints,
         )
 
     def _beam_request(self, request_id: str, prompt: Prompt, ids: list[int], params: BeamSearchParams) -> Request:

@@ -13,6 +13,7 @@ import numpy as np
 
 from quire.contracts import MediaItem
 from quire.lora import Owner
+from quire.platform.constraints import Rules
 from quire.platform.sampler import Sampled, TopLogprobs
 from quire.platform.sampling_params import SamplingParams
 
@@ -34,6 +35,7 @@ class Draw:
     seed: int
     stop_ids: frozenset[int]
     bad_words: tuple[tuple[int, ...], ...]
+    rules: Rules | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 from quire.contracts import AdapterUse, MediaItem
 from quire.lora import LoRARequest, Owner
 from quire.multimodal import Pixels
+from quire.platform.constraints import Constraints, Rules
 from quire.platform.outputs import Failure, RequestMetrics
 from quire.platform.plan import NOT_YET_KNOWN, Draw
 from quire.platform.sampler import Sampled, TopLogprobs
@@ -56,6 +57,7 @@ class Request:
     max_tokens: `params.max_tokens`, cut to what the model's length and the pool allow.
     stop_ids: the tokens that end a sequence; eos_ids: those among them that end it without being named a reason.
     prefix_root: the root of the request's prefix keys.
+    constraints: what the parameters do to the logits; None where they leave them alone.
     media: the prompt's images, in their order; prompt_ids has their placeholders.
     rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
         rotary_end: what the first token behind them turns by.
@@ -75,6 +77,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...]
     prefix_root: bytes
     beam: BeamGroup | None = None
+    constraints: Constraints | None = None
     media: list[Media] = field(default_factory=list)
     rotary: np.ndarray | None = None
     rotary_end: int = 0
@@ -186,7 +189,10 @@ class SequenceState:
     def _make_draw(self) -> Draw:
         request = self.request
         seed = request.seeds[self.index % len(request.seeds)]  # beams draw nothing and share the one seed
-        return Draw(request.params, request.prompt_ids, self.output_ids, seed, request.stop_ids, request.bad_words)
+        rules = None if request.constraints is None else Rules(request.constraints)
+        return Draw(
+            request.params, request.prompt_ids, self.output_ids, seed, request.stop_ids, request.bad_words, rules
+        )
 
     def fork(self, index: int) -> SequenceState:
         """A new sequence with the same tokens and history; it owns no blocks yet."""

@@ -236,7 +236,14 @@ class Runner:
             for draw in chunk.draws:
                 specs.append(
                     SampleSpec(
-                        row, draw.params, draw.prompt_ids, draw.output_ids, draw.seed, draw.stop_ids, draw.bad_words
+                        row,
+                        draw.params,
+                        draw.prompt_ids,
+                        draw.output_ids,
+                        draw.seed,
+                        draw.stop_ids,
+                        draw.bad_words,
+                        draw.rules,
                     )
                 )
             row += bool(chunk.draws)

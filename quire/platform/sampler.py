@@ -24,18 +24,15 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quire.kernels.sampling import DRAW, can_draw, draw_tokens
+from quire.platform.constraints import Constraints, Ids, Row, Rules, is_constrained
 from quire.platform.outputs import Failure
 from quire.platform.sampling_params import SamplingParams
-
-Row = NDArray[np.float32]
-Ids = NDArray[np.int64]
 
 # top_p alone looks at so many tokens first, and at _WIDEN times as many whenever their mass does not suffice.
 _FIRST_LOOK = 256
@@ -52,7 +49,10 @@ _NO_TOKEN = Failure(
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """One token to draw. Several specs may share a row of the logits; ids may be numpy arrays too."""
+    """One token to draw. Several specs may share a row of the logits; ids may be numpy arrays too.
+
+    rules: what the other fields say about the logits, made once for the sequence; None: made for this draw.
+    """
 
     row: int  # row of the logits
     params: SamplingParams
@@ -61,6 +61,7 @@ class SampleSpec:
     seed: int  # of this sequence; the engine has mixed in its index
     stop_ids: frozenset[int]  # end tokens, forbidden while len(output_ids) < min_tokens
     bad_words: tuple[tuple[int, ...], ...]  # tokenized
+    rules: Rules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ def _host(logits: torch.Tensor) -> Row:
 
 
 def _is_plain(spec: SampleSpec) -> bool:
-    return spec.params.logprobs is None and not _is_constrained(spec)
+    return spec.params.logprobs is None and not is_constrained(spec.params, spec.bad_words, len(spec.output_ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ def _weigh(row: Row, spec: SampleSpec) -> _Weights | Failure:
     best = int(row.argmax())
     if not math.isfinite(row[best]):  # argmax takes NaN for the largest
         return _NOT_FINITE
-    if _is_constrained(spec):
+    if is_constrained(spec.params, spec.bad_words, len(spec.output_ids)):
         row = _constrain(row, spec)
         best = int(row.argmax())
         if not math.isfinite(row[best]):
@@ -347,61 +348,12 @@ def _locate(cumulative: NDArray[np.float64], target: float) -> int:
     return place
 
 
-def _is_constrained(spec: SampleSpec) -> bool:
-    params = spec.params
-    return bool(
-        params.allowed_token_ids is not None
-        or spec.bad_words
-        or len(spec.output_ids) < params.min_tokens
-        or params.logit_bias
-        or params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-    )
-
-
 def _constrain(row: Row, spec: SampleSpec) -> Row:
     """A changed copy of the row."""
-    params, size = spec.params, len(row)
-    if params.allowed_token_ids is None:
-        row = row.copy()
-    else:
-        allowed = _ids(params.allowed_token_ids, size)
-        changed = np.full_like(row, -np.inf)
-        changed[allowed] = row[allowed]
-        row = changed
-    for word in spec.bad_words:
-        so_far = len(spec.output_ids) - len(word) + 1
-        if so_far >= 0 and tuple(spec.output_ids[so_far:]) == word[:-1] and word[-1] < size:
-            row[word[-1]] = -np.inf
-    if len(spec.output_ids) < params.min_tokens:
-        row[_ids(sorted(spec.stop_ids), size)] = -np.inf
-    if params.logit_bias:
-        biased = _ids(list(params.logit_bias), size)
-        row[biased] += np.array([params.logit_bias[int(token)] for token in biased], np.float32)
-    _penalize(row, spec)
-    return row
-
-
-def _penalize(row: Row, spec: SampleSpec) -> None:
-    """Penalties as Hugging Face (repetition) and OpenAI (frequency, presence) define them; in place."""
-    params = spec.params
-    if params.repetition_penalty != 1.0:
-        seen = np.zeros(len(row), dtype=bool)
-        seen[_ids(spec.prompt_ids, len(row))] = True
-        seen[_ids(spec.output_ids, len(row))] = True
-        ids, penalty = np.flatnonzero(seen), np.float32(params.repetition_penalty)
-        row[ids] = np.where(row[ids] > 0, row[ids] / penalty, row[ids] * penalty)
-    if params.frequency_penalty or params.presence_penalty:
-        ids, counts = np.unique(_ids(spec.output_ids, len(row)), return_counts=True)
-        row[ids] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
-        row[ids] -= np.float32(params.presence_penalty)
-
-
-def _ids(ids: Any, size: int) -> Ids:
-    """As an array, without ids that have no logit (a placeholder in the prompt may lie outside)."""
-    array = np.asarray(ids, dtype=np.int64)
-    return array[(array >= 0) & (array < size)]
+    rules = spec.rules
+    if rules is None:
+        rules = Rules(Constraints(spec.params, spec.prompt_ids, spec.stop_ids, spec.bad_words, len(row)))
+    return rules.apply(row, spec.output_ids)
 
 
 def _top(row: Row, token_id: int, count: int) -> TopLogprobs:

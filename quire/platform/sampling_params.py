@@ -21,6 +21,8 @@ MAX_STOP_STRING_LENGTH = 1024  # characters
 MAX_STOP_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_LENGTH = 1024  # characters
+MAX_BAD_WORD_TOKENS = 128  # of one word
+MAX_BAD_WORDS_TOKENS = 32_768  # of all of a request's together, each with and without a space before it
 MAX_LOGIT_BIAS = 300_000  # entries: more than any vocabulary that is in use
 MAX_ALLOWED_TOKEN_IDS = 300_000
 MAX_BEAM_WIDTH = 256
@@ -52,7 +54,8 @@ class SamplingParams:
     seed: same seed, same draws, on any batch; None draws one; -1 means None.
     stop: a string or strings that end the output.  stop_token_ids: tokens that do.
     ignore_eos: go on past the model's end tokens.
-    bad_words: words whose last token is forbidden when the tokens before it have just been generated.
+    bad_words: words whose last token is forbidden when the tokens before it have just been generated. A word takes
+        at most MAX_BAD_WORD_TOKENS tokens, all together MAX_BAD_WORDS_TOKENS.
     include_stop_str_in_output: keep the stop string at the end of the text.
     max_tokens: most tokens to generate; None: as many as the model's length allows.
     min_tokens: no end token and no stop string before this many tokens.
@@ -277,6 +280,8 @@ def _token_ids(name: str, values: Any, most: int) -> tuple[int, ...] | None:
     if values is None:
         return None
     taken = _items(name, values, most, "token ids")
+    if set(map(type, taken)) == {int} and min(taken) >= 0 and max(taken) <= 2**31:  # as a long list is, in a moment
+        return taken
     return tuple(_integer(f"{name}[{position}]", value, 0, 2**31) for position, value in enumerate(taken))
 
 
@@ -291,7 +296,11 @@ def _logit_bias(bias: Any) -> Mapping[int, float] | None:
     checked: dict[int, float] = {}
     for key, value in bias.items():
         digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
-        token_id = _integer("logit_bias's token id", int(key) if digits else key, 0, 2**31)
+        key = int(key) if digits else key
+        if type(key) is int and type(value) is float and 0 <= key <= 2**31 and -MAX_BIAS <= value <= MAX_BIAS:
+            checked[key] = value  # as nearly all of them are, and there may be many
+            continue
+        token_id = _integer("logit_bias's token id", key, 0, 2**31)
         # math.isnan() and float() of a huge int would overflow
         number = isinstance(value, Real) and not isinstance(value, bool) and value == value
         if not number:

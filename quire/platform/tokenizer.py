@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError, RequestError
+from quire.platform.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS_TOKENS
 
 # At least one of these is in a directory that has a tokenizer. Without the check, transformers may make an
 # empty tokenizer of config.json alone, and the first request would find out.
@@ -157,19 +158,28 @@ def _encode(tokenizer: Any, text: str, add_special_tokens: bool, what: str = "th
 def encode_bad_words(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Each word as token ids, as at the start of a text and, where it differs, after a space.
 
-    Raises RequestError for a word without tokens, and for words without a tokenizer.
+    Raises RequestError for a word without tokens or with too many, for too many together, and for words without a
+    tokenizer.
     """
     if words and tokenizer is None:
         raise RequestError("bad_words are texts, and no tokenizer is loaded: use logit_bias, or load one.")
     encoded: dict[tuple[int, ...], None] = {}
+    count = 0
     for place, word in enumerate(words):
         what = f"bad_words[{place}]"
         alone = tuple(_encode(tokenizer, word.lstrip(), False, what))
         if not alone:
             raise RequestError(f"bad_words: {word!r} has no tokens; take it out.")
+        if len(alone) > MAX_BAD_WORD_TOKENS:
+            raise RequestError(f"{what} has {len(alone)} tokens, and the limit is {MAX_BAD_WORD_TOKENS}: shorten it.")
         spaced = tuple(_encode(tokenizer, " " + word.lstrip(), False, what))
         encoded[alone] = None
         # More tokens mean that the space stands for itself: forbidding the word as such suffices.
         if len(spaced) == len(alone) and spaced[0] != alone[0]:
             encoded[spaced] = None
+        count += len(alone) + len(spaced)
+        if count > MAX_BAD_WORDS_TOKENS:
+            raise RequestError(
+                f"bad_words has more than {MAX_BAD_WORDS_TOKENS} tokens in all: give fewer or shorter ones."
+            )
     return tuple(encoded)
