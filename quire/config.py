@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from quire.errors import QuireError
 
+_LOAD_FORMATS = ("auto", "safetensors", "pt")
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -14,6 +16,8 @@ class ModelConfig:
 
     model: a local directory or a hub id; None takes the bundled model.
     dtype: "auto" (the checkpoint's own), "bfloat16", "float16" or "float32".
+    load_format: "safetensors"; "pt", torch's pytorch_model.bin, read in a process of its own; or "auto", the first of
+        these that is there.
     device: "auto" (a GPU where there is one that the kernels were built for, else the CPU), "cpu", "cuda" or
         "cuda:1".
     exact_products: on a GPU, multiply by kernels whose sums do not depend on how many tokens share a step; else by
@@ -28,6 +32,7 @@ class ModelConfig:
     revision: str | None = None
     tokenizer_revision: str | None = None
     dtype: str = "auto"
+    load_format: str = "auto"
     device: str = "auto"
     exact_products: bool = True
     max_model_len: int | None = None
@@ -41,6 +46,8 @@ class ModelConfig:
                 "trust_remote_code=True: quire never runs code that comes with a checkpoint. A model that "
                 "needs it can be added as a plug-in package (see docs/adding-a-model.md)."
             )
+        if self.load_format not in _LOAD_FORMATS:
+            raise QuireError(f"load_format={self.load_format!r}: is one of {', '.join(_LOAD_FORMATS)}.")
         _at_least(1, max_model_len=self.max_model_len)
         _of_type(str, model=self.model, tokenizer=self.tokenizer, dtype=self.dtype, device=self.device)
         _of_type(bool, exact_products=self.exact_products)

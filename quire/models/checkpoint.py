@@ -1,14 +1,17 @@
 """A checkpoint's files: where they are, and their tensors.
 
-Only safetensors (https://huggingface.co/docs/safetensors) is read. Pickles are never opened.
+Safetensors (https://huggingface.co/docs/safetensors), or where there are none, torch's pytorch_model.bin, whose pickle
+this process never opens (`quire.models.pickled`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quire.errors import CheckpointError
+from quire.models.pickled import open_pickles
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+PICKLED_INDEX = "pytorch_model.bin.index.json"
+PICKLED = "pytorch_model.bin"
 # All that a text model needs. A pinned revision reaches every one of them: they come in one snapshot.
 HUB_TEXTS = ("*.json", "*.jinja", "*.txt", "*.model")
 HUB_FILES = (*HUB_TEXTS, "*.safetensors")
+HUB_PICKLED = (*HUB_TEXTS, PICKLED, "pytorch_model-*-of-*.bin")
 HUB_SKIPPED = ("*/*", "consolidated*", "*.fp16.safetensors", "*.fp32.safetensors")
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.gguf", "*.h5", "*.msgpack", "*.index.json")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -62,6 +70,18 @@ def resolve_checkpoint(
         ) from error
 
 
+def resolve_weights(model: str | os.PathLike[str], revision: str | None = None, load_format: str = "auto") -> Path:
+    """As `resolve_checkpoint`, for a whole model. Of the hub's files .bin ones are fetched where `load_format` asks for
+    them ("pt"), or where there are no others ("auto"). Raises CheckpointError."""
+    path = resolve_checkpoint(model, revision, HUB_PICKLED if load_format == "pt" else HUB_FILES)
+    if load_format != "auto" or os.path.isdir(os.path.expanduser(os.fspath(model))):
+        return path
+    if (path / SINGLE).exists() or (path / INDEX).exists():
+        return path
+    commit = path.name if _COMMIT.fullmatch(path.name) else revision  # the same, wherever a branch points by now
+    return resolve_checkpoint(model, commit, HUB_PICKLED)
+
+
 def _looks_like_path(name: str) -> bool:
     """A hub id is `name` or `owner/name`; whatever is shaped otherwise was meant as a path."""
     parts = name.split("/")
@@ -82,14 +102,17 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Checkpoint:
-    """The tensors of a directory's safetensors files, by name. Raises CheckpointError throughout."""
+    """The tensors of a directory's files, by name. Raises CheckpointError throughout.
 
-    def __init__(self, directory: Path) -> None:
+    load_format: "safetensors"; "pt", torch's .bin files; or "auto", the first of these that is there.
+    """
+
+    def __init__(self, directory: Path, load_format: str = "auto") -> None:
         self.directory = directory
         self._files: dict[Path, Any] = {}
         self._home: dict[str, Path] = {}
         self._raw: dict[Path, _RawFile] = {}
-        for path in self._weight_files():
+        for path in self._weight_files(load_format):
             for name in self._open(path):
                 if name in self._home:
                     raise CheckpointError(f"{path}: {name!r} is also in {self._home[name].name}.")
@@ -99,7 +122,9 @@ class Checkpoint:
         return iter(self._home)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor as stored: a view of the file's memory map, whose pages are read when first touched."""
+        """The tensor as stored: a view of the file's memory map, whose pages are read when first touched.
+
+        Of a .bin file it may have any strides."""
         path = self._home[name]
         try:
             return self._files[path].get_tensor(name)
@@ -107,7 +132,7 @@ class Checkpoint:
             raise CheckpointError(f"{path}: {name!r} cannot be read: {error}") from error
 
     def read(self, name: str, out: torch.Tensor, first: int = 0) -> None:
-        """Read into `out`, contiguous and of the stored dtype, the tensor's elements from number `first` on.
+        """Read into `out`, contiguous and of the stored dtype, a contiguous tensor's elements from number `first` on.
 
         From the file as it was opened, whatever has its name by now. Any number of threads may call this at once.
         """
@@ -128,44 +153,69 @@ class Checkpoint:
         return self._home[name].name
 
     def _open(self, path: Path) -> list[str]:
+        if path in self._files:
+            return list(self._files[path].keys())
         try:
             file = safe_open(path, framework="pt", device="cpu")
             names = list(file.keys())
-            self._files[path], self._raw[path] = file, _RawFile(path)
+            self._files[path], self._raw[path] = file, _RawFile.of_safetensors(path)
             if self._raw[path].starts.keys() != set(names):
                 raise ValueError("it was replaced while it was opened")
             return names
         except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointError(f"{path}: is damaged or no safetensors file: {error}{_hint(path)}") from error
 
-    def _weight_files(self) -> list[Path]:
-        if (self.directory / SINGLE).exists():
-            return [self.directory / SINGLE]
-        if (self.directory / INDEX).exists():
-            return self._shards(self.directory / INDEX)
-        pickles = sorted(path.name for pattern in _PICKLES for path in self.directory.glob(pattern))
-        found = (
-            f" (there is {', '.join(pickles[:3])}: a pickle, which can run code and is never opened)" if pickles else ""
-        )
-        raise CheckpointError(
-            f"{self.directory}: neither {SINGLE} nor {INDEX} is there{found}. To convert a "
-            "checkpoint that you trust: AutoModelForCausalLM.from_pretrained(path)"
-            ".save_pretrained(path, safe_serialization=True), or the hub's https://huggingface.co/spaces/safetensors/convert"
-        )
+    def _open_pickles(self, paths: Sequence[Path]) -> None:
+        """Several at once: they need a process."""
+        for path in paths:
+            if hint := _hint(path):
+                raise CheckpointError(f"{path}: is no file of weights{hint}.")
+        for path, file in zip(paths, open_pickles(paths), strict=True):
+            self._files[path], self._raw[path] = file, _RawFile(file.file, file.starts)
 
-    def _shards(self, index: Path) -> list[Path]:
+    def _weight_files(self, load_format: str) -> list[Path]:
+        if load_format != "pt":
+            if (self.directory / SINGLE).exists():
+                return [self.directory / SINGLE]
+            if (self.directory / INDEX).exists():
+                return self._shards(self.directory / INDEX, ".safetensors")
+        if load_format != "safetensors":
+            if (self.directory / PICKLED).exists():
+                self._open_pickles([self.directory / PICKLED])
+                return [self.directory / PICKLED]
+            if (self.directory / PICKLED_INDEX).exists():
+                return self._shards(self.directory / PICKLED_INDEX, ".bin")
+        raise CheckpointError(f"{self.directory}: {self._nothing_found(load_format)}")
+
+    def _nothing_found(self, load_format: str) -> str:
+        wanted = {"pt": (PICKLED, PICKLED_INDEX), "safetensors": (SINGLE, INDEX)}
+        names = wanted.get(load_format, (SINGLE, INDEX, PICKLED, PICKLED_INDEX))
+        others = sorted(path.name for pattern in _OTHERS for path in self.directory.glob(pattern))
+        found = f" There is {', '.join(others[:3])}:" if others else ""
+        if others and load_format != "auto" and any(name in others for name in (SINGLE, INDEX, PICKLED, PICKLED_INDEX)):
+            found += f" load_format={load_format!r} does not read that; 'auto' does."
+        elif others:
+            found += (
+                " weights of another name or kind. To convert a checkpoint that you trust: "
+                "AutoModelForCausalLM.from_pretrained(path).save_pretrained(path)."
+            )
+        return f"none of {', '.join(names)} is there.{found}"
+
+    def _shards(self, index: Path, suffix: str) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: has no 'weight_map'.")
         for file in weight_map.values():
             # A plain name only: the index is the checkpoint author's, and must not point elsewhere on this
             # machine.
-            if not isinstance(file, str) or not file.endswith(".safetensors") or "/" in file or "\\" in file:
-                raise CheckpointError(f"{index}: {file!r} is not the name of a safetensors file beside it.")
+            if not isinstance(file, str) or not file.endswith(suffix) or "/" in file or "\\" in file:
+                raise CheckpointError(f"{index}: {file!r} is not the name of a {suffix} file beside it.")
         for file in set(weight_map.values()):
             if not os.path.isfile(self.directory / file):
                 raise CheckpointError(f"{index}: {file!r} is not there.")
         shards = [self.directory / file for file in sorted(set(weight_map.values()))]
+        if suffix == ".bin":
+            self._open_pickles(shards)
         held = {(name, path.name) for path in shards for name in self._open(path)}
         absent = sorted(set(weight_map.items()) - held)
         if absent:
@@ -174,15 +224,21 @@ class Checkpoint:
 
 
 class _RawFile:
-    """A safetensors file open for reading, and where its tensors start; safe_open, which checks it, does not say."""
+    """A file open for reading, and where its tensors start."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
+    def __init__(self, file: FileIO, starts: Mapping[str, int]) -> None:
+        self._file = file
         self._lock = threading.Lock()
-        size = int.from_bytes(self._file.read(8), "little")
-        header = json.loads(self._file.read(size))
+        self.starts = starts
+
+    @classmethod
+    def of_safetensors(cls, path: Path) -> _RawFile:
+        """safe_open, which checks the file, does not say where its tensors start."""
+        file = path.open("rb", buffering=0)
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
         header.pop("__metadata__", None)
-        self.starts = {name: 8 + size + int(entry["data_offsets"][0]) for name, entry in header.items()}
+        return cls(file, {name: 8 + size + int(entry["data_offsets"][0]) for name, entry in header.items()})
 
     def read(self, target: memoryview, at: int) -> int:
         if hasattr(os, "preadv"):

@@ -42,17 +42,23 @@ _CASTABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _MEDIA_FIELDS = ("vision_config", "audio_config", "mm_vision_tower", "image_token_id", "image_token_index")
 
 
-def load_model(path: str | Path, dtype: str | torch.dtype = "auto", device: torch.device = _CPU) -> CausalLM:
+def load_model(
+    path: str | Path,
+    dtype: str | torch.dtype = "auto",
+    device: torch.device = _CPU,
+    load_format: str = "auto",
+) -> CausalLM:
     """Load the model of a local directory to a device, in eval mode and without gradients.
 
-    dtype: "auto" (config.json's, or else the files' own), a name of DTYPES, or a torch.dtype among them.
+    dtype: "auto" (config.json's, or else the files' own), a name of DTYPES, or a torch.dtype among them. load_format:
+    see `Checkpoint`.
     Raises UnsupportedModelError for what quire does not run, CheckpointError for files that do not fit.
     """
     path = Path(path)
     raw = read_json(path / "config.json")
     model_class = _model_class(raw)
     config = load_config(path)
-    checkpoint = Checkpoint(path)
+    checkpoint = Checkpoint(path, load_format)
     wanted = _dtype(dtype, raw, checkpoint)
     try:
         with torch.device("meta"):
@@ -140,7 +146,7 @@ def _dtype(dtype: str | torch.dtype, raw: dict[str, Any], checkpoint: Checkpoint
         chosen = raw.get("dtype") or raw.get("torch_dtype")
         name = next(checkpoint.names(), None)
         if name is None:
-            raise CheckpointError(f"{checkpoint.directory}: its safetensors files hold no tensors.")
+            raise CheckpointError(f"{checkpoint.directory}: its files hold no tensors.")
         chosen = chosen or checkpoint.tensor(name).dtype
     chosen = str(chosen).removeprefix("torch.")
     if chosen not in DTYPES:

@@ -72,7 +72,7 @@ def read_weights(
 
 def _jobs(checkpoint: Checkpoint, wanted: Wanted, out: torch.Tensor) -> list[Callable[[], object]]:
     stored = checkpoint.tensor(wanted.stored)
-    if wanted.transposed or stored.dtype is not out.dtype:
+    if wanted.transposed or stored.dtype is not out.dtype or not stored.is_contiguous():
         return [partial(out.copy_, stored.t() if wanted.transposed else stored)]
     flat, step = out.view(-1), _PIECE // out.element_size()
     read = checkpoint.read if out.is_cpu else partial(_read_across, checkpoint)

@@ -125,8 +125,8 @@ _SECTIONS: dict[str, Any] = {
 # By section of `EngineConfig` ("engine": its own): argument -> field.
 _ARGUMENTS: dict[str, dict[str, str]] = {
     "model": _same(
-        "model", "tokenizer", "revision", "tokenizer_revision", "dtype", "max_model_len", "skip_tokenizer_init",
-        "enforce_eager", "trust_remote_code", "device", "exact_products",
+        "model", "tokenizer", "revision", "tokenizer_revision", "dtype", "load_format", "max_model_len",
+        "skip_tokenizer_init", "enforce_eager", "trust_remote_code", "device", "exact_products",
     ),
     "cache": {
         "block_size": "block_size",

@@ -37,6 +37,8 @@ class LLM:
         tokenizer, tokenizer_revision: where the tokenizer comes from, if not from the model.
         revision: the hub's branch, tag or commit; it reaches every file.
         dtype: "auto" (the checkpoint's), "bfloat16", "float16" or "float32".
+        load_format: "safetensors"; "pt", torch's pytorch_model.bin, read in a process of its own; or "auto", the first
+            of these that is there.
         device: "auto" (a GPU where quire can use one, else the CPU), "cpu", "cuda" or "cuda:1".
         exact_products: False lets cuBLAS multiply on a GPU: faster for many tokens, but a request's last bits then
             depend on what shares its steps.
@@ -80,6 +82,7 @@ class LLM:
         revision: str | None = None,
         tokenizer_revision: str | None = None,
         dtype: str | None = None,
+        load_format: str | None = None,
         device: str | None = None,
         exact_products: bool | None = None,
         max_model_len: int | None = None,
@@ -119,6 +122,7 @@ class LLM:
             revision=revision,
             tokenizer_revision=tokenizer_revision,
             dtype=dtype,
+            load_format=load_format,
             device=device,
             exact_products=exact_products,
             max_model_len=max_model_len,

@@ -16,7 +16,7 @@ from quire.config import EngineConfig, LoRAConfig, ModelConfig
 from quire.errors import AdapterError, CheckpointError, QuireError
 from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterBank, AdapterLibrary, AdapterReader, Residency
 from quire.models.base import CausalLM
-from quire.models.checkpoint import HUB_TEXTS, resolve_checkpoint
+from quire.models.checkpoint import HUB_TEXTS, resolve_checkpoint, resolve_weights
 from quire.models.loader import load_model
 from quire.models.multimodal import VisionLanguageModel
 from quire.multimodal import FeatureCache, ImageProcessor, Preparer
@@ -81,8 +81,8 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
 
 
 def _load(config: EngineConfig, ring: Callable[[], object], device: torch.device) -> Parts:
-    path = _checkpoint(config.model.model, config.model.revision)
-    model = load_model(path, config.model.dtype, device)
+    path = _checkpoint(config.model)
+    model = load_model(path, config.model.dtype, device, config.model.load_format)
     tokenizer = None
     if not config.model.skip_tokenizer_init:
         tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
@@ -141,14 +141,14 @@ def _eyes(
     return Eyes(sight, preparer, features, width * next(model.parameters()).element_size())
 
 
-def _checkpoint(model: str | None, revision: str | None) -> Path:
-    if model is None:
-        if revision is not None:
-            raise QuireError(f"revision={revision!r}: the bundled model has no revisions; leave it out.")
+def _checkpoint(config: ModelConfig) -> Path:
+    if config.model is None:
+        if config.revision is not None:
+            raise QuireError(f"revision={config.revision!r}: the bundled model has no revisions; leave it out.")
         from quire.demo import model_path
 
         return model_path()
-    return resolve_checkpoint(model, revision)
+    return resolve_weights(config.model, config.revision, config.load_format)
 
 
 def _tokenizer_path(config: ModelConfig, model_path: Path) -> Path:

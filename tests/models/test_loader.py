@@ -289,11 +289,11 @@ def test_two_names_for_one_parameter(copy_of):
 # What is refused: files
 
 
-def test_pickles_are_never_opened(copy_of):
+def test_weights_of_other_names_are_not_opened(copy_of):
     path = copy_of()
-    (path / SINGLE).unlink()
-    (path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
-    fails(path, CheckpointError, "pytorch_model.bin", "never opened", "save_pretrained")
+    (path / SINGLE).rename(path / "weights.safetensors")
+    (path / "optimizer.bin").write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+    fails(path, CheckpointError, "optimizer.bin", "weights.safetensors", "save_pretrained")
     assert not Path("pwned").exists()
 
 
