@@ -100,12 +100,16 @@ _MODEL = (
     Setting("revision", _TEXT, "The hub's branch, tag or commit."),
     Setting("tokenizer_revision", _TEXT, "The same, of the tokenizer."),
     Setting("dtype", _TEXT, "auto (the checkpoint's), bfloat16, float16 or float32."),
+    Setting(
+        "load_format", _TEXT, "safetensors; pt, torch's .bin files; or the first of these that is there.",
+        choices=("auto", "safetensors", "pt"),
+    ),
     Setting("device", _TEXT, "auto, cpu, cuda or cuda:1."),
     Setting("exact_products", _SWITCH, "On a GPU: bits that do not depend on the batch (the default), or cuBLAS."),
     Setting("max_model_len", _SIZE, "Most tokens of prompt and answer.", shown="the model's"),
     Setting("enforce_eager", _SWITCH, "Never replay recorded steps."),
     Setting("trust_remote_code", _SWITCH, "No code that comes with a checkpoint is run; see docs/from-vllm.md."),
-)
+)  # fmt: skip
 
 _CHAT = (
     Setting("chat_template", _TEXT, "A file with a Jinja template, or the template.", _TASK),
