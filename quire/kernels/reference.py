@@ -1,32 +1,24 @@
 """Every kernel in plain torch: the oracle of the native kernels, and what runs where they could not be built.
 
-These too keep promise 1 (a token's result does not depend on what shares its batch): attention goes token by
-token, and matrix products go in row tiles of one fixed shape, because a BLAS picks its algorithm by shape.
+These too keep promise 1 (a token's result does not depend on what shares its batch): every sum and every function is
+one of `exact.py`'s, and all else is done element by element with operations that IEEE 754 defines to the last bit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
+from quire.kernels import exact
 from quire.kernels.adapters import LoraSegments, LoraTable, unpack
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": F.silu,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
-}
 
 # B of an adapter lies as the native kernels read it.
 ROW_MAJOR_B = False
-# Rows of a matrix product's fixed tile. Small, since a single decoded token pays for a whole tile.
-_TILE = 8
-# Narrower products get columns of zeros: a BLAS computes the rows of a tile differently where it is only 2 or 3 wide.
-_LEAST_COLUMNS = 8
+# Scores that are computed at a time.
+_MOST_SCORES = 1 << 20
 
 
 def linear(
@@ -37,17 +29,11 @@ def linear(
     tables: Sequence[LoraTable | None] = (),
     segments: LoraSegments | None = None,
 ) -> torch.Tensor:
-    rows = x.shape[0]
-    tiles = F.pad(x, (0, 0, 0, -rows % _TILE)).to(out_dtype or x.dtype).view(-1, _TILE, x.shape[1])
     parts = []
     for weight, bias in zip(weights, biases, strict=True):
-        weight, bias = weight.to(tiles.dtype), None if bias is None else bias.to(tiles.dtype)
-        columns, more = len(weight), max(0, _LEAST_COLUMNS - len(weight))
-        if more:
-            weight, bias = F.pad(weight, (0, 0, 0, more)), None if bias is None else F.pad(bias, (0, more))
-        y = torch.cat([F.linear(tile, weight, bias) for tile in tiles] or [tiles.new_empty(0, len(weight))])
-        parts.append(y[:rows, :columns])
-    result = torch.cat(parts, dim=1)
+        y = exact.products(x, weight)
+        parts.append(y if bias is None else y + bias.float())
+    result = torch.cat(parts, dim=1).to(out_dtype or x.dtype)
     if segments is not None:
         _add_adapters(x, result, tables, [len(weight) for weight in weights], segments)
     return result
@@ -67,8 +53,8 @@ def _add_adapters(
                 continue
             rows = y[start:end, first:column].float()
             if own.a is not None and own.b is not None:
-                hidden = linear(x[start:end], [own.a], [None], torch.float32)
-                rows += linear(hidden, [unpack(own.b, width).float()], [None]) * (own.scaling * weight)
+                hidden = exact.products(x[start:end], own.a)
+                rows += exact.products(hidden, unpack(own.b, width)) * (own.scaling * weight)
             if own.scale is not None:
                 rows *= own.scale
             if own.shift is not None:
@@ -97,15 +83,39 @@ def paged_attention(
         k = keys[blocks].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :length].float()
         v = values[blocks].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :length].float()
         begin, end = starts[s], starts[s + 1]
-        for t in range(begin, end):
-            seen = length - (end - t) + 1  # causal: the token itself and all before it
-            first = max(0, seen - window) if window else 0
-            q = query[t].float().view(kv_heads, heads // kv_heads, head_dim)
-            scores = (q @ k[:, first:seen].transpose(1, 2)) * scale
-            if slopes is not None:
-                scores += slopes.view(kv_heads, -1, 1) * (torch.arange(first, seen, device=q.device) - (seen - 1))
-            out[t] = (scores.softmax(-1) @ v[:, first:seen]).view(heads, head_dim).to(out.dtype)
+        # A token's weight of what it does not see is 0, and 0 times a number is nothing.
+        together = max(1, _MOST_SCORES // (heads * max(length, 1))) if v.isfinite().all() else 1
+        for first in range(begin, end, together):
+            last = min(first + together, end)
+            places = torch.arange(length - end + first, length - end + last, device=query.device)
+            out[first:last] = _attend(query[first:last], k, v, places, scale, window, slopes)
     return out
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    places: torch.Tensor,
+    scale: float,
+    window: int,
+    slopes: torch.Tensor | None,
+) -> torch.Tensor:
+    """Tokens of one sequence, [t, H, D], at its positions `places` [t], ascending; keys, values: [G, length, D]."""
+    tokens, heads, head_dim = query.shape
+    begin, end = max(0, int(places[0]) - window + 1) if window else 0, int(places[-1]) + 1
+    seen = torch.arange(begin, end, device=query.device)
+    distance = seen - places.unsqueeze(1)  # [t, keys]
+    q = query.transpose(0, 1).reshape(len(keys), -1, head_dim)  # [G, H / G * t, D]
+    scores = (exact.products(q, keys[:, begin:end]) * scale).view(heads, tokens, -1)
+    if slopes is not None:
+        scores = scores + slopes.view(-1, 1, 1) * distance
+    hidden = (distance > 0) | (distance <= -window) if window else distance > 0
+    scores = scores.masked_fill(hidden, -torch.inf)
+    shares = exact.exp((scores - scores.amax(-1, keepdim=True)).double()).view(len(keys), -1, len(seen))
+    # With a value of ones: what the shares are to be divided by.
+    sums = exact.products(shares, F.pad(values[:, begin:end], (0, 1), value=1.0).mT)
+    return (sums[..., :-1] / sums[..., -1:]).view(heads, tokens, head_dim).transpose(0, 1)
 
 
 def write_kv(
@@ -130,8 +140,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
     if residual is not None:
         x = residual.add_(x)
     wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return (wide * weight.float()).to(x.dtype)
+    return (wide * _inverse_size(wide, eps) * weight.float()).to(x.dtype)
+
+
+def _inverse_size(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(the mean of each row's squares + eps), [T, 1] float32."""
+    wide = x.double()
+    return exact.rsqrt(exact.totals(wide * wide).double() / x.shape[-1] + eps).unsqueeze(-1)
 
 
 def layer_norm(
@@ -143,13 +158,13 @@ def layer_norm(
 ) -> torch.Tensor:
     if residual is not None:
         x = residual.add_(x)
-    wide = F.layer_norm(
-        x.float(),
-        x.shape[-1:],
-        None if weight is None else weight.float(),
-        None if bias is None else bias.float(),
-        eps,
-    )
+    wide = x.float()
+    wide = wide - (exact.totals(wide.double()) / x.shape[-1]).unsqueeze(-1)
+    wide = wide * _inverse_size(wide, eps)
+    if weight is not None:
+        wide = wide * weight.float()
+    if bias is not None:
+        wide = wide + bias.float()
     return wide.to(x.dtype)
 
 
@@ -164,14 +179,33 @@ def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_
 
 
 def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
-    return _activated(x.float(), kind).to(x.dtype)
+    return _ACTIVATIONS[kind](x.float()).to(x.dtype)
 
 
 def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
     gate, up = x.float().chunk(2, dim=-1)
-    return (_activated(gate, kind) * up).to(x.dtype)
+    return (_ACTIVATIONS[kind](gate) * up).to(x.dtype)
 
 
-def _activated(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """Row by row: the last bits of torch's vectorised functions depend on where in the call an element stands."""
-    return torch.stack([ACTIVATIONS[kind](row) for row in x]) if len(x) else x
+def _times_logistic(x: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:
+    """x / (1 + e^-argument)"""
+    return x / (1 + exact.exp(-argument))
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * exact.erfc(x.double() * -(0.5**0.5))
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    wide = x.double()
+    # (1 + tanh(z)) / 2 = 1 / (1 + e^-2z)
+    return _times_logistic(x, (wide + wide * wide * wide * 0.044715) * (8 / math.pi) ** 0.5)
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": lambda x: _times_logistic(x, x.double()),
+    "relu": F.relu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "quick_gelu": lambda x: _times_logistic(x, x.double() * 1.702),
+}
