@@ -44,8 +44,8 @@ setup: $(READY)
 
 # The last line is only reached when all went well, so an interrupted set-up is done again.
 $(READY): $(SOURCES)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo "quire needs Python 3.10 or newer, and $(PYTHON) is not: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "quire needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { echo "$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c 'import torch' 2>/dev/null || \

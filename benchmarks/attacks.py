@@ -31,7 +31,7 @@ async def _exchange(host: str, port: int, *pieces: bytes, linger: float = 0.0) -
         line = await asyncio.wait_for(reader.readline(), _PATIENCE)
         await asyncio.sleep(linger)
         return int(line.split()[1]) if line.startswith(b"HTTP/") else 0
-    except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+    except (TimeoutError, OSError, asyncio.IncompleteReadError):
         return 0  # it was closed on: that is an answer too
     finally:
         writer.close()

@@ -132,7 +132,7 @@ class AsyncEngine:
         if self._idle is not None and not self._idle.is_set() and self._error is None:
             try:
                 await asyncio.wait_for(self._idle.wait(), timeout)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 logger.warning("%d requests have not finished in %g s and are aborted", self._accepted, timeout)
         self._post(EngineClosedError("the server is shutting down; the request was aborted"))
         self._tell(self._stop)
@@ -239,7 +239,7 @@ class AsyncEngine:
         self._tell(lambda: self._unloading.append((number, future)))
         try:
             return await asyncio.wait_for(future, timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return None
 
     def list_lora_adapters(self) -> list[AdapterInfo]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Annotated, Any, Optional
+from enum import StrEnum
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -28,10 +28,9 @@ app = typer.Typer(
     help="Serve Hugging Face language models and LoRA adapters on one block-managed KV cache.",
 )
 
-# typer reads these annotations at run time, and on Python 3.10 it cannot read `int | None` in a string.
-_Text = Optional[str]  # noqa: UP045
-_Int = Optional[int]  # noqa: UP045
-_Flag = Optional[bool]  # noqa: UP045
+_Text = str | None
+_Int = int | None
+_Flag = bool | None
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Dtype = Annotated[
@@ -39,7 +38,7 @@ _Dtype = Annotated[
 ]
 
 
-class Case(str, Enum):
+class Case(StrEnum):
     """What `quire bench` measures."""
 
     single = "single"
@@ -65,15 +64,15 @@ def main(
 @app.command()
 def run(
     words: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Argument(metavar="[MODEL] [PROMPT]", help="A directory or hub id; the prompt. See above."),
     ] = None,
     image: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--image", "-i", help="A picture that the prompt is about: a file or a URL. May be repeated."),
     ] = None,
     lora: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--lora", help="A LoRA adapter: a folder, or french or shout of the bundled model. See above."),
     ] = None,
     chat: Annotated[_Flag, typer.Option("--chat/--no-chat", help="Hold a conversation.")] = None,

@@ -9,7 +9,7 @@ import inspect
 import json
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -18,14 +18,13 @@ from quire.server.serve_settings import GROUPS, Kind, Setting, Target, settings
 from quire.server.serve_words import Words
 from quire.server.terminal import errors_in_one_line
 
-# typer reads these annotations at run time, and on Python 3.10 it cannot read `int | None` in a string.
 _TYPES: dict[Kind, Any] = {
-    Kind.WHOLE: Optional[int],  # noqa: UP045
-    Kind.NUMBER: Optional[float],  # noqa: UP045
-    Kind.SWITCH: Optional[bool],  # noqa: UP045
-    Kind.TEXTS: Optional[list[str]],  # noqa: UP045
+    Kind.WHOLE: int | None,
+    Kind.NUMBER: float | None,
+    Kind.SWITCH: bool | None,
+    Kind.TEXTS: list[str] | None,
 }
-_TEXT: Any = Optional[str]  # noqa: UP045
+_TEXT: Any = str | None
 
 _METAVARS = {
     Kind.TEXT: "TEXT", Kind.WHOLE: "N", Kind.NUMBER: "N", Kind.SIZE: "N", Kind.TEXTS: "TEXT...", Kind.OBJECT: "JSON",

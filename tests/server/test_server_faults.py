@@ -546,7 +546,7 @@ def test_fifty_requests_cancelled_at_random_moments(bundled: LocalServer) -> Non
                 path, request = one(number)
                 try:
                     await asyncio.wait_for(http.post(path, json=request), chance.uniform(0.001, 0.8))
-                except asyncio.TimeoutError:
+                except TimeoutError:
                     return True
                 return False
 

@@ -142,7 +142,7 @@ class BodyLimits:
             left = deadline - asyncio.get_running_loop().time()
             try:
                 received: Any = await asyncio.wait_for(receive(), max(left, 0.0))
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 complete = True
                 message = f"the body did not come within {self._seconds:g} s"
                 raise HTTPException(408, message, {"Connection": "close"}) from None  # nobody reads the rest
