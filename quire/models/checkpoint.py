@@ -6,12 +6,12 @@ this process never opens (`quire.models.pickled`).
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quire.errors import CheckpointError
+from quire.models import strict_json
 from quire.models.pickled import open_pickles
+from quire.models.safetensors_header import read_header
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -33,6 +35,7 @@ HUB_SKIPPED = ("*/*", "consolidated*", "*.fp16.safetensors", "*.fp32.safetensors
 _OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.gguf", "*.h5", "*.msgpack", "*.index.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LFS_POINTER = b"version https://git-lfs"
+_MOST_JSON = 64 << 20  # bytes
 
 
 def resolve_checkpoint(
@@ -89,16 +92,31 @@ def _looks_like_path(name: str) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a checkpoint's file. Raises CheckpointError."""
+    """Return the JSON object in a checkpoint's file. Raises CheckpointError, for a key that is there twice too."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with open_plain(path) as file:
+            data = file.read(_MOST_JSON + 1)
+        if len(data) > _MOST_JSON:
+            raise CheckpointError(f"{path}: has more than {_MOST_JSON:,} bytes, and so many are read of a JSON file.")
+        value = strict_json.parse(data.decode("utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except CheckpointError:
+        raise
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a JSON {type(value).__name__}, not an object.")
     return value
+
+
+def open_plain(path: Path) -> BufferedReader:
+    """Open a plain file for reading. Raises OSError for anything else: a pipe would be waited for without end."""
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError("it is no plain file")
+    return open(number, "rb")
 
 
 class Checkpoint:
@@ -156,9 +174,10 @@ class Checkpoint:
         if path in self._files:
             return list(self._files[path].keys())
         try:
+            raw = _RawFile.of_safetensors(path)  # first: it reads the header alone, and looks closer
             file = safe_open(path, framework="pt", device="cpu")
             names = list(file.keys())
-            self._files[path], self._raw[path] = file, _RawFile.of_safetensors(path)
+            self._files[path], self._raw[path] = file, raw
             if self._raw[path].starts.keys() != set(names):
                 raise ValueError("it was replaced while it was opened")
             return names
@@ -226,19 +245,17 @@ class Checkpoint:
 class _RawFile:
     """A file open for reading, and where its tensors start."""
 
-    def __init__(self, file: FileIO, starts: Mapping[str, int]) -> None:
+    def __init__(self, file: FileIO | BufferedReader, starts: Mapping[str, int]) -> None:
         self._file = file
         self._lock = threading.Lock()
         self.starts = starts
 
     @classmethod
     def of_safetensors(cls, path: Path) -> _RawFile:
-        """safe_open, which checks the file, does not say where its tensors start."""
-        file = path.open("rb", buffering=0)
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header.pop("__metadata__", None)
-        return cls(file, {name: 8 + size + int(entry["data_offsets"][0]) for name, entry in header.items()})
+        """safe_open does not say where the tensors start. Raises ValueError and OSError."""
+        file = open_plain(path)
+        entries = read_header(file, os.fstat(file.fileno()).st_size)
+        return cls(file, {name: entry.start for name, entry in entries.items()})
 
     def read(self, target: memoryview, at: int) -> int:
         if hasattr(os, "preadv"):
@@ -250,9 +267,9 @@ class _RawFile:
 
 def _hint(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.read(len(_LFS_POINTER))
-    except OSError:  # a directory: the error at hand says enough
+    except OSError:  # a directory, a pipe: the error at hand says enough
         return ""
     return " (it is a git-lfs pointer: run `git lfs pull`)" if start == _LFS_POINTER else ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -326,6 +327,98 @@ def test_damaged_files_are_named(copy_of, damage):
     else:
         (path / SINGLE).write_bytes(change((path / SINGLE).read_bytes()))
     fails(path, CheckpointError, str(path / SINGLE), *(["git lfs pull"] if name == "lfs pointer" else []))
+
+
+def header_of(path: Path) -> dict:
+    data = path.read_bytes()
+    return json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+
+
+def write_header(path: Path, text: str, size: int | None = None) -> None:
+    """Put another header in front of the tensors; with `size`, a hole of so many bytes in their place."""
+    data = path.read_bytes()
+    tensors = data[8 + struct.unpack("<Q", data[:8])[0] :]
+    encoded = text.encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)) + encoded)
+        if size is None:
+            file.write(tensors)
+        else:
+            file.truncate(8 + len(encoded) + size)
+
+
+def test_a_key_that_is_twice_in_a_header(copy_of):
+    """The safetensors package takes the last of them."""
+    path = copy_of()
+    header = header_of(path / SINGLE)
+    first = json.dumps({"model.norm.weight": header["lm_head.weight"]})
+    write_header(path / SINGLE, first[:-1] + ", " + json.dumps(header)[1:])
+    fails(path, CheckpointError, SINGLE, "'model.norm.weight' is there twice")
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda entry: entry | {"data_offsets": [1 << 40, (1 << 40) + 128]}, "begins at byte"),
+        (lambda entry: entry | {"data_offsets": entry["data_offsets"][::-1]}, "its shape"),
+        (lambda entry: entry | {"data_offsets": [-1, 127]}, "whole numbers"),
+        (lambda entry: entry | {"data_offsets": [0, "128"]}, "whole numbers"),
+        (lambda entry: entry | {"shape": [1 << 62] * 8}, "its shape"),
+        (lambda entry: entry | {"shape": [1] * 100_000 + [32]}, "whole numbers"),
+        (lambda entry: entry | {"dtype": "F33"}, "'F33'"),
+        (lambda entry: entry | {"dtype": ["F32"]}, "unknown"),
+        (lambda entry: [entry], "not by an object"),
+    ],
+)
+def test_a_header_that_lies(copy_of, change, part):
+    path = copy_of()
+    header = header_of(path / SINGLE)
+    name = "model.norm.weight"
+    write_header(path / SINGLE, json.dumps(header | {name: change(header[name])}))
+    fails(path, CheckpointError, SINGLE, part)
+
+
+def test_a_large_header_is_not_read(copy_of):
+    path = copy_of()
+    with (path / SINGLE).open("wb") as file:
+        file.write(struct.pack("<Q", 1 << 31))
+        file.truncate(1 << 32)
+    fails(path, CheckpointError, SINGLE, "at most 33,554,432 are read")
+
+
+def test_a_large_file_is_refused_by_its_header(copy_of):
+    """Three gigabytes of nothing: neither read nor mapped into memory."""
+    path, size = copy_of(), 3 << 30
+    header = {"model.norm.weight": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}
+    write_header(path / SINGLE, json.dumps(header), size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    fails(path, CheckpointError, "missing")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+
+
+def test_a_pipe_is_no_checkpoint(copy_of):
+    path = copy_of()
+    (path / SINGLE).unlink()
+    os.mkfifo(path / SINGLE)
+    fails(path, CheckpointError, SINGLE, "no plain file")
+    (path / "config.json").unlink()
+    os.mkfifo(path / "config.json")
+    fails(path, CheckpointError, "config.json")
+
+
+@pytest.mark.parametrize("file", ["config.json", INDEX])
+def test_a_key_that_is_twice_in_a_json_file(copy_of, file):
+    path = copy_of()
+    if file == INDEX:
+        (path / SINGLE).rename(path / "model-1.safetensors")
+        names = dict.fromkeys(load_file(path / "model-1.safetensors"), "model-1.safetensors")
+        (path / INDEX).write_text(json.dumps({"weight_map": names}))
+        load_model(path)
+        text = (path / file).read_text().replace('"lm_head.weight":', '"model.norm.weight":', 1)
+    else:
+        text = (path / file).read_text().replace("{", '{"vocab_size": 5, ', 1)
+    (path / file).write_text(text)
+    fails(path, CheckpointError, file, "is there twice")
 
 
 @pytest.mark.parametrize(
