@@ -10,15 +10,18 @@ from types import FrameType, TracebackType
 class HeldInterrupt:
     """Within this context SIGINT only sets `pressed`. One that nobody took is delivered on leaving; a second, at once.
 
-    Elsewhere than in the main thread, which alone gets signals, it does nothing.
+    Elsewhere than in the main thread, which alone gets signals, it does nothing; nor where SIGINT is ignored, as in a
+    shell's background jobs, or belongs to somebody who is not Python.
     """
 
     pressed = False
 
     def __enter__(self) -> HeldInterrupt:
-        self._holds = threading.current_thread() is threading.main_thread()
+        self._before = signal.getsignal(signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        self._holds = is_main and self._before not in (signal.SIG_IGN, None)
         if self._holds:
-            self._before = signal.signal(signal.SIGINT, self._press)
+            signal.signal(signal.SIGINT, self._press)
         return self
 
     def __exit__(

@@ -357,7 +357,7 @@ def test_beams_end_with_the_end_token(tmp_path):
         assert all(b.stop_reason is None and b.finish_reason == "length" for b in beams if b not in ended)
 
 
-def test_ctrl_c_waits_for_the_step_and_leaves_nothing(tiny_llm):
+def test_ctrl_c_waits_for_the_step_and_leaves_nothing(tiny_llm, foreground):
     """The signal comes at a random moment; the tables are whole after each, which the fixture checks too."""
     engine = tiny_llm.llm_engine
     params = SamplingParams(n=3, seed=1, max_tokens=200, ignore_eos=True)
@@ -371,6 +371,17 @@ def test_ctrl_c_waits_for_the_step_and_leaves_nothing(tiny_llm):
         engine.check_integrity()
         assert engine.pool.num_owned == 0 and not engine.has_unfinished_requests()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_is_ignored_where_it_was(tiny_llm, foreground):
+    """As in the background job of a script, when somebody stops what runs in the foreground."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    step, engine = tiny_llm.llm_engine.step, tiny_llm.llm_engine
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "step", lambda: (signal.raise_signal(signal.SIGINT), step())[1])
+        output = generate(tiny_llm, [[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True))[0]
+    assert len(output.outputs[0].token_ids) == 4
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_calls_from_several_threads_wait_for_each_other(tiny_llm):

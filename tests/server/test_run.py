@@ -216,7 +216,7 @@ class Terminal:
             os.close(self.fd)
 
 
-def test_interrupting_an_answer_ends_the_answer_only(chat_model: Path) -> None:
+def test_interrupting_an_answer_ends_the_answer_only(chat_model: Path, foreground: None) -> None:
     terminal = Terminal("run", "--chat", str(chat_model), "--max-tokens", "4000")
     terminal.read_until(PROMPT)
     terminal.type("One\n")
@@ -230,7 +230,7 @@ def test_interrupting_an_answer_ends_the_answer_only(chat_model: Path) -> None:
     assert terminal.end() == 0
 
 
-def test_interrupting_the_only_answer_ends_the_program(plain_model: Path) -> None:
+def test_interrupting_the_only_answer_ends_the_program(plain_model: Path, foreground: None) -> None:
     terminal = Terminal("run", str(plain_model), "Once", "--max-tokens", "4000")
     terminal.read_until("[a-z]{5}")
     terminal.interrupt()
