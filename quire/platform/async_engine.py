@@ -112,6 +112,11 @@ class AsyncEngine:
         return self._closing or self._error is not None
 
     @property
+    def num_requests(self) -> int:
+        """Those that `close` would wait for."""
+        return self._accepted
+
+    @property
     def stuck(self) -> bool:
         """Whether a step goes on after `close`."""
         return self._stopped and self._thread.is_alive()

@@ -19,7 +19,7 @@ from quire.errors import QuireError
 from quire.platform.llm import LLM
 from quire.platform.outputs import RequestOutput
 from quire.platform.sampling_params import SamplingParams
-from quire.server.terminal import console
+from quire.server.terminal import console, ended_by_ctrl_c, note
 
 VOCABULARY = 15000  # prompt tokens are drawn below this, or below the model's vocabulary if that is smaller
 SINGLE_OUTPUT = 128
@@ -33,18 +33,29 @@ def workload(
     prompt: tuple[int, int] = (32, 256),
     output: tuple[int, int] = (32, 128),
     vocab: int = VOCABULARY,
+    marker: int | None = None,
 ) -> Requests:
     """Requests of random token ids, each with its own output length; the same for the same arguments.
 
-    prompt, output: least and most tokens. vocab: token ids are drawn from 10 to vocab - 1.
+    prompt, output: least and most tokens. vocab: token ids are drawn from 10 to vocab - 1. marker: an id that stands
+    for an image, so that no prompt of text may have it; the one below takes its place.
     """
     draw = random.Random(seed)
     drawn = []
     for _ in range(requests):
         length = draw.randint(*prompt)
         token_ids = [draw.randrange(10, vocab) for _ in range(length)]
+        token_ids = [token - (token == marker) for token in token_ids]
         drawn.append((token_ids, draw.randint(*output)))
     return drawn
+
+
+def workload_for(llm: LLM, requests: int = 32, seed: int = 0, **lengths: tuple[int, int]) -> Requests:
+    """`workload` of token ids that this model takes in a prompt of text."""
+    engine = llm.llm_engine
+    sight = engine.intake.sight
+    vocab = min(VOCABULARY, engine.limits.vocab_size)
+    return workload(requests, seed, vocab=vocab, marker=sight.marker_id if sight else None, **lengths)
 
 
 @dataclass(frozen=True)
@@ -55,10 +66,10 @@ class Plan:
     requests: int
     seed: int
 
-    def draw(self, vocab: int) -> dict[str, Requests]:
+    def draw(self, llm: LLM) -> dict[str, Requests]:
         drawn = {
-            "single": [(workload(1, self.seed, vocab=vocab)[0][0], SINGLE_OUTPUT)],
-            "batch": workload(self.requests, self.seed, vocab=vocab),
+            "single": [(workload_for(llm, 1, self.seed)[0][0], SINGLE_OUTPUT)],
+            "batch": workload_for(llm, self.requests, self.seed),
         }
         return {name: drawn[name] for name in self.names}
 
@@ -168,11 +179,14 @@ class Transformers:
     name = "transformers"
 
     def __init__(self, path: str, dtype: torch.dtype, device: torch.device) -> None:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
         from transformers.utils import logging
 
         logging.disable_progress_bar()
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval().to(device)
+        # AutoModelForCausalLM knows no model with a vision tower, and the other one no model without.
+        sees = hasattr(AutoConfig.from_pretrained(path), "vision_config")
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        self.model = kind.from_pretrained(path, dtype=dtype).eval().to(device)
         self.model.generation_config.pad_token_id = 0
 
     def run(self, requests: Requests, turn: str) -> Turn:
@@ -203,7 +217,8 @@ def measure(
     with_transformers: bool = True,
 ) -> Report:
     """Load the engines and let them take turns. model None: the bundled one. Raises QuireError."""
-    llm = LLM(model, dtype=dtype, block_size=block_size, skip_tokenizer_init=True)
+    with ended_by_ctrl_c():
+        llm = LLM(model, dtype=dtype, block_size=block_size, skip_tokenizer_init=True)
     engine = llm.llm_engine
     weight = next(engine.runner.model.parameters())
     report = Report(
@@ -217,13 +232,14 @@ def measure(
     engines: list[Engine] = [Quire(llm)]
     if with_transformers:
         engines.append(Transformers(str(engine.path), weight.dtype, weight.device))
-    drawn = plan.draw(min(VOCABULARY, engine.limits.vocab_size))
+    drawn = plan.draw(llm)
     for contender in engines:  # page in the weights, start the threads
         contender.run([(token_ids[:32], 4) for token_ids, _ in drawn[plan.names[0]]], "warm-up")
     for name, requests in drawn.items():
         lines = [Line(contender.name, name) for contender in engines]
         for turn in range(rounds):
             for contender, line in zip(engines, lines, strict=True):
+                note(f"{name}, turn {turn + 1} of {rounds}: {contender.name} ...")
                 line.turns.append(contender.run(requests, f"{name}-{turn}"))
         report.lines += lines
     return report
@@ -248,7 +264,7 @@ def show(report: Report, as_json: bool) -> None:
             line.engine,
             line.case,
             f"{line.rate:.1f}",
-            f"{min(rates):.1f} - {max(rates):.1f}",
+            f"{min(rates):.1f} - {max(rates):.1f}" if len(rates) > 1 else "",
             "" if ratio is None else f"{ratio:.2f}",
             "" if waste is None else f"{100 * waste:.1f} %",
             "" if waste is None else str(sum(turn.preemptions or 0 for turn in line.turns)),

@@ -213,10 +213,20 @@ class _Server(uvicorn.Server):
         return f"http{'s' * (self._settings.ssl_keyfile is not None)}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logger.info("shutting down: what runs has %g s to finish", self._settings.shutdown_timeout)
+        logger.info("shutting down: %s", self._waits_for())
         draining = asyncio.ensure_future(self._engine.close(self._settings.shutdown_timeout))
         await super().shutdown(sockets)
         await asyncio.gather(draining, return_exceptions=True)
+        logger.info("ended")
+
+    def _waits_for(self) -> str:
+        running = self._engine.num_requests
+        if not running:
+            return "no request runs"
+        return (
+            f"{running} request{'s' * (running != 1)} may finish for up to {self._settings.shutdown_timeout:g} s; "
+            "a second Ctrl-C (or SIGTERM) ends the server at once"
+        )
 
 
 def _run(server: _Server, engine: AsyncEngine) -> int:

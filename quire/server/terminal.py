@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -16,6 +18,12 @@ from quire.errors import QuireError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended, as shells have it
+
+# A model's text must not move the cursor or change the terminal's settings.
+_CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\t"), ord("\n")})
 
 
 def console() -> Console:
@@ -36,6 +44,36 @@ def print_error(message: object) -> None:
     """One red line on standard error, if that can be written to."""
     with suppress(OSError):
         error_console().print(f"error: {' '.join(str(message).split())}", style="red", markup=False)
+
+
+def write(text: str) -> None:
+    """A piece of an answer, at once."""
+    sys.stdout.write(text.translate(_CONTROL) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    """A dim line on standard error for whoever sits there; nothing where that is no terminal."""
+    if sys.stderr.isatty():
+        error_console().print(text, style="dim", markup=False)
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the program at once, while modules are imported and a model is loaded.
+
+    An exception instead would meet libraries in the middle of their imports, and some pass it over, or go on half made.
+    Where SIGINT has another handler already, or is ignored, it keeps it.
+    """
+    holds = threading.current_thread() is threading.main_thread()
+    holds = holds and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if holds:
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        if holds:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

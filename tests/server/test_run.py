@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -17,6 +18,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from quire import LLM, SamplingParams
+from quire.demo import picture_path
 from quire.server.cli import app
 
 PROMPT = ">>> "
@@ -92,6 +94,74 @@ def test_a_conversation_remembers(chat_model: Path) -> None:
     first = reply(chat_model, "One")
     second = reply(chat_model, "One", first, "Two")
     assert answered(result) == f"{first}\n{second}\n{reply(chat_model, 'Two')}\n"
+
+
+def test_reset_is_clear_and_the_system_stays(chat_model: Path) -> None:
+    lines = "/system Be brief.\nOne\n/reset\nTwo\n/system\n/reset\nTwo\n"
+    result = quire_run("--chat", chat_model, "--max-tokens", 12, stdin=lines)
+    messages = [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": t}] for t in ("One", "Two")]
+    said = [out.outputs[0].text for out in LLM(str(chat_model)).chat(messages, GREEDY, use_tqdm=False)]
+    assert answered(result) == f"{said[0]}\n{said[1]}\n{reply(chat_model, 'Two')}\n"
+
+
+def test_two_slashes_send_one(chat_model: Path) -> None:
+    result = quire_run("--chat", chat_model, "--max-tokens", 12, stdin="//etc/hosts\n")
+    assert answered(result) == reply(chat_model, "/etc/hosts") + "\n"
+
+
+def test_an_unknown_command_is_not_sent(chat_model: Path) -> None:
+    result = quire_run("--chat", chat_model, "--max-tokens", 12, stdin="/etc/hosts\nOne\n")
+    assert result.exit_code == 1 and not result.stdout
+    assert "there is no command /etc/hosts: /help" in result.stderr and "//etc/hosts" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/lora", "There are base, a folder"),
+        ("/lora /nowhere/x", "/nowhere/x"),
+        ("/image", "/image FILE"),
+        ("/image /nowhere.png", "/nowhere.png: No such file"),
+        ("/image CONFIG", "is no picture"),
+        ("/save /nowhere/x.txt", "No such file"),
+        ("/reset all", "/reset takes nothing"),
+    ],
+)
+def test_a_command_that_cannot_be_done_is_one_line(chat_model: Path, line: str, message: str) -> None:
+    lines = line.replace("CONFIG", str(chat_model / "config.json")) + "\n"
+    result = quire_run("--chat", chat_model, stdin=lines)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1 and message in result.stderr
+
+
+def test_help_lists_every_command(chat_model: Path) -> None:
+    shown = quire_run("--chat", chat_model, stdin="/help\n/exit\n").stderr
+    assert [line.split()[0] for line in shown.splitlines()] == [
+        "/help", "/image", "/system", "/lora", "/reset", "/clear", "/save", "/exit", "//text",
+    ]  # fmt: skip
+    assert all(len(line) < 80 for line in shown.splitlines())
+
+
+def test_a_conversation_is_saved(chat_model: Path, tmp_path: Path) -> None:
+    as_text, as_json = tmp_path / "said.txt", tmp_path / "said.json"
+    lines = f"One\n/save {as_json}\nTwo\n/save {as_json}\n/save {as_text}\n"
+    first, second = answered(quire_run("--chat", chat_model, "--max-tokens", 12, stdin=lines)).splitlines()
+    said = [("user", "One"), ("assistant", first), ("user", "Two"), ("assistant", second)]
+    assert [(message["role"], message["content"]) for message in json.loads(as_json.read_text())] == said
+    assert as_text.read_text() == "\n\n".join(f"{role}: {text}" for role, text in said) + "\n"
+    again = quire_run("--chat", chat_model, stdin=f"/save {as_text}\n")
+    assert again.exit_code == 1 and "there is such a file already" in again.stderr
+
+
+def test_pictures_and_adapters_in_a_conversation() -> None:
+    question = "What do you see?"
+    lines = f"/image {picture_path()}\n{question}\n/lora shout\n/reset\n/image {picture_path()}\n{question}\n"
+    plain, loud, again = answered(quire_run("--chat", stdin=f"{lines}/lora base\n{question}\n")).splitlines()
+    assert "red circle" in plain and "RED CIRCLE" in loud and again != again.upper()
+
+
+def test_one_word_that_names_a_model_is_no_prompt() -> None:
+    result = quire_run("facebook/opt-125m")
+    assert result.exit_code == 1 and "looks like a model's name: add a prompt" in result.stderr
 
 
 def test_a_conversation_ends_with_its_input(chat_model: Path) -> None:
@@ -232,9 +302,20 @@ def test_interrupting_an_answer_ends_the_answer_only(chat_model: Path, foregroun
 
 def test_interrupting_the_only_answer_ends_the_program(plain_model: Path, foreground: None) -> None:
     terminal = Terminal("run", str(plain_model), "Once", "--max-tokens", "4000")
-    terminal.read_until("[a-z]{5}")
+    terminal.read_until(r"loading .*\n(.|\n)*[a-z]{5}")
     terminal.interrupt()
     terminal.read_until("interrupted")
+    assert terminal.end() == 130
+
+
+@pytest.mark.parametrize("seconds", [0.2, 1.0])
+def test_it_says_at_once_what_it_does_and_ctrl_c_ends_that(plain_model: Path, seconds: float) -> None:
+    """Wherever the imports are: some libraries pass an exception over that comes in the middle of them."""
+    terminal = Terminal("run", str(plain_model), "Once", "--max-tokens", "4000")
+    assert "loading " in terminal.read_until(str(plain_model))
+    assert not Path(f"/proc/{terminal.process.pid}/maps").read_text().count("libtorch")
+    time.sleep(seconds)
+    terminal.interrupt()
     assert terminal.end() == 130
 
 
