@@ -198,7 +198,7 @@ class ServerConfig:
     """The HTTP server.
 
     host, port, uds: where it listens; uds, the path of a Unix socket, instead of the two others.
-    api_keys: one of them opens every route but /health and /ready; none: all are open.
+    api_keys: one of them opens every route but /health, /ready and /ping; none: all are open.
     admin_api_key: what changes adapters needs this one; it opens the other routes too.
     served_model_names: what clients may call the base model; none: as it was named, or "quire-demo".
     chat_template: Jinja, used instead of the tokenizer's.
@@ -211,6 +211,8 @@ class ServerConfig:
     shutdown_timeout: seconds that running requests get to finish when the server is told to stop.
     step_timeout: seconds after which a step counts as stuck, and /health says so.
     allowed_origins: whose pages may call from a browser (CORS); none by default.
+    unknown_fields: "refuse" a request's field that is not known or not served, or "warn": pass over it, and say so.
+    log_probes: /health, /ready, /ping and /metrics have lines in the log even when all is well.
     """
 
     host: str = "127.0.0.1"
@@ -237,6 +239,8 @@ class ServerConfig:
     shutdown_timeout: float = 30.0
     step_timeout: float = 300.0
     allowed_origins: tuple[str, ...] = ()
+    unknown_fields: str = "refuse"
+    log_probes: bool = False
 
     def __post_init__(self) -> None:
         _at_least(0, port=self.port, max_queue=self.max_queue)
@@ -244,7 +248,7 @@ class ServerConfig:
             raise QuireError(f"port={self.port}: must be at most 65535.")
         _at_least(1, max_request_bytes=self.max_request_bytes, max_prompts=self.max_prompts, max_n=self.max_n)
         _of_type(str, host=self.host, uds=self.uds, chat_template=self.chat_template, root_path=self.root_path)
-        _of_type(bool, allow_runtime_lora=self.allow_runtime_lora)
+        _of_type(bool, allow_runtime_lora=self.allow_runtime_lora, log_probes=self.log_probes)
         for name in ("header_timeout", "body_timeout", "unload_timeout", "shutdown_timeout", "step_timeout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:
@@ -252,6 +256,8 @@ class ServerConfig:
         for key in (*self.api_keys, *([] if self.admin_api_key is None else [self.admin_api_key])):
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise QuireError("api_key, admin_api_key: a key is printable ASCII without spaces, and not empty.")
+        if self.unknown_fields not in ("refuse", "warn"):
+            raise QuireError(f"unknown_fields={self.unknown_fields!r}: is refuse or warn.")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise QuireError("ssl_keyfile and ssl_certfile belong together: give both.")
 

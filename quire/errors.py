@@ -27,6 +27,40 @@ class RequestError(QuireError):
     """A request cannot be served as given: its prompt or its sampling parameters are out of bounds."""
 
 
+class ContextLengthError(RequestError):
+    """A prompt that the model's context has no room for, in OpenAI's words: clients look for them.
+
+    limit, tokens: that there may be of prompt and answer, and that the prompt has (at_least: or more). field: what the
+    request calls its prompt. why: of the limit, if it is not the model's own. hint: the end of the last sentence.
+    """
+
+    code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        limit: int,
+        tokens: int,
+        *,
+        field: str = "prompt",
+        request_id: str | None = None,
+        at_least: bool = False,
+        why: str = "",
+        hint: str = "",
+    ) -> None:
+        said = "" if request_id is None else f"request {request_id}: "
+        more = ", and an answer needs one more" if tokens == limit else ""
+        super().__init__(
+            f"{said}This model's maximum context length is {limit} tokens{why}. However, your {field} resulted in "
+            f"{'at least ' * at_least}{tokens} tokens{more}. Please reduce the length of the {field}{hint or '.'}"
+        )
+        self.field = field
+        self._rest = {"limit": limit, "tokens": tokens, "at_least": at_least, "why": why, "hint": hint}
+
+    def about(self, field: str) -> ContextLengthError:
+        """The same for a caller who calls the prompt something else, and knows which request it is."""
+        return ContextLengthError(field=field, **self._rest)  # type: ignore[arg-type]
+
+
 class OverloadedError(QuireError):
     """The queue is full: try again after `retry_after` seconds."""
 

@@ -2,13 +2,14 @@
 
 from quire.multimodal.cache import FeatureCache
 from quire.multimodal.images import Picture, load_picture
-from quire.multimodal.prepare import Pixels, Prepared, Preparer
+from quire.multimodal.prepare import NoRoomError, Pixels, Prepared, Preparer
 from quire.multimodal.processor import ImageProcessor
 from quire.multimodal.prompt import check_count, expand, read_images
 
 __all__ = [
     "FeatureCache",
     "ImageProcessor",
+    "NoRoomError",
     "Picture",
     "Pixels",
     "Prepared",

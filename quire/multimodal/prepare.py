@@ -27,6 +27,18 @@ from quire.multimodal.processor import ImageProcessor
 _LAYOUTS = 65_536  # remembered by digest
 
 
+class NoRoomError(RequestError):
+    """A prompt's images take more tokens, up to image number `item`, than there is room for."""
+
+    def __init__(self, item: int, tokens: int, room: int) -> None:
+        super().__init__(
+            f"image {item}: the prompt's images take {tokens} tokens up to this one, and max_model_len leaves room "
+            f"for {room}: use fewer or smaller ones"
+        )
+        self.tokens = tokens
+        self.room = room
+
+
 class Pixels:
     """What a model's tower takes of one image; counted for as long as anybody has it."""
 
@@ -184,8 +196,10 @@ class Preparer:
             for item, source in enumerate(job.sources, job.first):
                 images.append(self._prepare(source, job, item))
                 self._check_room(images, item, job.room)
+        except NoRoomError as error:
+            return error.with_traceback(None)  # which holds all that was decoded
         except RequestError as error:
-            return RequestError(str(error))  # without the traceback, which holds all that was decoded
+            return RequestError(str(error))  # the same, and without what it came from
         except BaseException as error:  # a fault of ours must not leave the request waiting for ever
             return RequestError(f"image {item}: it cannot be prepared: {type(error).__name__}")
         return images
@@ -194,10 +208,7 @@ class Preparer:
         """Before further images of a prompt that cannot be served take time and memory."""
         tokens = sum(image.layout.tokens for image in images)
         if room is not None and tokens > room:
-            raise RequestError(
-                f"image {item}: the prompt's images take {tokens} tokens up to this one, and max_model_len leaves room "
-                f"for {room}: use fewer or smaller ones"
-            )
+            raise NoRoomError(item, tokens, room)
 
     def _prepare(self, source: Any, job: _Job, item: int) -> Prepared:
         if is_embeds(source):

@@ -28,8 +28,17 @@ MAX_TEMPLATE = 1 << 20
 # Words that no template writes of its own accord: a text, and what shows only where a part is written as it is.
 _PROBE, _BESIDE_IT = "quireprobe7c1e", "quirebeside7c1e"
 _FORMS_KEPT = 32
+_DEVELOPER = "developer"
 
 Form = Literal["text", "parts", "either"]
+
+
+class TooManyCharactersError(RequestError):
+    """What a template has rendered is longer than its caller takes."""
+
+    def __init__(self, characters: int) -> None:
+        super().__init__(f"messages: the chat template makes {characters} characters of them; shorten them.")
+        self.characters = characters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +78,7 @@ def render_chat(
 
     The template writes the special tokens: BOS is not added a second time. Raises RequestError for malformed
     messages, a tokenizer without a template, a template that fails or exceeds a limit, and one that does not write
-    each image once.
+    each image once; TooManyCharactersError, which is one, for too long a text.
     """
     pieces, images = _render(
         tokenizer,
@@ -83,7 +92,7 @@ def render_chat(
     )
     characters = sum(map(len, pieces))
     if max_characters is not None and characters > max_characters:
-        raise RequestError(f"messages: the chat template makes {characters} characters of them; shorten them.")
+        raise TooManyCharactersError(characters)
     token_ids = encode_rendered(tokenizer, pieces, image_marker)
     if image_marker is not None:
         _check_count(tokenizer, token_ids, image_marker, len(images))
@@ -121,8 +130,11 @@ def _render(
         raise RequestError("continue_final_message needs add_generation_prompt=False: they exclude each other.")
     checked, images = check_messages(messages, marker is not None)
     schemas, more = tool_schemas(tools), check_template_kwargs(template_kwargs)
-    template = _template_of(tokenizer, chat_template, tools)
+    template = template_of(tokenizer, chat_template, tools)
     special = tokenizer.special_tokens_map
+    told = any(message["role"] == _DEVELOPER for message in checked)
+    if told and not _writes_developer(template, json.dumps(special)):
+        checked = [{**each, "role": "system"} if each["role"] == _DEVELOPER else each for each in checked]
     form: Form = "text"
     nonce = ""
     if marker is not None:
@@ -148,8 +160,11 @@ def _render(
     return text.split(nonce) if nonce else [text], images
 
 
-def _template_of(tokenizer: Any, given: str | None, tools: Sequence[Any] | None) -> str:
-    """The template given, or the tokenizer's; of several named ones the one for tools, or the default."""
+def template_of(tokenizer: Any, given: str | None = None, tools: Sequence[Any] | None = None) -> str:
+    """The template given, or the tokenizer's; of several named ones the one for tools, or the default.
+
+    Raises RequestError where there is none.
+    """
     template = given
     if template is None:
         if getattr(tokenizer, "chat_template", None) is None:
@@ -168,6 +183,25 @@ def _template_of(tokenizer: Any, given: str | None, tools: Sequence[Any] | None)
 
 
 @lru_cache(maxsize=_FORMS_KEPT)
+def template_variables(template: str) -> frozenset[str]:
+    """The variables that a template reads; found in the sandbox, as parsing costs too. Raises RequestError."""
+    return frozenset(RENDERER.variables(template))
+
+
+@lru_cache(maxsize=_FORMS_KEPT)
+def _writes_developer(template: str, special: str) -> bool:
+    """Whether a message of OpenAI's role "developer" is written, and neither refused nor left out without a word.
+
+    Where it is not, it counts as the system's message, as whose new name OpenAI introduced it.
+    """
+    user = {"role": "user", "content": "a"}
+    return any(
+        _shows_probe(template, special, content, _DEVELOPER, [user])
+        for content in (_PROBE, [{"type": "text", "text": _PROBE, _BESIDE_IT: ""}])
+    )
+
+
+@lru_cache(maxsize=_FORMS_KEPT)
 def _form_of(template: str, special: str) -> Form:
     """Which form of content the template wants, found by giving it both.
 
@@ -178,14 +212,18 @@ def _form_of(template: str, special: str) -> Form:
     return "either" if _shows_probe(template, special, _PROBE) else "parts"
 
 
-def _shows_probe(template: str, special: str, content: Any) -> bool:
+def _shows_probe(
+    template: str, special: str, content: Any, role: str = "user", others: Sequence[Mapping[str, Any]] = ()
+) -> bool:
     """Whether the template writes the text of the content, and not Python's or JSON's way of writing the parts.
+
+    role: of the message that has this content; others: messages that follow it.
 
     A template that is stopped at its limits raises: nothing is known of it, and it is not to be remembered.
     """
     variables = {
         **json.loads(special),
-        "messages": [{"role": "user", "content": content}],
+        "messages": [{"role": role, "content": content}, *others],
         "tools": None,
         "documents": None,
         "add_generation_prompt": True,

@@ -55,11 +55,22 @@ class Renderer:
         self._parent = os.getpid()
         self._number = 0  # of the last job
 
+    def variables(self, template: str) -> list[str]:
+        """The names of the variables that the template reads; of one that cannot be read, none. Raises RequestError."""
+        try:
+            return [str(name) for name in json.loads(self._run(template, None))]
+        except TemplateError:
+            return []
+
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
         """The text that the template makes of the variables.
 
         Raises TemplateError for a template that fails; RequestError for what is no JSON, and for a limit exceeded.
         """
+        return self._run(template, variables)
+
+    def _run(self, template: str, variables: Mapping[str, Any] | None) -> str:
+        """What the process makes of a template and its variables. Without any: a JSON list of those that it reads."""
         try:
             job = json.dumps([template, variables]).encode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -192,8 +203,12 @@ def _limit(seconds: float, memory: int) -> None:
 
 
 def _render(environment: Any, job: bytes, longest: int) -> dict[str, str]:
+    from jinja2 import meta
+
     try:
         template, variables = json.loads(job)
+        if variables is None:
+            return {"text": json.dumps(sorted(meta.find_undeclared_variables(environment.parse(template))))}
         parts, length = [], 0
         for part in environment.from_string(template).generate(**variables):
             length += len(part)

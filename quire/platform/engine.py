@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from quire.config import EngineConfig
-from quire.errors import AdapterError, QuireError, RequestError
+from quire.errors import AdapterError, ContextLengthError, QuireError, RequestError
 from quire.lora import AdapterInfo, AdapterLibrary, LoadReport, LoRARequest
-from quire.multimodal import Prepared
+from quire.multimodal import NoRoomError, Prepared
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.detokenizer import Detokenizer
 from quire.platform.intake import Intake, Prompt, PromptType
@@ -356,12 +356,18 @@ class LLMEngine:
 
     def _admit(self, arrival: Arrival, images: list[Prepared] | RequestError) -> None:
         try:
+            if isinstance(images, NoRoomError):
+                limit = self.intake.limits.max_model_len
+                raise ContextLengthError(
+                    limit, limit - images.room + images.tokens, request_id=arrival.request_id, at_least=True,
+                    hint=f": {images}",
+                )  # fmt: skip
             if isinstance(images, RequestError):
                 raise RequestError(f"request {arrival.request_id}: {images}")
             self._start(self._request_of(arrival, images))
             return
         except RequestError as reason:
-            failure = Failure(str(reason), by_caller=True)
+            failure = Failure(str(reason), by_caller=True, code=getattr(reason, "code", None))
         except Exception as reason:  # a fault of ours: the others that are ready must not be lost with it
             # As text: the record of a traceback would keep the images.
             logger.error("request %s fails:\n%s", arrival.request_id, traceback.format_exc())

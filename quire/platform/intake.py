@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quire.contracts import AdapterUse, MediaItem
-from quire.errors import RequestError
+from quire.errors import ContextLengthError, RequestError
 from quire.lora import LoRARequest
 from quire.multimodal import Prepared, check_count, expand, read_images
 from quire.platform.beam import BeamGroup
@@ -192,7 +192,7 @@ class Intake:
             prompt_ids=ids,
             params=params,
             max_tokens=self._max_tokens(request_id, len(ids), params.max_tokens),
-            seeds=tuple(_mix(prompt.seed, index) for index in range(params.n)),
+            seeds=tuple(_mix(prompt.seed, index) for index in range(1 if params.greedy else params.n)),
             eos_ids=eos_ids,
             stop_ids=self._stop_ids(params),
             bad_words=prompt.bad_words,
@@ -303,10 +303,10 @@ class Intake:
         """How many tokens the request may produce; RequestError if it can never fit."""
         limits = self.limits
         if prompt_len >= limits.max_model_len:
-            raise RequestError(
-                f"request {request_id}: the prompt has {prompt_len} tokens, and max_model_len={limits.max_model_len} "
-                "holds prompt and output together: shorten the prompt."
-            )
+            raise ContextLengthError(limits.max_model_len, prompt_len, request_id=request_id)
+        if prompt_len > limits.pool_tokens:
+            why = f" here, by the KV pool of {limits.pool_tokens} tokens (kv_cache_memory_bytes)"
+            raise ContextLengthError(limits.pool_tokens, prompt_len, request_id=request_id, why=why)
         longest = limits.max_model_len - prompt_len
         # The last token is never fed back, so it takes no slot.
         room = limits.pool_tokens - prompt_len + 1

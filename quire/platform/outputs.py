@@ -28,11 +28,12 @@ class Logprob:
 class Failure:
     """Why a request ended with finish_reason "error".
 
-    by_caller: what it asked for cannot be had; else the fault is the engine's.
+    by_caller: what it asked for cannot be had; else the fault is the engine's. code: OpenAI's for it, where it has one.
     """
 
     message: str
     by_caller: bool
+    code: str | None = None
 
     def __str__(self) -> str:
         return self.message

@@ -37,7 +37,7 @@ class Results:
             prompt=request.prompt,
             prompt_token_ids=request.shown_ids,
             prompt_logprobs=scores,
-            outputs=[self._completion(s, kind) for s in request.sequences],
+            outputs=self._completions(request, kind),
             finished=finished,
             metrics=dataclasses.replace(request.metrics),
             num_cached_tokens=request.metrics.num_cached_tokens,
@@ -49,6 +49,13 @@ class Results:
         return BeamSearchOutput(
             request.request_id, [self._beam(h) for h in group.ended], request.shown_ids, request.failure
         )
+
+    def _completions(self, request: Request, kind: RequestOutputKind) -> list[CompletionOutput]:
+        made = [self._completion(sequence, kind) for sequence in request.sequences]
+        if not request.params.greedy or request.params.n == 1:
+            return made
+        (one,) = made  # nothing is drawn, so all n are equal: one was computed
+        return [_copied(one, index) for index in range(request.params.n)]
 
     def _completion(self, sequence: SequenceState, kind: RequestOutputKind) -> CompletionOutput:
         tokens, logprobs = sequence.output_ids, sequence.logprobs
@@ -89,3 +96,9 @@ class Results:
             finish_reason="length" if hypothesis.stop_reason is None else "stop",
             stop_reason=hypothesis.stop_reason,
         )
+
+
+def _copied(output: CompletionOutput, index: int) -> CompletionOutput:
+    """The same as another choice, with lists of its own."""
+    logprobs = None if output.logprobs is None else list(output.logprobs)
+    return dataclasses.replace(output, index=index, token_ids=list(output.token_ids), logprobs=logprobs)

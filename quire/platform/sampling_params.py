@@ -44,7 +44,7 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     """The sampling parameters of one request. Immutable: lists are copied to tuples (`None` to an empty one).
 
-    n: sequences to draw for the prompt, 1 to MAX_N; greedy sampling gives one only.
+    n: sequences to draw for the prompt, 1 to MAX_N. Greedy sampling computes one and gives it n times.
     temperature: 0 is greedy (top_p, top_k and min_p then have no effect); above 0 and below 0.01 it is raised
         to 0.01, with a warning.
     top_p: in (0, 1], the mass of the most likely tokens that are kept.  top_k: 0 or -1 keeps all.
@@ -151,8 +151,6 @@ class SamplingParams:
     def _check_together(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refused("min_tokens", self.min_tokens, f"it is at most max_tokens, here {self.max_tokens}")
-        if self.greedy and self.n > 1:
-            raise _refused("n", self.n, "temperature=0 gives one sequence only; raise it or give n=1")
         if self.stop and not self.detokenize:
             raise _refused("stop", self.stop, "stop strings need detokenize=True; stop_token_ids do not")
 

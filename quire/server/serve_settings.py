@@ -119,6 +119,10 @@ _CHAT = (
         shown="auto", choices=("auto", "vllm"),
     ),
     Setting("override_generation_config", _OBJECT, 'Defaults of sampling: {"temperature": 0.5}.', _TASK),
+    Setting(
+        "unknown_fields", _TEXT, "Fields that are not served: refuse them, or warn and pass over them.", _SERVER,
+        choices=("refuse", "warn"),
+    ),
     Setting("seed", _WHOLE, "Makes requests without a seed repeatable."),
     Setting("max_logprobs", _WHOLE, "Most logprobs of a request."),
 )  # fmt: skip
@@ -176,7 +180,7 @@ _ADDRESS = (
     Setting("ssl_keyfile", _TEXT, "TLS: the private key.", _SERVER),
     Setting("ssl_certfile", _TEXT, "TLS: the certificate.", _SERVER),
     Setting(
-        "api_key", _TEXTS, "Every route but /health and /ready needs it.", _SERVER, "api_keys", "KEY",
+        "api_key", _TEXTS, "Every route but /health, /ready and /ping needs it.", _SERVER, "api_keys", "KEY",
         variables=("VLLM_API_KEY",),
     ),
     Setting("admin_api_key", _TEXT, "Loading and unloading adapters needs it.", _SERVER, metavar="KEY"),
@@ -209,6 +213,7 @@ _LOGS = (
     Setting(
         "disable_access_log", _SWITCH, "No line for each request.", _TASK, flags=("--disable-uvicorn-access-log",)
     ),
+    Setting("log_probes", _SWITCH, "A line for each /health, /ready, /ping and /metrics too.", _SERVER),
 )  # fmt: skip
 
 GROUPS = (

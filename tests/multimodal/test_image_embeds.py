@@ -224,8 +224,10 @@ def test_threads_that_share_a_processor_find_what_one_finds(llm, kind):
 
 def test_prompts_that_images_make_too_long(path):
     llm = open_llm(path, max_model_len=40)
-    assert "max_model_len leaves room for 32" in error_of(ask(llm, prompt([5] + [IMAGE, 6] * 7, [A] * 7))[0])
+    told = error_of(ask(llm, prompt([5] + [IMAGE, 6] * 7, [A] * 7))[0])
+    assert "maximum context length is 40 tokens. However, your prompt resulted in at least" in told
+    assert "max_model_len leaves room for 32" in told
     small = open_llm(path, num_gpu_blocks_override=5, block_size=8)
-    assert "can never fit the KV pool of 40 tokens" in error_of(ask(small, prompt([5] + [IMAGE, 6] * 7, [A] * 7))[0])
+    assert "by the KV pool of 40 tokens" in error_of(ask(small, prompt([5] + [IMAGE, 6] * 7, [A] * 7))[0])
     for each in (llm, small):
         nothing_left(each)

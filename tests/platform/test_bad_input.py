@@ -33,7 +33,7 @@ PROMPTS = {
     "token id negative": ([5, -1], "token 1 is -1"),
     "token id a float": ([[5, 1.5]], "token 1 is 1.5"),
     "token id a bool": ([[5, True]], "token 1 is True"),
-    "over the model's length": (list(range(3, 259)), "256 tokens, and max_model_len=256"),
+    "over the model's length": (list(range(3, 259)), "context length is 256 tokens. .* in 256 tokens, and an answer"),
     "neither text nor ids": (3, "must be a text"),
     "bytes": ([b"hello"], "not bytes"),
     "dict without prompt": ({"text": "a"}, "takes 'prompt'"),
@@ -71,7 +71,7 @@ def test_max_model_len_ends_an_answer(tiny_path):
     llm = LLM(str(tiny_path), max_model_len=24)
     output = llm.generate([3] * 20, SamplingParams(max_tokens=50, ignore_eos=True), use_tqdm=False)[0]
     assert len(output.outputs[0].token_ids) == 4 and output.outputs[0].finish_reason == "length"
-    with pytest.raises(ValueError, match="max_model_len=24"):
+    with pytest.raises(ValueError, match="maximum context length is 24 tokens"):
         llm.generate([3] * 24, SamplingParams(max_tokens=1), use_tqdm=False)
 
 

@@ -119,6 +119,62 @@ def test_continue_needs_text_that_the_template_shows() -> None:
             )  # fmt: skip
 
 
+DEVELOPERS = {
+    "refused": (TEMPLATE, "<|system|>Be brief.<|end|><|user|>Hi<|end|><|assistant|>"),
+    "left out": (
+        "{% for m in messages if m.role in ['system', 'user'] %}{{ m.role }}: {{ m.content }} {% endfor %}",
+        "system: Be brief. user: Hi ",
+    ),
+    "written": (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}",
+        "developer: Be brief. user: Hi ",
+    ),
+    "written in parts": (
+        "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }} {% endfor %}{% endfor %}",
+        None,  # what a text model's template never gets
+    ),
+}
+
+
+@pytest.mark.parametrize(("template", "want"), DEVELOPERS.values(), ids=DEVELOPERS)
+def test_a_developer_is_the_system_where_the_template_has_no_place_for_one(template: str, want: str | None) -> None:
+    def rendered(*roles: str) -> str:
+        messages = [{"role": role, "content": text} for role, text in zip(roles, ("Be brief.", "Hi"), strict=True)]
+        return render_text(tokenizer(), messages, chat_template=template)
+
+    if want is not None:
+        assert rendered("developer", "user").removeprefix("<s>") == want
+    else:
+        assert rendered("developer", "user") != rendered("system", "user")
+
+
+def test_a_template_that_knows_no_system_either_says_so() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('no ' + m.role) }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    with pytest.raises(RequestError, match="no system"):
+        render_text(tokenizer(), messages, chat_template=template)
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        ("{{ reasoning_effort }}{% for m in messages %}{{ m.thinking }}{% endfor %}", {"reasoning_effort", "messages"}),
+        ("{% if effort is not defined %}{% set effort = 'low' %}{% endif %}{{ effort }}", {"effort"}),
+        ("{% macro say() %}{{ effort }}{% endmacro %}{{ say() }}", {"effort"}),
+        ("{% set effort = 'low' %}{{ effort }}{{ strftime_now('%Y') }}{{ raise_exception }}{{ namespace }}", set()),
+        ("{% generation %}{{ effort | default('low') }}{% endgeneration %}", {"effort"}),
+        ("{{ broken", set()),
+        ("{{ (" * 100_000, set()),
+    ],
+)
+def test_the_variables_of_a_template(template: str, names: set[str]) -> None:
+    assert chat.template_variables(template) == names
+    assert render_text(tokenizer(), CHAT[1:2], chat_template="{{ messages[0].content }}") == CHAT[1]["content"]
+
+
 def test_text_parts_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
     messages = [{"role": "user", "content": parts, "name": "x"}, {"role": "assistant", "tool_calls": []}]

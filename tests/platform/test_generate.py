@@ -91,6 +91,27 @@ def test_n_sequences_share_the_prompt_and_differ(tiny_llm):
     assert one.outputs[0].token_ids == output.outputs[0].token_ids
 
 
+def test_greedy_sequences_are_equal_and_computed_once(tiny_llm):
+    """With logprobs, penalties and stops; as one alone, in one piece and in a stream."""
+    prompt = list(range(3, 40))
+    alone = dataclasses.replace(GREEDY, logprobs=2, repetition_penalty=1.3, max_tokens=12)
+    want = generate(tiny_llm, [prompt], alone)[0].outputs[0]
+    params = dataclasses.replace(alone, n=3)
+    before = tiny_llm.llm_engine.scheduler.generated_tokens
+    output, other = generate(tiny_llm, [prompt, [5, 6]], params)
+    assert [dataclasses.replace(c, index=0) for c in output.outputs] == [want] * 3
+    assert [c.index for c in output.outputs] == [c.index for c in other.outputs] == [0, 1, 2]
+    assert tiny_llm.llm_engine.scheduler.generated_tokens == before + 2 * 12
+    assert output.outputs[0].token_ids is not output.outputs[1].token_ids
+    engine = tiny_llm.llm_engine
+    engine.add_request("a", prompt, dataclasses.replace(params, output_kind=RequestOutputKind.DELTA))
+    parts = drain(engine)["a"]
+    for index in range(3):
+        assert [t for part in parts for t in part.outputs[index].token_ids] == want.token_ids
+        assert "".join(part.outputs[index].text for part in parts) == want.text
+        assert [part.outputs[index].finish_reason for part in parts] == [None] * 11 + ["length"]
+
+
 def test_forks_share_blocks_until_they_write(tiny_path):
     llm = LLM(str(tiny_path), block_size=8, num_gpu_blocks_override=32, debug=True)
     engine = llm.llm_engine

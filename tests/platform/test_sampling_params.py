@@ -122,7 +122,6 @@ def test_meanings_taken_from_vllm() -> None:
 @pytest.mark.parametrize(
     ("together", "named"),
     [
-        ({"n": 2, "temperature": 0}, "temperature"),
         ({"min_tokens": 5, "max_tokens": 4}, "max_tokens"),
         ({"stop": "a", "detokenize": False}, "detokenize"),
     ],

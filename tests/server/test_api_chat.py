@@ -165,10 +165,10 @@ def test_a_bad_picture_is_the_callers_fault(client: OpenAI, url: str, stream: bo
 @pytest.mark.parametrize(
     ("content", "word"),
     [
-        ([{"type": "image_url", "image_url": {"url": data_url(picture_path()), "detail": "low"}}], "detail"),
-        ([{"type": "image_url", "image_url": {"url": data_url(picture_path()), "size": 5}}], "size"),
+        ([{"type": "image_url", "image_url": {"url": data_url(picture_path()), "detail": "lowest"}}], "detail"),
+        ([{"type": "image_url", "image_url": {"url": data_url(picture_path()), "max_pixels": 5}}], "max_pixels"),
         ([{"type": "image_url"}], "image_url"),
-        ([{"type": "text", "text": "a", "more": 1}], "more"),
+        ([{"type": "text", "text": "a", "image_url": {"url": "b"}}], "one content"),
         ([{"type": "text"}], "text"),
         ([{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}], "input_audio"),
         ([{"text": "a"}], "type"),
@@ -249,7 +249,6 @@ def test_logprobs_are_the_engines(client: OpenAI, llm: LLM, most: int | None) ->
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"best_of": 3, "stream": True}, "best_of"),
-        ({"n": 2, "temperature": 0}, "n"),
         ({"temperature": 1e9}, "temperature"),
         ({"messages": []}, "messages"),
         ({"messages": LOOK, "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
@@ -340,8 +339,14 @@ def test_without_a_generation_prompt_the_answer_is_not_opened(http: Any, llm: LL
 
 @pytest.mark.parametrize(
     ("messages", "params"),
-    [(STORY, GREEDY), (LOOK, GREEDY), (TOLD, {**DRAWN, "n": 3}), (TOLD, {**DRAWN, "stop": ["the"]})],
-    ids=["turns", "picture", "three", "stop"],
+    [
+        (STORY, GREEDY),
+        (LOOK, GREEDY),
+        (TOLD, {**DRAWN, "n": 3}),
+        (TOLD, {**GREEDY, "n": 2}),
+        (TOLD, {**DRAWN, "stop": ["the"]}),
+    ],
+    ids=["turns", "picture", "three", "equal", "stop"],
 )
 def test_a_stream_makes_the_same_texts_and_tokens(
     http: Any, llm: LLM, messages: Messages, params: dict[str, Any]

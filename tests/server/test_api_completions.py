@@ -214,7 +214,6 @@ def test_best_of_answers_those_of_the_best_mean_logprob(client: OpenAI, llm: LLM
         ({"n": 3, "best_of": 2}, "best_of"),
         ({"best_of": 129}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
-        ({"n": 2, "temperature": 0}, "n"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
@@ -299,7 +298,9 @@ def test_prompt_logprobs_have_vllms_form(http: Any, llm: LLM) -> None:
 # -- streams -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [GREEDY, DRAWN, {**DRAWN, "n": 3}, {**GREEDY, "max_tokens": 200}])
+@pytest.mark.parametrize(
+    "params", [GREEDY, DRAWN, {**DRAWN, "n": 3}, {**GREEDY, "n": 3}, {**GREEDY, "max_tokens": 200}]
+)
 def test_a_stream_makes_the_same_texts_and_tokens(http: Any, llm: LLM, params: dict[str, Any]) -> None:
     whole = post(http, PATH, prompt=PROMPTS, return_token_ids=True, **params)["choices"]
     parts = joined(events(http, PATH, prompt=PROMPTS, return_token_ids=True, **params))

@@ -1,4 +1,6 @@
-"""Every field of a request does what the table in docs/server.md says: it is served, refused, or unknown to a route."""
+"""Every field of a request does what the table in docs/server.md says: it is served, accepted, as it changes nothing,
+refused, or unknown to a route.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ OPENAI = {
     "completions": set(typing.get_type_hints(CompletionParams)) | set(typing.get_type_hints(CompletionStreamParams)),
     "chat": set(typing.get_type_hints(ChatParams)) | set(typing.get_type_hints(ChatStreamParams)),
 }
-KNOWN = sorted(set().union(*HONOURED.values(), *REFUSED.values()))
+KNOWN = sorted(set().union(*HONOURED.values(), *REFUSED.values(), fields.ACCEPTED))
+HEADER_OF_IGNORED = "x-quire-ignored-fields"
 
 # Of each field that is served: a value that is good, and one of another type. With what else the first needs.
 BOTH: dict[str, tuple[Any, Any]] = {
@@ -67,6 +70,7 @@ BOTH: dict[str, tuple[Any, Any]] = {
     "bad_words": ([" a"], " a"),
     "add_special_tokens": (False, "no"),
     "request_id": ("mine", 5),
+    "safety_identifier": ("somebody", 5),
     "return_tokens_as_token_ids": (True, "yes"),
     "return_token_ids": (True, "yes"),
     "cache_salt": ("salt", 5),
@@ -82,8 +86,7 @@ SAMPLES: dict[str, dict[str, tuple[Any, Any]]] = {
         "logprobs": (True, 2),
         "top_logprobs": (2, "2"),
         "max_completion_tokens": (2, "2"),
-        "safety_identifier": ("somebody", 5),
-        "prompt_cache_key": ("key", 5),
+        "reasoning_effort": ("low", "much"),
         "add_generation_prompt": (False, "no"),
         "continue_final_message": (True, "yes"),
         "documents": ([{"title": "a", "text": "b"}], "a text"),
@@ -112,6 +115,10 @@ ASKING: dict[str, Any] = {
     "guided_decoding_backend": "xgrammar",
     "guided_whitespace_pattern": " ",
     "structural_tag": "{}",
+    "top_a": 0.2,
+    "typical_p": 0.9,
+    "tfs": 0.9,
+    "mirostat_mode": 2,
     "priority": 1,
     "logits_processors": ["a.b"],
     "kv_transfer_params": {"do_remote_prefill": True},
@@ -120,17 +127,9 @@ ASKING: dict[str, Any] = {
     "modalities": ["text", "audio"],
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     "tool_choice": "required",
-    "parallel_tool_calls": "yes",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
-    "metadata": {"a": "b"},
-    "store": True,
     "moderation": {"model": "m"},
-    "prediction": {"type": "content", "content": "x"},
-    "prompt_cache_options": {"a": 1},
-    "prompt_cache_retention": "24h",
-    "reasoning_effort": "high",
-    "service_tier": "flex",
     "verbosity": "low",
     "web_search_options": {},
     "chat_template": "{{ messages }}",
@@ -140,8 +139,28 @@ ASKING: dict[str, Any] = {
 }
 
 
+# Of each field that changes nothing: what clients send.
+SENT: dict[str, Any] = {
+    "metadata": {"a": "b"},
+    "store": True,
+    "service_tier": "flex",
+    "prompt_cache_key": "key",
+    "prompt_cache_options": {"a": 1},
+    "prompt_cache_retention": "24h",
+    "cache_control": {"type": "ephemeral"},
+    "prediction": {"type": "content", "content": "x"},
+    "parallel_tool_calls": True,
+    "usage": {"include": True},
+    "session_id": "abc",
+    "num_ctx": 4096,
+    "keep_alive": "5m",
+}
+
+
 def status_of(route: str, field: str) -> str:
     """What fields.py says of it."""
+    if field in fields.ACCEPTED:
+        return "accepted"
     return "served" if field in HONOURED[route] else "refused" if field in REFUSED[route] else "-"
 
 
@@ -176,19 +195,21 @@ def test_the_table_says_of_each_field_what_the_server_does() -> None:
 def test_every_field_of_openais_is_known(route: str) -> None:
     assert OPENAI[route]
     for field in OPENAI[route]:
-        assert field in HONOURED[route] or field in REFUSED[route], field
-        assert table()[field][list(PATHS).index(route)] in ("served", "refused")
+        assert field in HONOURED[route] or field in REFUSED[route] or field in fields.ACCEPTED, field
+        assert table()[field][list(PATHS).index(route)] in ("served", "accepted", "refused")
 
 
 @pytest.mark.parametrize("route", PATHS)
 def test_no_field_is_both_served_and_refused(route: str) -> None:
     assert not set(HONOURED[route]) & set(REFUSED[route])
+    assert not set(fields.ACCEPTED) & {*HONOURED[route], *REFUSED[route]}
 
 
 @pytest.mark.parametrize("route", PATHS)
 def test_samples_are_of_the_fields_that_there_are(route: str) -> None:
     assert set(SAMPLES[route]) == set(HONOURED[route])
     assert {field for refused in REFUSED.values() for field in refused} == set(ASKING)
+    assert set(fields.ACCEPTED) == set(SENT)
 
 
 # -- served --------------------------------------------------------------------------------------------------------
@@ -216,6 +237,24 @@ def test_null_is_as_if_the_field_were_not_there(http: Any, route: str, field: st
         assert refusal(http, PATHS[route], **body)["param"] == field
     else:
         assert http.post(PATHS[route], json=body).status_code == 200
+
+
+# -- accepted ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("route", "field"), of("accepted"))
+def test_an_accepted_field_changes_nothing_and_is_named(http: Any, route: str, field: str) -> None:
+    body = {**LEAST[route], "temperature": 0, "max_tokens": 5}
+    without = http.post(PATHS[route], json=body)
+    assert HEADER_OF_IGNORED not in without.headers
+    for value in (SENT[field], "anything", 5, [None]):
+        response = http.post(PATHS[route], json={**body, field: value})
+        assert response.status_code == 200, response.text
+        assert response.headers[HEADER_OF_IGNORED] == field
+        assert response.json()["choices"] == without.json()["choices"]
+    for value in (None, *fields.ACCEPTED[field].neutral):
+        response = http.post(PATHS[route], json={**body, field: value})
+        assert response.status_code == 200 and HEADER_OF_IGNORED not in response.headers
 
 
 # -- refused and unknown ---------------------------------------------------------------------------------------

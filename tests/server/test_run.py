@@ -179,7 +179,7 @@ def test_a_conversation_ends_with_its_input(chat_model: Path) -> None:
         (("PLAIN", ""), None, "empty"),
         (("x" * 300, "hello"), None, "x" * 300),
         (("~nouserzz/x", "hello"), None, "~nouserzz/x"),
-        (("PLAIN", "a" * 5000), None, "max_model_len=4096"),
+        (("PLAIN", "a" * 5000), None, "maximum context length is 4096 tokens"),
         (("PLAIN", "hello", "--temperature", "-1"), None, "temperature"),
         (("PLAIN", "hello", "--max-tokens", "0"), None, "max_tokens"),
         (("PLAIN", "hello", "--dtype", "int3"), None, "int3"),

@@ -25,7 +25,7 @@ from quire.platform.intake import PromptType
 from quire.platform.outputs import CompletionOutput, RequestOutput
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.api.context import Context, new_id, note
-from quire.server.api.errors import ApiError, ClientGoneError, Json, as_api_error
+from quire.server.api.errors import ApiError, ClientGoneError, Json, as_api_error, remember
 from quire.server.api.sampling import stream_options
 
 _T = TypeVar("_T")
@@ -207,16 +207,16 @@ class Answer(ABC):
             yield b"".join([*made, *map(event, self.last_chunks()), _DONE])
         except Exception as error:
             told = as_api_error(error, self._fields)
-            note(self._request, error=told.message)
+            remember(self._request.scope, told)
             yield b"".join([*made, event(told.body), _DONE])
 
     def _checked(self, output: Output) -> Output:
         failure = output.failure
         if failure is None:
             return output
-        note(self._request, error=failure.message)
         if failure.by_caller:
-            raise ApiError(400, failure.message)
+            raise ApiError(400, failure.message, code=failure.code)
+        note(self._request, error=failure.message)
         raise ApiError(500, "the engine could not compute this request; the server's log has it under its id")
 
 

@@ -12,7 +12,7 @@ from quire import __version__
 from quire.config import ServerConfig
 from quire.platform.async_engine import AsyncEngine
 from quire.server.api import adapters, chat, completions, status, tokens
-from quire.server.api.context import Context
+from quire.server.api.context import IGNORED, Context
 from quire.server.api.errors import DOCUMENTED, install_handlers
 from quire.server.api.guard import ApiKeys, BodyLimits, RequestLog
 from quire.server.api.metrics import Metrics
@@ -46,6 +46,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            expose_headers=["X-Request-Id", IGNORED],
         )
-    app.add_middleware(RequestLog, metrics=metrics, lines=access_log)
+    app.add_middleware(RequestLog, metrics=metrics, lines=access_log, probes=config.log_probes)
     return app

@@ -11,6 +11,9 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.server.api.context import context_of
+from quire.server.api.schemas import passing_over_unknown
+
 
 class _JsonRequest(Request):
     async def json(self) -> Any:
@@ -28,6 +31,11 @@ class JsonRoute(APIRoute):
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:
-            return await handler(_JsonRequest(request.scope, request.receive))
+            read = _JsonRequest(request.scope, request.receive)
+            if context_of(request).config.unknown_fields != "warn":
+                return await handler(read)
+            with passing_over_unknown() as unknown:
+                request.scope.setdefault("state", {})["unknown"] = unknown
+                return await handler(read)
 
         return handle

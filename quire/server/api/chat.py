@@ -11,16 +11,17 @@ from openai.types.chat import ChatCompletion
 
 from quire.platform.async_engine import Output
 from quire.platform.beam import BeamSearchOutput
+from quire.platform.intake import PromptType
 from quire.platform.outputs import CompletionOutput, RequestOutput
 from quire.server.api.answers import Answer, Wanted, best
 from quire.server.api.body import JsonRoute
-from quire.server.api.context import Context, context_of, note
+from quire.server.api.context import Context, context_of, note, pass_over
 from quire.server.api.errors import ApiError, as_api_error
 from quire.server.api.fields import REFUSED_IN_CHAT
 from quire.server.api.logprobs import chat_logprobs, plain
 from quire.server.api.prompts import Reader
 from quire.server.api.sampling import sampling_params
-from quire.server.api.schemas import ChatRequest, check_refused, untyped
+from quire.server.api.schemas import ChatRequest, check_fields, untyped
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -29,7 +30,7 @@ router = APIRouter(route_class=JsonRoute)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:  # type: ignore[valid-type]
     """Answer a conversation, pictures in it included."""
     context, asked = context_of(request), untyped(body)
-    check_refused(asked, REFUSED_IN_CHAT)
+    pass_over(request, check_fields(asked, REFUSED_IN_CHAT, context.config.unknown_fields == "warn"))
     adapter = context.served.find(asked.model)
     name = context.served.name_of(asked.model)
     note(request, model=name, user=asked.user or asked.safety_identifier)
@@ -38,12 +39,15 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:  # 
         params = sampling_params(asked, context.config, _logprobs(asked), max_tokens)
         answer = _ChatAnswer(context, request, asked, name)
         sequences = asked.best_of or asked.n or 1
-        return await answer.run(
-            lambda: [Reader(context).chat_prompt(asked, max_tokens)],
-            Wanted(params, adapter),
-            sequences,
-            bool(asked.stream),
-        )
+
+        def prompts() -> list[PromptType]:
+            reader = Reader(context)
+            try:
+                return [reader.chat_prompt(asked, max_tokens)]
+            finally:
+                pass_over(request, reader.passed_over)
+
+        return await answer.run(prompts, Wanted(params, adapter), sequences, bool(asked.stream))
     except Exception as error:
         raise _by_name(as_api_error(error, list(type(asked).model_fields)), asked) from error
 

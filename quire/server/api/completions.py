@@ -13,13 +13,13 @@ from quire.platform.beam import BeamSearchOutput
 from quire.platform.outputs import CompletionOutput, RequestOutput
 from quire.server.api.answers import Answer, Wanted, best
 from quire.server.api.body import JsonRoute
-from quire.server.api.context import Context, context_of, note
+from quire.server.api.context import Context, context_of, note, pass_over
 from quire.server.api.errors import as_api_error
 from quire.server.api.fields import REFUSED_IN_COMPLETIONS
 from quire.server.api.logprobs import CompletionLogprobs, joined, plain
 from quire.server.api.prompts import Reader, several
 from quire.server.api.sampling import sampling_params
-from quire.server.api.schemas import CompletionRequest, check_refused, untyped
+from quire.server.api.schemas import CompletionRequest, check_fields, untyped
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -30,10 +30,10 @@ _MAX_TOKENS = 16  # OpenAI's default
 async def completions(body: CompletionRequest, request: Request) -> Response:  # type: ignore[valid-type]
     """Continue one prompt or several."""
     context, asked = context_of(request), untyped(body)
-    check_refused(asked, REFUSED_IN_COMPLETIONS)
+    pass_over(request, check_fields(asked, REFUSED_IN_COMPLETIONS, context.config.unknown_fields == "warn"))
     adapter = context.served.find(asked.model)
     name = context.served.name_of(asked.model)
-    note(request, model=name, user=asked.user)
+    note(request, model=name, user=asked.user or asked.safety_identifier)
     try:
         scores_only = asked.max_tokens == 0 and bool(asked.echo)
         max_tokens = 1 if scores_only else asked.max_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,10 @@ from quire.server.api.served import Served
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # what answers, logs and a header may have of a client's name
 
+IGNORED = "X-Quire-Ignored-Fields"  # the header that names what of a request was passed over
+
 _LONGEST_FACT = 256  # characters
+_MOST_NAMED, _LONGEST_NAME = 16, 64  # of fields that were passed over
 
 
 @dataclass
@@ -80,6 +83,21 @@ def new_id(kind: str, request: Request, wanted: str | None) -> str:
     if wanted is not None and not REQUEST_ID.fullmatch(wanted):
         raise ApiError(400, f"request_id: must match {REQUEST_ID.pattern}.", "request_id")
     return f"{kind}-{wanted or request.scope.get('state', {}).get('request_id') or secrets.token_hex(12)}"
+
+
+def pass_over(request: Request, fields: Iterable[str]) -> None:
+    """Name fields that change nothing in the answer's header and in the log. Before the answer begins."""
+    state = request.scope.setdefault("state", {})
+    state.setdefault("passed_over", {}).update(dict.fromkeys(fields))
+
+
+def passed_over(state: Mapping[str, Any]) -> str | None:
+    """What `pass_over` was told, as a header may have it: the names may be anything that a client sent."""
+    names = sorted({*state.get("passed_over", ()), *state.get("unknown", ())})
+    shown = [re.sub(r"[^\w.\[\]-]", "?", name[:_LONGEST_NAME], flags=re.ASCII) for name in names[:_MOST_NAMED]]
+    if len(names) > len(shown):
+        shown.append(f"+{len(names) - len(shown)}")
+    return ", ".join(shown) or None
 
 
 def note(request: Request, **facts: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from quire.errors import AdapterError, EngineClosedError, OverloadedError, QuireError
+from quire.errors import AdapterError, ContextLengthError, EngineClosedError, OverloadedError, QuireError
 
 logger = logging.getLogger("quire.server")
 
@@ -37,6 +37,12 @@ _RETRY = {"Retry-After": "5"}
 _FIELD = re.compile(r"(?:request [^ ]+: )?([a-z_]+)(?=[\[=.:']| must| needs| has | cannot )")
 _LONGEST_NAME = 200  # characters of a field's
 _LONGEST = 2000  # characters of a message: it may quote what a client sent
+_LONGEST_REASON = 200  # characters of a message in the log, which quotes nothing
+
+# What messages quote: values as Python shows them, perhaps cut off, and URLs. And where a template's own words begin.
+_QUOTED = re.compile(r"""(?<!\w)(?:'(?:[^'\\]|\\.)*(?:'|$)|"(?:[^"\\]|\\.)*(?:"|$))""", re.DOTALL)
+_URL = re.compile(r"\b(?:[a-zA-Z][a-zA-Z0-9+.-]*://|data:)\S*")
+_TEMPLATES_OWN = "the chat template failed"
 
 
 class Json(JSONResponse):
@@ -126,6 +132,9 @@ def as_api_error(error: BaseException, fields: Sequence[str] = ()) -> ApiError:
         return ApiError(503, str(error), code="engine_unavailable", headers=_RETRY)
     if isinstance(error, AdapterError):
         return ApiError(422, str(error), code="adapter_refused")
+    if isinstance(error, ContextLengthError):
+        field = error.field if error.field in fields else "messages" if "messages" in fields else error.field
+        return ApiError(400, str(error.about(field)), param=field, code=error.code)
     if isinstance(error, QuireError):
         found = _FIELD.match(str(error))
         return ApiError(400, str(error), param=found[1] if found and found[1] in fields else None)
@@ -135,15 +144,33 @@ def as_api_error(error: BaseException, fields: Sequence[str] = ()) -> ApiError:
     return ApiError(500, "an unexpected error; the server's log has it under this request's id (X-Request-Id)")
 
 
+def remember(scope: MutableMapping[str, Any], error: ApiError) -> None:
+    """Have the request's line in the log say which field was wrong, and why, in words that quote nothing of it."""
+    facts = scope.setdefault("state", {}).setdefault("facts", {})
+    facts.setdefault("field", None if error.param is None else re.sub(r"[^\w.\[\]-]", "?", error.param[:80]))
+    facts.setdefault("error", _reason(error))
+
+
+def _reason(error: ApiError) -> str:
+    text = error.message.removeprefix(f"{error.param}: ") if error.param else error.message
+    before, failed, _ = text.partition(_TEMPLATES_OWN)
+    text = _QUOTED.sub("'...'", _URL.sub("(a URL)", before)) + failed
+    return " ".join(text.split())[:_LONGEST_REASON]
+
+
 def install_handlers(app: FastAPI) -> None:
-    """Have every error that a route raises answered in this form."""
+    """Have every error that a route raises answered in this form, and remembered for the log."""
+
+    def answer(request: Request, error: ApiError) -> JSONResponse:
+        remember(request.scope, error)
+        return error.response
 
     async def of_route(request: Request, error: Exception) -> JSONResponse:
-        return as_api_error(error).response
+        return answer(request, as_api_error(error))
 
     async def of_schema(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _schema_error(error).response
+        return answer(request, _schema_error(error))
 
     async def of_routing(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -151,7 +178,7 @@ def install_handlers(app: FastAPI) -> None:
         if error.status_code == 404:
             path = request.scope["path"][:200]  # its URL has what the client calls this host, perhaps no host's name
             message = f"there is no {request.method} {path} here; /openapi.json lists the routes"
-        return ApiError(error.status_code, message, headers=error.headers).response
+        return answer(request, ApiError(error.status_code, message, headers=error.headers))
 
     app.add_exception_handler(RequestValidationError, of_schema)
     app.add_exception_handler(HTTPException, of_routing)

@@ -1,6 +1,7 @@
 """Every field that a request may have: OpenAI's, by the types of the `openai` package, and vLLM's beside them.
 
-A field is honoured, or refused with a reason; nothing is ignored. docs/server.md has this as a table.
+A field is honoured, or changes nothing by its own definition (it is accepted, and the answer's header names it), or is
+refused with a reason. docs/server.md has this as a table.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
@@ -21,6 +22,17 @@ from quire.platform.sampling_params import MAX_LOGIT_BIAS
 
 
 @dataclass(frozen=True)
+class Acceptance:
+    """A field that changes no answer, whatever it says. why: as a sentence; neutral: values that need not be named."""
+
+    why: str
+    neutral: tuple[Any, ...] = ()
+
+    def is_neutral(self, value: Any) -> bool:
+        return value is None or _among(value, self.neutral)
+
+
+@dataclass(frozen=True)
 class Refusal:
     """A field that is not served. why: the rest of "field: ..."; neutral: values that ask for nothing."""
 
@@ -28,13 +40,35 @@ class Refusal:
     neutral: tuple[Any, ...] = ()
 
     def allows(self, value: Any) -> bool:
-        return value is None or any(type(value) is type(other) and value == other for other in self.neutral)
+        return value is None or _among(value, self.neutral)
+
+
+def _among(value: Any, values: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(other) and value == other for other in values)
 
 
 _TOOLS = "this version serves no tool calls"
 _STRUCTURE = "this version serves no structured output"
 _AUDIO = "text and images are served, no audio"
-_CACHE = "the prefix cache keeps what fits and needs no advice; cache_salt separates tenants"
+_FILTER = "top_k, top_p and min_p choose among tokens"
+_CACHE = "A hint: the prefix cache finds equal beginnings, keeps what fits, and needs no advice"
+
+# What clients send that changes no answer.
+ACCEPTED: dict[str, Acceptance] = {
+    "metadata": Acceptance("Nothing is stored", ({},)),
+    "store": Acceptance("Nothing is stored", (False,)),
+    "service_tier": Acceptance("There is one tier", ("auto", "default")),
+    "prompt_cache_key": Acceptance(_CACHE),
+    "prompt_cache_options": Acceptance(_CACHE),
+    "prompt_cache_retention": Acceptance(_CACHE),
+    "cache_control": Acceptance(_CACHE),
+    "prediction": Acceptance("A guess of the answer, which could only make it faster"),
+    "parallel_tool_calls": Acceptance("No tools are called"),
+    "usage": Acceptance("OpenRouter's; `stream_options` asks for usage in streams"),
+    "session_id": Acceptance("Requests stand alone"),
+    "num_ctx": Acceptance("Ollama's; all of the model's context is always there"),
+    "keep_alive": Acceptance("Ollama's; the model stays loaded"),
+}
 
 # Of OpenAI's.
 _REFUSED_BY_BOTH: dict[str, Refusal] = {
@@ -48,6 +82,11 @@ _REFUSED_BY_BOTH: dict[str, Refusal] = {
     "guided_decoding_backend": Refusal(_STRUCTURE),
     "guided_whitespace_pattern": Refusal(_STRUCTURE),
     "structural_tag": Refusal(_STRUCTURE),
+    # Other engines'.
+    "top_a": Refusal(_FILTER, (0, 0.0)),
+    "typical_p": Refusal(_FILTER, (1, 1.0)),
+    "tfs": Refusal(_FILTER, (1, 1.0)),
+    "mirostat_mode": Refusal(_FILTER, (0,)),
     "priority": Refusal("requests are served in the order in which they came", (0,)),
     "logits_processors": Refusal("no code comes with requests; logit_bias, bad_words and allowed_token_ids are served"),
     "kv_transfer_params": Refusal("KV blocks are not sent between engines"),
@@ -65,17 +104,9 @@ REFUSED_IN_CHAT: dict[str, Refusal] = {
     "modalities": Refusal(_AUDIO, (["text"],)),
     "tools": Refusal(_TOOLS, ([],)),
     "tool_choice": Refusal(_TOOLS, ("none", "auto")),
-    "parallel_tool_calls": Refusal(_TOOLS, (True, False)),
     "functions": Refusal(_TOOLS, ([],)),
     "function_call": Refusal(_TOOLS, ("none", "auto")),
-    "metadata": Refusal("nothing is stored", ({},)),
-    "store": Refusal("nothing is stored", (False,)),
     "moderation": Refusal("nothing is moderated"),
-    "prediction": Refusal("no predicted output is used"),
-    "prompt_cache_options": Refusal(_CACHE),
-    "prompt_cache_retention": Refusal(_CACHE),
-    "reasoning_effort": Refusal("reasoning has no levels here; a template may, by chat_template_kwargs", ("none",)),
-    "service_tier": Refusal("there is one tier", ("auto", "default")),
     "verbosity": Refusal("ask for it in the prompt", ("medium",)),
     "web_search_options": Refusal("nothing is searched"),
     "chat_template": Refusal("templates come from the model, or from the server's --chat-template; never in requests"),
@@ -104,6 +135,7 @@ _EXTRAS_OF_BOTH: dict[str, Any] = {
     "bad_words": list[str],
     "add_special_tokens": bool,
     "request_id": str,
+    "safety_identifier": str,
     "return_tokens_as_token_ids": bool,
     "return_token_ids": bool,
     "cache_salt": str,
@@ -116,6 +148,7 @@ _CHAT_EXTRAS: dict[str, Any] = {
     "documents": list[dict[str, str]],
     "chat_template_kwargs": dict[str, Any],
     "mm_processor_kwargs": dict[str, Any],
+    "reasoning_effort": Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
     **_EXTRAS_OF_BOTH,
 }
 
@@ -127,6 +160,10 @@ _OTHERWISE: dict[str, Any] = {
     "logit_bias": dict[str, float],
     "stream_options": dict[str, bool],
 }
+
+
+# Asking for nothing: what they go with says that it is not to be used.
+UNUSED = {"tools": ("tool_choice", "none"), "functions": ("function_call", "none")}
 
 
 class _FirstFault:
@@ -177,7 +214,7 @@ def _openai_fields(params: Any) -> dict[str, Any]:
 
 def _honoured(params: Any, extras: Mapping[str, Any], refused: Mapping[str, Refusal]) -> dict[str, Any]:
     fields = {**_openai_fields(params), **extras}
-    return {name: _bounded(hint) for name, hint in fields.items() if name not in refused}
+    return {name: _bounded(hint) for name, hint in fields.items() if name not in refused and name not in ACCEPTED}
 
 
 COMPLETION_FIELDS = _honoured(CompletionParams, _EXTRAS_OF_BOTH, REFUSED_IN_COMPLETIONS)

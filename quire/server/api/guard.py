@@ -18,13 +18,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.api.context import REQUEST_ID
-from quire.server.api.errors import ApiError
+from quire.server.api.context import IGNORED, REQUEST_ID, passed_over
+from quire.server.api.errors import ApiError, remember
 from quire.server.api.metrics import Metrics
 
 access = logging.getLogger("quire.server.access")
 
-_OPEN = frozenset({"/health", "/ready"})  # probes have no key
+_OPEN = frozenset({"/health", "/ready", "/ping"})  # these have no key
+_PROBES = frozenset({*_OPEN, "/metrics"})  # asked for every few seconds
 _ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _BODIES = 8  # of the largest size, that there may be at once
 _LONGEST_PATH = 256  # characters in the log
@@ -33,10 +34,12 @@ _LONGEST_PATH = 256  # characters in the log
 class RequestLog:
     """Gives each request an id (the client's X-Request-Id, where that is one), counts it and logs one line."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, lines: bool) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, lines: bool, probes: bool) -> None:
+        """lines: whether to log at all. probes: lines of those that went well too."""
         self._app = app
         self._metrics = metrics
         self._lines = lines
+        self._probes = probes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,7 +55,11 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                ignored = passed_over(state)
+                if ignored is not None:
+                    headers[IGNORED] = state["facts"]["ignored"] = ignored
             await send(message)
 
         try:
@@ -63,7 +70,7 @@ class RequestLog:
     def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
         self._metrics.answered(route, status)
-        if self._lines:
+        if self._lines and (self._probes or status >= 400 or route not in _PROBES):
             facts = {**scope["state"]["facts"], "request_id": request_id, "status": status, "seconds": seconds}
             path = quote(scope["path"][:_LONGEST_PATH], errors="replace")  # no line breaks: one line for a request
             access.info("%s %s", scope["method"], path, extra=facts)
@@ -81,6 +88,7 @@ class ApiKeys:
         if scope["type"] == "http":
             error = self._refusal(scope)
             if error is not None:
+                remember(scope, error)
                 return await error.response(scope, receive, send)
         await self._app(scope, receive, send)
 
@@ -127,10 +135,12 @@ class BodyLimits:
         headers = Headers(scope=scope)
         declared = headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._most):
+            remember(scope, self._too_large())
             return await self._too_large().response(scope, receive, send)
         brings_one = declared not in ("", "0") or "transfer-encoding" in headers
         if brings_one and self._taken > _BODIES * self._most:
             full = ApiError(429, "large requests wait: try again later.", headers={"Retry-After": "1"})
+            remember(scope, full)
             return await full.response(scope, receive, send)
         taken, complete = 0, False
         deadline = asyncio.get_running_loop().time() + self._seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from datetime import datetime
 from typing import Any
 
 # What a LogRecord has of itself; the rest was given with extra=...
@@ -14,11 +15,19 @@ class _Lines(logging.Formatter):
     """One line each, with its facts as name=value."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _iso(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         facts = {name: value for name, value in vars(record).items() if name not in _OWN and value is not None}
         return " ".join([super().formatMessage(record), *(f"{name}={_shown(value)}" for name, value in facts.items())])
+
+
+def _iso(record: logging.LogRecord) -> str:
+    """When it was, by ISO 8601, in this place's time and with its distance from UTC."""
+    return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 def _shown(value: Any) -> str:
@@ -32,7 +41,11 @@ def configure(as_json: bool, level: str) -> None:
     if as_json:
         from pythonjsonlogger.json import JsonFormatter
 
-        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", json_ensure_ascii=False))
+        class Objects(JsonFormatter):
+            def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+                return _iso(record)
+
+        handler.setFormatter(Objects("%(asctime)s %(levelname)s %(name)s %(message)s", json_ensure_ascii=False))
     else:
         handler.setFormatter(_Lines())
     for name in ("quire", "uvicorn"):

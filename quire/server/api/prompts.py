@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.errors import RequestError
-from quire.platform.chat import ChatPrompt, render_chat
+from quire.errors import ContextLengthError, RequestError
+from quire.platform.chat import ChatPrompt, TooManyCharactersError, render_chat, template_of, template_variables
 from quire.platform.intake import PromptType
 from quire.platform.tokenizer import encode_prompt, encode_rendered
 from quire.server.api.context import Context
@@ -14,17 +14,25 @@ from quire.server.api.errors import ApiError
 
 _MAX_SALT = 1024  # characters
 _MAX_PARTS = 10_000  # messages, and parts of their contents
+_MAX_NAMED = 64  # fields that are told of
 
-# Of a part: what it may have beside its type. What else it has would be dropped.
+# Of a part: what it may have beside its type. Of what else it has nothing reaches the model.
 _PART_KEYS = {
     "text": {"text"},
     "input_text": {"text"},
-    "image_url": {"image_url"},
+    "image_url": {"image_url", "detail"},
     "input_image": {"image_url", "detail"},
-    "image": {"image", "url"},
+    "image": {"image", "url", "detail"},
 }
-_DETAILS = (None, "auto", "high")
+# On a part that does not take them, these are not passed over: they are contents, and sizes of images.
+_CONTENTS = frozenset(
+    {"text", "image_url", "image", "url", "path", "base64", "image_pil", "image_embeds", "file", "file_id",
+     "input_audio", "audio", "audio_url", "video", "video_url"}
+)  # fmt: skip
+_SIZES = frozenset({"min_pixels", "max_pixels", "resized_height", "resized_width"})
+_DETAILS = (None, "auto", "high", "low")
 _TOOL_KEYS = ("tool_calls", "tool_call_id", "function_call", "audio")
+_SWITCHES = ("enable_thinking", "thinking")  # of templates whose reasoning has no levels
 
 
 class Reader:
@@ -37,6 +45,7 @@ class Reader:
         self._sight = engine.intake.sight
         self._max_model_len = engine.limits.max_model_len
         self._longest_token = context.longest_token
+        self.passed_over: set[str] = set()  # what it has met that changes nothing
 
     def completion_prompts(self, prompts: Sequence[Any], body: Any, max_tokens: int | None) -> list[PromptType]:
         """Prompts of /v1/completions, as its body says that they are to be read. max_tokens: of the answer."""
@@ -66,6 +75,8 @@ class Reader:
         kwargs = dict(body.chat_template_kwargs or {})
         if body.documents is not None:
             kwargs["documents"] = body.documents
+        if body.reasoning_effort is not None:
+            self._reason(body.reasoning_effort, kwargs)
         chat = self.render(body, kwargs)
         token_ids = chat.token_ids
         if body.truncate_prompt_tokens is not None:
@@ -83,19 +94,48 @@ class Reader:
 
     def render(self, body: Any, template_kwargs: Mapping[str, Any] | None) -> ChatPrompt:
         """Messages through the chat template."""
-        _check_messages(body.messages)
+        _check_messages(body.messages, self.passed_over)
         self._check_length(_characters(body.messages), "messages")
         opened = bool(body.continue_final_message)
-        return render_chat(
-            self._tokenizer,
-            body.messages,
-            image_marker=self._sight.marker if self._sight else None,
-            chat_template=self._config.chat_template,
-            add_generation_prompt=not opened if body.add_generation_prompt is None else body.add_generation_prompt,
-            continue_final_message=opened,
-            template_kwargs=template_kwargs,
-            max_characters=self._max_characters(),
-        )
+        try:
+            chat = render_chat(
+                self._tokenizer,
+                body.messages,
+                image_marker=self._sight.marker if self._sight else None,
+                chat_template=self._config.chat_template,
+                add_generation_prompt=not opened if body.add_generation_prompt is None else body.add_generation_prompt,
+                continue_final_message=opened,
+                template_kwargs=template_kwargs,
+                max_characters=self._max_characters(),
+            )
+        except TooManyCharactersError as error:
+            raise self._too_long(error.characters, "messages") from None
+        self._note_keys(body.messages)
+        return chat
+
+    def _note_keys(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Messages go to the template as they are; of a key that it does not have in it, it makes nothing."""
+        keys: set[str] = set()
+        for message in messages:
+            keys.update(key for key, value in message.items() if value not in (None, [], {}))
+            if len(keys) > _MAX_NAMED:
+                break
+        template = template_of(self._tokenizer, self._config.chat_template)
+        self.passed_over |= {f"messages[].{key}" for key in keys - {"role", "content"} if key not in template}
+
+    def _reason(self, effort: str, kwargs: dict[str, Any]) -> None:
+        """Tell the template how much to reason, in the words that it knows, if it knows any."""
+        known = template_variables(template_of(self._tokenizer, self._config.chat_template))
+        name = next((name for name in ("reasoning_effort", *_SWITCHES) if name in known), None)
+        if name is None:
+            self.passed_over.add("reasoning_effort")
+            return
+        value: Any = effort != "none" if name in _SWITCHES else effort
+        if kwargs.setdefault(name, value) != value:
+            raise ApiError(
+                400, f"reasoning_effort: is not what chat_template_kwargs says of {name}; give one of them.",
+                "reasoning_effort",
+            )  # fmt: skip
 
     def _salt(self, salt: str | None) -> dict[str, str]:
         if salt is None:
@@ -107,12 +147,11 @@ class Reader:
     def _check_length(self, characters: int, field: str) -> None:
         """Before anything is tokenized: no text of more characters can fit, whatever it is."""
         if characters > self._max_characters():
-            raise ApiError(
-                400,
-                f"{field}: has {characters} characters, which cannot be max_model_len={self._max_model_len} tokens or "
-                "fewer: shorten it.",
-                field,
-            )
+            raise self._too_long(characters, field)
+
+    def _too_long(self, characters: int, field: str) -> ContextLengthError:
+        least = -(-characters // self._longest_token())
+        return ContextLengthError(self._max_model_len, least, field=field, at_least=True)
 
     def _max_characters(self) -> int:
         return self._max_model_len * self._longest_token()
@@ -142,8 +181,11 @@ def several(prompt: Any, most: int) -> list[Any]:
     return prompts
 
 
-def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse what would be dropped; the messages' form is the renderer's to check."""
+def _check_messages(messages: Sequence[Mapping[str, Any]], passed_over: set[str]) -> None:
+    """Refuse what the model should see and would not; what else is on parts goes into `passed_over`.
+
+    The messages' form is the renderer's to check. Their own further keys go to the template.
+    """
     contents = [message.get("content") for message in messages]
     parts = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
     if parts > _MAX_PARTS:
@@ -156,24 +198,39 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, list) else ()):
             if isinstance(part, Mapping):
-                _check_part(f"{where}.content[{place}]", part)
+                _check_part(f"{where}.content[{place}]", part, passed_over)
 
 
-def _check_part(where: str, part: Mapping[str, Any]) -> None:
+def _check_part(where: str, part: Mapping[str, Any], passed_over: set[str]) -> None:
     known = _PART_KEYS.get(str(part.get("type")))
-    unknown = sorted(set(map(str, part)) - known - {"type"}) if known is not None else []
-    if unknown:
-        raise ApiError(400, f"{where}.{unknown[0][:80]}: there is no such field; nothing is ignored.", "messages")
+    if known is None:
+        return
+    _check_keys(where, part, known | {"type"}, "messages[].content[]", passed_over)
     image = part.get("image_url")
     if isinstance(image, Mapping):
-        more = sorted(set(map(str, image)) - {"url", "detail"})
-        if more:
-            raise ApiError(400, f"{where}.image_url.{more[0][:80]}: there is no such field.", "messages")
-        part = {**part, "detail": image.get("detail")}
-    if part.get("detail") not in _DETAILS:
+        _check_keys(f"{where}.image_url", image, {"url", "detail"}, "messages[].content[].image_url", passed_over)
+
+
+def _check_keys(where: str, given: Mapping[str, Any], known: set[str], path: str, passed_over: set[str]) -> None:
+    for key in sorted(given.keys() - known):
+        if given[key] is None:
+            continue
+        if key in _CONTENTS:
+            raise ApiError(400, f"{where}.{key}: a part has one content, which its type names.", "messages")
+        if key in _SIZES:
+            raise ApiError(400, f"{where}.{key}: give it in mm_processor_kwargs, for all images.", "messages")
+        if len(passed_over) < _MAX_NAMED:
+            passed_over.add(f"{path}.{key}")
+    detail = given.get("detail")
+    if "detail" not in known or detail is None:
+        return
+    if detail not in _DETAILS:
         raise ApiError(
-            400, f"{where}: detail is auto or high: images are seen as the model's processor makes them.", "messages"
-        )
+            400, f"{where}: detail is auto, high or low: images are seen as the model's processor makes them.",
+            "messages",
+        )  # fmt: skip
+    if detail == "low":
+        passed_over.add(f"{path}.detail")
 
 
 def _characters(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 from quire.config import ServerConfig
 from quire.platform.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.server.api.errors import ApiError
+from quire.server.api.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from quire.server.api.schemas import Body
 
 # Fields that `SamplingParams` has under the same name.
@@ -22,7 +23,7 @@ _OF_BEAMS = {
     "model", "prompt", "messages", "use_beam_search", "n", "max_tokens", "max_completion_tokens", "temperature",
     "length_penalty", "ignore_eos", "include_stop_str_in_output", "stream", "user", "safety_identifier", "request_id",
     "cache_salt", "add_special_tokens", "truncate_prompt_tokens", "add_generation_prompt", "continue_final_message",
-    "documents", "chat_template_kwargs", "mm_processor_kwargs", "return_token_ids",
+    "documents", "chat_template_kwargs", "mm_processor_kwargs", "reasoning_effort", "return_token_ids",
 }  # fmt: skip
 
 
@@ -71,13 +72,11 @@ def _count(body: Any, config: ServerConfig) -> int:
         raise ApiError(400, f"best_of: {body.best_of} is less than n={n}.", param="best_of")
     if body.best_of is not None and body.best_of > n and body.stream:
         raise ApiError(400, "best_of: the best are known at the end only, so they cannot be streamed.", param="best_of")
-    if body.best_of is not None and body.best_of > 1 and body.temperature == 0:
-        raise ApiError(400, "best_of: temperature=0 gives one answer only.", param="best_of")
     return n
 
 
 def _beam_params(body: Any, width: int, max_tokens: int | None) -> BeamSearchParams:
-    for field in sorted(body.model_fields_set - _OF_BEAMS):
+    for field in sorted(body.model_fields_set & (COMPLETION_FIELDS.keys() | CHAT_FIELDS.keys()) - _OF_BEAMS):
         if getattr(body, field) is not None:
             raise ApiError(400, f"{field}: is not served together with use_beam_search.", param=field)
     if body.stream:

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Annotated, Any, Optional
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from quire.server.api.errors import ApiError
 from quire.server.api.fields import (
+    ACCEPTED,
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     FIRST_FAULT,
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
+    UNUSED,
     Refusal,
 )
+
+_unknown: ContextVar[list[str] | None] = ContextVar("unknown fields of the bodies that are read", default=None)
+_MOST_UNKNOWN = 64  # that are told of
+
+
+@contextmanager
+def passing_over_unknown() -> Iterator[list[str]]:
+    """Within this, fields that are not known are no error: their names go into the list."""
+    names: list[str] = []
+    token = _unknown.set(names)
+    try:
+        yield names
+    finally:
+        _unknown.reset(token)
 
 
 class Body(BaseModel):
@@ -30,6 +48,12 @@ class Body(BaseModel):
         if not isinstance(given, dict):
             return given
         known = {name: value for name, value in given.items() if name in cls.model_fields}
+        passed_over = _unknown.get()
+        if passed_over is not None:
+            for name in given.keys() - known.keys():
+                if len(passed_over) < _MOST_UNKNOWN:
+                    passed_over.append(name)
+            return known
         unknown = next((name for name in given if name not in known), None)
         return known if unknown is None else {**known, unknown: given[unknown]}
 
@@ -42,6 +66,8 @@ def _request(
         fields.setdefault(field, (Optional[hint], None))  # noqa: UP045 (made at run time)
     for field, refusal in refused.items():
         fields[field] = (Any, Field(None, description=f"Refused, unless neutral: {refusal.why}."))
+    for field, acceptance in ACCEPTED.items():
+        fields[field] = (Any, Field(None, description=f"Changes nothing. {acceptance.why}."))
     return create_model(name, __base__=Body, **fields)
 
 
@@ -59,12 +85,22 @@ def untyped(body: Any) -> Any:
     return body
 
 
-def check_refused(body: Body, refused: Mapping[str, Refusal]) -> None:
-    """Raise ApiError for a field that asks for what is not served."""
-    for field in body.model_fields_set:
-        refusal = refused.get(field)
-        if refusal is not None and not refusal.allows(getattr(body, field)):
-            raise ApiError(400, f"{field}: {refusal.why}.", param=field, code="unsupported_parameter")
+def check_fields(body: Body, refused: Mapping[str, Refusal], lenient: bool) -> list[str]:
+    """The fields that are passed over, as they change nothing. Raises ApiError for one that asks for what is not
+    served; lenient: that is passed over too.
+    """
+    passed_over = []
+    for field in sorted(body.model_fields_set):
+        value = getattr(body, field)
+        acceptance, refusal = ACCEPTED.get(field), refused.get(field)
+        if acceptance is not None and not acceptance.is_neutral(value):
+            passed_over.append(field)
+        elif refusal is not None and not refusal.allows(value):
+            beside, unused = UNUSED.get(field, ("", None))
+            if not (lenient or (beside and getattr(body, beside) == unused)):
+                raise ApiError(400, f"{field}: {refusal.why}.", param=field, code="unsupported_parameter")
+            passed_over.append(field)
+    return passed_over
 
 
 class TokenizeRequest(Body):
