@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -81,7 +80,6 @@ class Task:
 def serve(task: Task) -> int:
     """Load, serve until a signal comes, and end in order. Returns the exit code; raises QuireError."""
     begun = time.monotonic()
-    signal.signal(signal.SIGTERM, _leave)  # process 1 of a container ignores it otherwise; uvicorn has its own later
     configure(task.log_format == "json", task.log_level)
     threads = use_share()
     if threads is not None:
@@ -118,11 +116,6 @@ def serve(task: Task) -> int:
     names = ", ".join([served.names[0], *(module.name for module in modules)])
     logger.info("%s ready in %.1f s", names, time.monotonic() - begun)
     return _run(_Server(_uvicorn_config(app, server), engine, server), engine)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    """A signal while the model is being loaded."""
-    raise SystemExit(0)
 
 
 def _readable(modules: Sequence[Module], roots: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
+import signal
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from quire.server.api.logs import configure
 from quire.server.serve_settings import GROUPS, Kind, Setting, Target, settings
 from quire.server.serve_words import Words
-from quire.server.terminal import errors_in_one_line
+from quire.server.terminal import INTERRUPTED, ended_by, errors_in_one_line
+
+logger = logging.getLogger("quire.server")
 
 _TYPES: dict[Kind, Any] = {
     Kind.WHOLE: int | None,
@@ -200,8 +205,6 @@ def serve(context: typer.Context, **given: Any) -> None:
     values may be repeated, or take them one after the other. Nothing is sent
     anywhere: there are no usage statistics.
     """
-    from quire.server import serve as command
-
     # MODEL comes before a variable or a file, as other flags do.
     words, model = given["words"], given["model"]
     is_flag = getattr(context.get_parameter_source("model"), "name", "") == "COMMANDLINE"
@@ -214,15 +217,16 @@ def serve(context: typer.Context, **given: Any) -> None:
         if value is not None:
             wanted[setting.target][setting.destination] = tuple(value) if _is_tuple(setting) else value
     task = wanted[Target.TASK]
-    with errors_in_one_line():
-        code = command.serve(
-            command.Task(
-                {**wanted[Target.ENGINE], "model": words or model},
-                wanted[Target.SERVER],
-                access_log=not task.pop("disable_access_log", False),
-                **{name: value.lower() if name.startswith("log_") else value for name, value in task.items()},
-            )
-        )
+    access_log = not task.pop("disable_access_log", False)
+    further = {name: value.lower() if name.startswith("log_") else value for name, value in task.items()}
+    configure(further.get("log_format") == "json", further.get("log_level", "info"))
+    logger.info("loading %s", words or model or "the bundled model")
+    # Process 1 of a container would ignore SIGTERM. The server has handlers of its own for both, once it runs.
+    with errors_in_one_line(), ended_by({signal.SIGINT: INTERRUPTED, signal.SIGTERM: 0}):
+        from quire.server import serve as command  # which takes seconds
+
+        engine = {**wanted[Target.ENGINE], "model": words or model}
+        code = command.serve(command.Task(engine, wanted[Target.SERVER], access_log=access_log, **further))
     raise typer.Exit(code)
 
 

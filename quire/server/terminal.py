@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -59,21 +59,28 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def ended_by_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends the program at once, while modules are imported and a model is loaded.
+def ended_by(codes: Mapping[int, int]) -> Iterator[None]:
+    """These signals end the program at once, with these exit codes: while modules are imported and a model is loaded.
 
     An exception instead would meet libraries in the middle of their imports, and some pass it over, or go on half made.
-    Where SIGINT has another handler already, or is ignored, it keeps it.
+    A signal that is ignored, or has a handler already, keeps it.
     """
-    holds = threading.current_thread() is threading.main_thread()
-    holds = holds and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if holds:
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(INTERRUPTED))
+    ours = (signal.SIG_DFL, signal.default_int_handler)
+    held = {}
+    if threading.current_thread() is threading.main_thread():
+        held = {number: signal.getsignal(number) for number in codes if signal.getsignal(number) in ours}
+    for number in held:
+        signal.signal(number, lambda number, frame: os._exit(codes[number]))
     try:
         yield
     finally:
-        if holds:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, before in held.items():
+            signal.signal(number, before)
+
+
+def ended_by_ctrl_c() -> AbstractContextManager[None]:
+    """`ended_by` Ctrl-C alone."""
+    return ended_by({signal.SIGINT: INTERRUPTED})
 
 
 @contextmanager

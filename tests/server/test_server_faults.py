@@ -8,6 +8,8 @@ import json
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -667,6 +669,7 @@ def test_a_second_signal_ends_it_at_once(plain_model: Path) -> None:
             assert stream.recv(1000)
         server.process.send_signal(signal.SIGTERM)
         until(lambda: _refuses(server))
+        assert "8 requests may finish for up to 60 s; a second Ctrl-C (or SIGTERM) ends" in server.log
         begun = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         code = server.process.wait(20)
@@ -674,3 +677,23 @@ def test_a_second_signal_ends_it_at_once(plain_model: Path) -> None:
         assert code in (0, 1, -signal.SIGTERM)
         for stream in streams:
             stream.close()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+@pytest.mark.parametrize("seconds", [0.0, 0.7])
+def test_it_says_at_once_what_it_loads_and_a_signal_ends_that(number: int, code: int, seconds: float) -> None:
+    """Wherever the imports are: some libraries pass an exception over that comes in the middle of them."""
+    command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--log-format", "json"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's children would ignore it
+    try:
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        assert process.stderr is not None
+        assert json.loads(process.stderr.readline())["message"] == "loading the bundled model"
+        assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text()
+        time.sleep(seconds)
+        process.send_signal(number)
+        assert process.wait(20) == code
+        assert "Traceback" not in process.stderr.read()
