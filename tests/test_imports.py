@@ -17,7 +17,7 @@ PACKAGE = Path(quire.__file__).parent
 # Each room may import the rooms on the lines above its own, itself, and nothing else of quire.
 FLOORS = [
     {"errors"},
-    {"config", "contracts", "pages"},
+    {"config", "contracts", "pages", "paths"},
     {"demo"},
     {"kernels"},
     {"registry"},
@@ -32,13 +32,14 @@ ONLY = {
     "errors": set(),
     "contracts": set(),
     "pages": {"errors"},
+    "paths": set(),
     "config": {"errors"},
     "demo": set(),
     "kernels": {"contracts", "errors"},
     "registry": {"contracts", "config", "errors"},
     "models": {"kernels", "registry", "contracts", "config", "errors", "pages"},
-    "lora": {"models", "kernels", "contracts", "config", "errors", "pages"},
-    "multimodal": {"contracts", "config", "errors"},
+    "lora": {"models", "kernels", "contracts", "config", "errors", "pages", "paths"},
+    "multimodal": {"contracts", "config", "errors", "paths"},
 }
 EXEMPT = {"__init__.py", "__main__.py"}  # the package's own: they name what lives in the rooms
 

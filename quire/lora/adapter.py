@@ -1,7 +1,7 @@
 """An adapter's files -> what it changes in each layer, in the model's dtype, bound completely or refused.
 
-The format is PEFT's: adapter_config.json, and adapter_model.safetensors with Hugging Face's module names
-(https://huggingface.co/docs/peft/developer_guides/checkpoint). Pickles are never opened.
+The format is PEFT's (`files.py`), with Hugging Face's module names
+(https://huggingface.co/docs/peft/developer_guides/checkpoint).
 """
 
 from __future__ import annotations
@@ -9,37 +9,27 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
 from torch import nn
 
 from quire import pages
 from quire.errors import AdapterError
-from quire.lora.fold import Parts, changed_parameter, embedding_change, linear_change, norm_change, token_rows
+from quire.lora.files import TOKENS, WEIGHTS_FILE, Parts, read_tensors, read_text, sorted_tensors, weights_file
+from quire.lora.fold import changed_parameter, embedding_change, linear_change, norm_change, token_rows
 from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, read_config
 from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
 from quire.models.base import CausalLM
 from quire.models.layers import Embedding, LayerNorm, Linear, RMSNorm
 from quire.models.layers.adapters import EmbeddingChange, LinearChange, NormChange
 
-WEIGHTS_FILE = "adapter_model.safetensors"
-_PREFIX = "base_model.model."
-_PART = re.compile(
-    r"(.+)\.(lora_A\.weight|lora_B\.weight|lora_B\.bias|lora_embedding_A|lora_embedding_B"
-    r"|lora_magnitude_vector|token_adapter\.trainable_tokens_delta)(?:\.weight)?"
-)
-_SAVED = re.compile(r"\.modules_to_save\.(?:[^.]+\.(?=.*\.))?")  # the adapter's name comes before a module's, only
-_TOKENS = "token_adapter.trainable_tokens_delta"
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _ALIGNMENT = 64  # bytes
 _MOST_PLANS = 64
+_SLACK = 16
 
 Change = LinearChange | EmbeddingChange | NormChange
 _T = TypeVar("_T")
@@ -106,14 +96,15 @@ class AdapterReader:
     def read(self, directory: Path) -> Adapter:
         """Read the adapter in a directory. Raises AdapterError: it binds completely, or not at all."""
         where = str(directory)
-        config_data = read_file(directory / CONFIG_FILE, MAX_CONFIG_BYTES)
-        data = read_file(directory / WEIGHTS_FILE, 2 * self._max_bytes)  # float32 of a model in bfloat16
-        digest = hashlib.sha256(len(config_data).to_bytes(8, "little") + config_data + data).digest()
-        tensors = _tensors(data, where)
-        del data
-        parts, plain = _sort(tensors, where)
-        naming = choose_naming(self._namings, parts, plain)
-        config, targets = self._plan(config_data, naming, where)
+        config_data = read_text(directory / CONFIG_FILE, MAX_CONFIG_BYTES)
+        with weights_file(directory / WEIGHTS_FILE, 2 * self._max_bytes) as (file, described):
+            # What the header says is looked at first: nobody's file is read whole to be refused.
+            parts, plain = sorted_tensors(described, where)
+            naming = choose_naming(self._namings, parts, plain)
+            config, targets = self._plan(config_data, naming, where)
+            _Binding(self, config, targets, naming, parts, plain, where).check_sizes()
+            digest, tensors = read_tensors(file, config_data, where)
+        parts, plain = sorted_tensors(tensors, where)
         changes, parameters = _Binding(self, config, targets, naming, parts, plain, where).run()
         changes, parameters, nbytes = _in_one_block(changes, parameters, self._max_bytes, where)
         names = [*changes, *(name.rpartition(".")[0] for name in parameters)]
@@ -142,62 +133,6 @@ class AdapterReader:
         return plan
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """The bytes of a file of at most `most`. Raises AdapterError."""
-    try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # reading a pipe may never end
-            raise AdapterError(f"{path}: is no file.")
-        if found.st_size > most:
-            raise AdapterError(f"{path}: has {found.st_size:,} bytes, and at most {most:,} are taken.")
-        with path.open("rb") as file:
-            return file.read(found.st_size + 1)  # not `most`: Python would set that much memory aside
-    except FileNotFoundError:
-        pickle = path.with_name("adapter_model.bin")
-        hint = f"; {pickle.name} is a pickle, which can run code and is never opened" if pickle.exists() else ""
-        raise AdapterError(f"{path}: there is no such file{hint}.") from None
-    except OSError as error:
-        raise AdapterError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _tensors(data: bytes, where: str) -> dict[str, torch.Tensor]:
-    try:
-        tensors = load_safetensors(data)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        raise AdapterError(f"{where}/{WEIGHTS_FILE}: is damaged or no safetensors file: {error}") from None
-    if not tensors:
-        raise AdapterError(f"{where}/{WEIGHTS_FILE}: holds no tensors.")
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _DTYPES:
-            kind = str(tensor.dtype).removeprefix("torch.")
-            raise AdapterError(f"{where}: {name} is of dtype {kind}, no floating-point weight.")
-    return tensors
-
-
-def _sort(tensors: Mapping[str, torch.Tensor], where: str) -> tuple[dict[str, Parts], dict[str, torch.Tensor]]:
-    """(published module -> its LoRA tensors by kind, published parameter -> what replaces it)"""
-    parts: dict[str, Parts] = {}
-    plain: dict[str, torch.Tensor] = {}
-    for key, tensor in tensors.items():
-        name = key.removeprefix(_PREFIX)
-        # With bias="all", PEFT also writes the biases of saved modules by what its wrapper calls them.
-        if ".original_module." in name:
-            continue
-        name = _SAVED.sub(".", name)
-        match = _PART.fullmatch(name)
-        if match:
-            kinds = parts.setdefault(match[1], {})
-            if match[2] in kinds:
-                raise AdapterError(f"{where}: {key} is there twice.")
-            kinds[match[2]] = tensor
-        else:
-            name = re.sub(r"\.base_layer\.(weight|bias)$", r".\1", name)
-            if name in plain and not torch.equal(plain[name].double(), tensor.double()):
-                raise AdapterError(f"{where}: {key} is there twice.")
-            plain[name] = tensor
-    return parts, plain
-
-
 @dataclass
 class _Binding:
     """One adapter's tensors on their way to the modules: what is left over, what is missing."""
@@ -210,6 +145,30 @@ class _Binding:
     plain: dict[str, torch.Tensor]
     where: str
     problems: list[str] = field(default_factory=list)
+
+    def check_sizes(self) -> None:
+        """Raise AdapterError for tensors, of which the shapes alone are known, that cannot be this model's.
+
+        Names are checked as `run` does it, and no tensor may be far too large; `run` says which shape each must have.
+        """
+        own_parts = self._own_parts()
+        self._check_complete(own_parts, self._owned())
+        for own, kinds in own_parts.items():
+            most = self._most_elements(own)
+            for kind, tensor in kinds.items():
+                if tensor.numel() > most:
+                    raise AdapterError(
+                        f"{self.where}: {own}: {kind} has shape {list(tensor.shape)}, and model and configuration ask "
+                        f"for at most {most:,} elements: it was trained on another base model, or its configuration "
+                        "is not its own."
+                    )
+
+    def _most_elements(self, own: str) -> int:
+        """Of any tensor that an adapter has for a module: far more than fit, by its rank and the module's sides."""
+        shapes = [parameter.shape for parameter in self.reader._base[own].values() if parameter is not None]
+        side = max(max(shape[:1].numel(), shape[1:].numel()) for shape in shapes)
+        rank = self.targets.lora.get(own)
+        return _SLACK * side * max(1 if rank is None else rank.rank, len(self.targets.tokens.get(own, ())))
 
     def run(self) -> tuple[dict[str, Change], dict[str, torch.Tensor]]:
         own_parts = self._own_parts()
@@ -241,7 +200,7 @@ class _Binding:
         if isinstance(module, Embedding):
             return embedding_change(module, rank, parts, given, tokens.get(name), dtype)
         if name in tokens or (parts and isinstance(module, (RMSNorm, LayerNorm))):
-            kinds = ", ".join(sorted(parts)) or _TOKENS
+            kinds = ", ".join(sorted(parts)) or TOKENS
             raise AdapterError(f"{self.where}: {name}: a {type(module).__name__} takes no {kinds}.")
         if isinstance(module, (RMSNorm, LayerNorm)):
             return norm_change(module, given, dtype)
@@ -263,6 +222,16 @@ class _Binding:
     def _own_plain(self) -> dict[str, torch.Tensor]:
         """What replaces parameters; embeddings that equal the model's are left out."""
         found = {}
+        for own, tensor in self._owned().items():
+            base = self._parameter(own)
+            tensor = tensor.contiguous().to(base.dtype)
+            if not torch.equal(tensor, base) or own in self.targets.saved:
+                found[own] = tensor
+        return found
+
+    def _owned(self) -> dict[str, torch.Tensor]:
+        """What may replace parameters, by the model's own names, in the shapes that they have there."""
+        found = {}
         targets, transposed = self.targets, self.reader._model.checkpoint_transposed
         for name, tensor in self.plain.items():
             own = self.naming.parameters.get(name, "")
@@ -273,16 +242,14 @@ class _Binding:
                 continue
             base = self._parameter(own)
             if any(re.fullmatch(pattern, own) for pattern in transposed) and tensor.dim() == 2:
-                tensor = tensor.t().contiguous()
+                tensor = tensor.t()
             if tensor.shape != base.shape:
                 hint = " (a resized vocabulary is not served)" * is_table
                 raise AdapterError(
                     f"{self.where}: {name} has shape {list(tensor.shape)}, the model's is {list(base.shape)}{hint}: "
                     "it was trained on another base model."
                 )
-            tensor = tensor.to(base.dtype)
-            if not torch.equal(tensor, base) or own in targets.saved:
-                found[own] = tensor
+            found[own] = tensor
         return found
 
     def _parameter(self, own: str) -> nn.Parameter:
@@ -298,7 +265,7 @@ class _Binding:
         for own in {**self.targets.lora, **self.targets.tokens}:
             kinds, wanted = parts.get(own, {}), self._wanted_kinds(own)
             missing += [f"{published[own]}.{kind}" for kind in wanted if kind not in kinds]
-            self.problems += [f"{published[own]}.{kind}" for kind in kinds if kind not in wanted and kind != _TOKENS]
+            self.problems += [f"{published[own]}.{kind}" for kind in kinds if kind not in wanted and kind != TOKENS]
         given = {self.naming.parameters.get(name) for name in self.plain}
         names = {own: name for name, own in self.naming.parameters.items()}
         # PEFT no longer saves biases that are called otherwise (an in_proj_bias); files of older versions have them.
@@ -310,7 +277,7 @@ class _Binding:
             raise AdapterError(f"{self.where}: does not fit this model and its own configuration; {'; '.join(texts)}.")
 
     def _wanted_kinds(self, own: str) -> list[str]:
-        wanted = [_TOKENS] if own in self.targets.tokens and not self._follows_embedding(own) else []
+        wanted = [TOKENS] if own in self.targets.tokens and not self._follows_embedding(own) else []
         if own not in self.targets.lora:
             return wanted
         is_table = isinstance(self.reader._modules[own], (Embedding, nn.Embedding))
@@ -329,7 +296,7 @@ class _Binding:
     def _tokens(self, parts: Mapping[str, Parts]) -> dict[str, Any]:
         rows = {}
         for own, ids in self.targets.tokens.items():
-            delta = parts.get(own, {}).get(_TOKENS)
+            delta = parts.get(own, {}).get(TOKENS)
             if delta is not None:
                 table = self._parameter(f"{own}.weight")
                 try:

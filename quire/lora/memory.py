@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from quire import paths
 from quire.config import LoRAConfig
 from quire.contracts import AdapterRef
 from quire.errors import AdapterError, OutsideRootsError
@@ -152,9 +153,12 @@ class HostMemory:
 def allowed_folder(path: Path, roots: Collection[str] | None) -> Path:
     """The folder with links resolved. Raises AdapterError where it lies outside `roots`, or is none."""
     try:
-        resolved = Path(path).expanduser().resolve()
+        path = Path(path).expanduser()
+        resolved = path.resolve() if roots is None else paths.resolve(path)
         inside = roots is None or _is_inside(resolved, roots)
         found, is_folder = resolved.exists(), resolved.is_dir()
+    except paths.KernelPathError:
+        inside = found = is_folder = False
     except (OSError, RuntimeError, ValueError) as error:
         raise AdapterError(f"{path}: there is no such folder ({type(error).__name__}).") from None
     if not inside:  # first: nothing is said of what lies there
@@ -169,5 +173,5 @@ def allowed_folder(path: Path, roots: Collection[str] | None) -> Path:
 def _is_inside(folder: Path, roots: Collection[str]) -> bool:
     """Whether it lies in one of these folders, and so do its files, wherever their links lead."""
     bases = [Path(root).expanduser().resolve() for root in roots]
-    files = [folder, *(file.resolve() for file in folder.glob("adapter_*"))]
+    files = [folder, *(paths.resolve(file) for file in folder.glob("adapter_*"))]
     return all(any(file.is_relative_to(base) for base in bases) for file in files)

@@ -5,12 +5,12 @@ Whatever changes the arithmetic is done or refused: no field is ignored because 
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import AdapterError
+from quire.models import strict_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -59,7 +59,7 @@ def read_config(data: bytes, where: str) -> LoraConfig:
 
 def _parse(data: bytes, where: str) -> dict[str, Any]:
     try:
-        raw = json.loads(data)
+        raw = strict_json.parse(data)
     except (ValueError, RecursionError) as error:
         raise AdapterError(f"{where}: is not valid JSON: {error}") from None
     if not isinstance(raw, dict):

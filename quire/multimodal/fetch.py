@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
+from quire import paths
 from quire.config import MediaConfig
 from quire.errors import RequestError
 
@@ -40,11 +41,10 @@ def read_file(url: str, config: MediaConfig) -> bytes:
     root = Path(config.allowed_local_media_path).resolve()
     try:
         # Resolved first: neither .. nor a link leads out of the folder.
-        path = Path(unquote(parts.path)).resolve()
-        if not path.is_relative_to(root):
+        path = _resolved(unquote(parts.path))
+        if path is None or not path.is_relative_to(root):
             raise RequestError("the file is not under allowed_local_media_path")
-        # A pipe would be waited for without end.
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        with open(paths.open_beneath(path, root), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise RequestError("it is no plain file")
             data = file.read(config.max_image_bytes + 1)
@@ -54,6 +54,14 @@ def read_file(url: str, config: MediaConfig) -> bytes:
         raise RequestError(f"the file cannot be read: {getattr(error, 'strerror', None) or 'bad path'}") from None
     _check_length(len(data), config)
     return data
+
+
+def _resolved(path: str) -> Path | None:
+    """None: it leads through the kernel's own links, and is nowhere."""
+    try:
+        return paths.resolve(path)
+    except paths.KernelPathError:
+        return None
 
 
 def read_http(url: str, config: MediaConfig) -> bytes:

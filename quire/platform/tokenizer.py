@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from quire.errors import CheckpointError, RequestError
+from quire.models import strict_json
 from quire.platform.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS_TOKENS
 
 # At least one of these is in a directory that has a tokenizer. Without the check, transformers may make an
@@ -75,7 +75,7 @@ def eos_token_ids(path: str | Path, tokenizer: Any = None) -> frozenset[int]:
 
 def _read_object(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = strict_json.parse(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{file}: cannot be read ({error.strerror or error}).") from error
     except (ValueError, RecursionError) as error:

@@ -29,12 +29,13 @@ pytestmark = pytest.mark.usefixtures("unharmed")
         ("[" * 200_000, "is not valid JSON"),
         ('{"a":' * 100_000 + "1" + "}" * 100_000, "is not valid JSON"),
         ('{"peft_type": "LORA", "r": ' + "9" * 5000 + "}", "adapter_config.json"),
+        ('{"peft_type": "LORA", "r": 4, "target_modules": ["q_proj"], "r": 8}', "the key 'r' is there twice"),
         ("[]", "holds a JSON list"),
         ('"LORA"', "holds a JSON str"),
         ("null", "holds a JSON NoneType"),
         (" " * (4 << 20) + "{}", "bytes, and at most"),
     ],
-    ids=["empty", "open", "comma", "bytes", "lists", "objects", "digits", "list", "text", "null", "long"],
+    ids=["empty", "open", "comma", "bytes", "lists", "objects", "digits", "twice", "list", "text", "null", "long"],
 )
 def test_what_is_no_configuration(llm, tmp_path, text, says):
     files.write(tmp_path, text, good())

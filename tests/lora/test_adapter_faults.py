@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import pickle
+import resource
 import struct
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,41 @@ def test_a_truncated_file(llm, tmp_path, left):
 def test_no_safetensors_file(llm, tmp_path, data):
     files.write(tmp_path, config(), data)
     refused(llm, tmp_path, "is damaged or no safetensors file")
+
+
+def header(shapes: dict[str, list[int]]) -> bytes:
+    """Of float32 tensors, one behind the other."""
+    described, end = {}, 0
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        described[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(described).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+@pytest.mark.parametrize("extra", ["nobody.weight", f"{Q}.lora_A.weight", "base_model.model.lm_head.weight",
+                                   "base_model.model.model.norm.original_module.weight"])  # fmt: skip
+def test_a_large_file_is_refused_by_its_header(llm, tmp_path, extra):
+    """Half a gigabyte of nothing: refused by names and sizes, before it is read."""
+    shapes = {name: list(tensor.shape) for name, tensor in good().items()} | {extra: [1 << 27]}
+    data = header(shapes)
+    files.write(tmp_path, config(), data)
+    os.truncate(tmp_path / "adapter_model.safetensors", len(data) + 4 * sum(map(math.prod, shapes.values())))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(llm, tmp_path, str(tmp_path))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+
+
+def test_a_key_that_is_twice_in_a_header(llm, tmp_path):
+    made = good()
+    data = save(made)
+    length = struct.unpack("<Q", data[:8])[0]
+    described = json.loads(data[8 : 8 + length])
+    name = next(iter(made))
+    text = json.dumps({name: described[name]})[:-1] + ", " + json.dumps(described)[1:]
+    files.write(tmp_path, config(), struct.pack("<Q", len(text)) + text.encode() + data[8 + length :])
+    refused(llm, tmp_path, "is damaged or no safetensors file", "is there twice")
 
 
 def test_no_tensors(llm, tmp_path):
@@ -284,6 +322,19 @@ def test_paths_outside_the_allowed_folders(path, tmp_path):
     for folder in (inside / "good", tmp_path / "door" / "good", inside / "good" / ".." / "good"):
         llm.load_lora_adapter("fine", str(folder))
         llm.unload_lora_adapter("fine")
+    no_adapters(llm)
+
+
+def test_the_kernels_links_lead_nowhere(path, tmp_path):
+    """What lies behind them is another process's, and their text does not say so."""
+    inside = tmp_path / "in"
+    good, linked = files.plain(inside / "good"), files.plain(inside / "linked")
+    (linked / "adapter_model.safetensors").unlink()
+    (linked / "adapter_model.safetensors").symlink_to(f"/proc/self/root{good}/adapter_model.safetensors")
+    (inside / "folder").symlink_to(f"/proc/thread-self/root{good}")
+    llm = open_llm(path, lora_roots=[str(inside)], num_gpu_blocks_override=20)
+    for folder in (Path(f"/proc/self/root{good}"), Path(f"/proc/{os.getpid()}/root{good}"), linked, inside / "folder"):
+        refused(llm, folder, "lies outside the folders")
     no_adapters(llm)
 
 

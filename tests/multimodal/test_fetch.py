@@ -28,6 +28,9 @@ def folder(tmp_path):
     (tmp_path / "open" / "inside.png").symlink_to(tmp_path / "open" / "a.png")
     (tmp_path / "open" / "out.png").symlink_to(tmp_path / "secret.png")
     (tmp_path / "open" / "up").symlink_to(tmp_path)
+    (tmp_path / "open" / "kernel.png").symlink_to(f"/proc/self/root{tmp_path}/open/a.png")
+    (tmp_path / "open" / "number.png").symlink_to("/dev/fd/0")
+    (tmp_path / "open" / "round").symlink_to(tmp_path / "open" / "round")
     os.mkfifo(tmp_path / "open" / "pipe")
     return tmp_path / "open"
 
@@ -45,6 +48,9 @@ def test_files_of_the_folder(folder) -> None:
         ("/%2e%2e/secret.png", "not under"),
         ("/out.png", "not under"),
         ("/up/secret.png", "not under"),
+        ("/kernel.png", "not under"),
+        ("/number.png", "not under"),
+        ("/round", "cannot be read"),
         ("/pipe", "no plain file"),
         ("", "no plain file|cannot be read"),
         ("/absent.png", "cannot be read"),
@@ -55,6 +61,35 @@ def test_what_no_file_url_may_read(folder, path: str, message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
         read_file(f"file://{folder}{path}", MediaConfig(allowed_local_media_path=str(folder)))
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "start", ["/proc/self/root", "/proc/thread-self/root", "/proc/self/../1/root", "//proc/self/cwd"]
+)
+def test_the_kernels_links_lead_nowhere(folder, monkeypatch, start: str) -> None:
+    """Their text says what lies there for one process; behind them is another's file system, or another's file."""
+    monkeypatch.chdir("/")
+    with pytest.raises(RequestError, match="not under"):
+        read_file(f"file://localhost{start}{folder}/a.png", MediaConfig(allowed_local_media_path=str(folder)))
+    with open(folder / "a.png") as file, pytest.raises(RequestError, match="not under"):
+        read_file(f"file:///dev/fd/{file.fileno()}", MediaConfig(allowed_local_media_path=str(folder)))
+
+
+def test_a_link_that_comes_late_is_not_followed(folder, monkeypatch) -> None:
+    """Between the look at a path and its opening, a folder of it is replaced by a link."""
+    (folder / "sub").mkdir()
+    (folder / "sub" / "secret.png").write_bytes(b"picture")
+    resolve = fetch.paths.resolve
+
+    def slow(path):
+        found = resolve(path)
+        (folder / "sub").rename(folder / "gone")
+        (folder / "sub").symlink_to(folder.parent)
+        return found
+
+    monkeypatch.setattr(fetch.paths, "resolve", slow)
+    with pytest.raises(RequestError, match="cannot be read"):
+        read_file(f"file://{folder}/sub/secret.png", MediaConfig(allowed_local_media_path=str(folder)))
 
 
 def test_files_are_off_until_allowed_and_limited(folder) -> None:
