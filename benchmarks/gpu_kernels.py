@@ -217,7 +217,7 @@ def segments(tokens: int, adapters: int, device: torch.device) -> LoraSegments:
     """Rows shared out among the adapters, one after the other."""
     ends = [tokens * number // adapters for number in range(adapters + 1)]
     rows = [(ends[slot], ends[slot + 1], slot, 1.0) for slot in range(adapters)]
-    return LoraSegments.of(rows, device)
+    return LoraSegments.of(rows, tokens, device)
 
 
 def case_lora(

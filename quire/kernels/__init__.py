@@ -85,7 +85,7 @@ def linear(
     product. Of a segment's rows, a weight's product y becomes (y + scaling * weight * (x a^T) B^T) * scale + shift
     (arXiv:2106.09685), each adapter at its own rank, sums in float32; other rows stay as they are.
     Returns [T, sum N_i] in `out_dtype` (float32 or, by default, x's dtype). Raises IndexError for rows or slots that
-    do not exist.
+    do not exist, ValueError for segments of another number of rows than T.
     """
     return backend_of(x).linear(x, weights, biases, out_dtype, tables, segments)
 

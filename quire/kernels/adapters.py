@@ -163,32 +163,60 @@ class LoraTable:
 
 
 class LoraSegments:
-    """Who owns which rows of a call: at most `capacity` segments, ordered by their first row.
+    """Who owns which of the `num_rows` rows of a call: at most `capacity` segments, ordered by their first row.
 
     A mixture of adapters names its rows once for each of them, one after the other; `layers` is the most times that
     rows may be named.
     """
 
-    def __init__(self, capacity: int, device: torch.device = _CPU, layers: int = 1) -> None:
+    def __init__(self, capacity: int, num_rows: int, device: torch.device = _CPU, layers: int = 1) -> None:
         self.entries = np.zeros(capacity, _SEGMENT)
+        self.num_rows = num_rows
         self.device = device
         self.layers = layers
         self._mirror = _mirror(self.entries, device)
         self.address: int = self._mirror.data_ptr()
         self.rows: Sequence[Segment] = ()
+        self._derived: dict[int | tuple[int, ...], LoraSegments] = {}  # by how often rows are repeated, or by the rows
 
     @classmethod
-    def of(cls, rows: Sequence[Segment], device: torch.device = _CPU) -> LoraSegments:
-        segments = cls(len(rows), device, times_named(rows))
+    def of(cls, rows: Sequence[Segment], num_rows: int, device: torch.device = _CPU) -> LoraSegments:
+        segments = cls(len(rows), num_rows, device, times_named(rows))
         segments.fill(rows)
         return segments
 
     def for_rows(self, count: int) -> LoraSegments:
-        """As they are: they were made for a call of `count` rows."""
+        """Those of a call of `count` rows. Raises ValueError where they are another call's."""
+        if count != self.num_rows:
+            raise ValueError(
+                f"segments: a call with {count} rows, and adapters are known for {self.num_rows}. A layer that sees "
+                "other rows than the step's tokens, one by one, is called within `repeated` or `gathered` "
+                "(docs/adding-a-model.md, Rows)"
+            )
         return self
 
+    def repeated(self, times: int) -> LoraSegments:
+        """Those of a call that has each row `times` times, one after the other."""
+        return self._derive(times, self.num_rows * times, len(self.entries))
+
+    def gathered(self, places: tuple[int, ...]) -> LoraSegments:
+        """Those of a call whose row i is row places[i] of this one. Raises IndexError for a row that is none."""
+        if places and not 0 <= min(places) <= max(places) < self.num_rows:
+            raise IndexError(f"gathered: rows {min(places)} to {max(places)}, and there are {self.num_rows}")
+        return self._derive(places, len(places), len(places) * self.layers)
+
+    def _derive(self, how: int | tuple[int, ...], num_rows: int, capacity: int) -> LoraSegments:
+        found = self._derived.get(how)
+        if found is None:
+            found = self._derived[how] = LoraSegments(capacity, num_rows, self.device, self.layers)
+            found.fill(_derived_rows(self.rows, self.num_rows, how))
+        return found
+
     def fill(self, rows: Sequence[Segment]) -> None:
-        """Replace what it holds. Raises ValueError for more than `capacity` segments."""
+        """Replace what it holds, and what was derived from it, in place.
+
+        Raises ValueError for more than `capacity` segments.
+        """
         if len(rows) > len(self.entries):
             raise ValueError(f"rows: expected at most {len(self.entries)} segments, got {len(rows)}")
         self.rows = rows
@@ -196,17 +224,47 @@ class LoraSegments:
         self.entries[len(rows) :] = 0
         if self.device.type != "cpu":
             overwrite(self._mirror, torch.from_numpy(self.entries.view(np.uint8)))
+        for how, derived in self._derived.items():
+            derived.fill(_derived_rows(rows, self.num_rows, how))
 
 
 class AllRows(LoraSegments):
     """One owner of all rows of every call, however many it has: what an image's encoding belongs to."""
 
     def __init__(self, owners: Sequence[tuple[int, float]], device: torch.device = _CPU) -> None:
-        super().__init__(len(owners), device)
+        super().__init__(len(owners), 0, device)
         self._owners = owners
 
     def for_rows(self, count: int) -> LoraSegments:
-        return LoraSegments.of([(0, count, slot, weight) for slot, weight in self._owners], self.device)
+        return LoraSegments.of([(0, count, slot, weight) for slot, weight in self._owners], count, self.device)
+
+    def repeated(self, times: int) -> LoraSegments:
+        return self
+
+    def gathered(self, places: tuple[int, ...]) -> LoraSegments:
+        return self
+
+
+def _derived_rows(rows: Sequence[Segment], num_rows: int, how: int | tuple[int, ...]) -> Sequence[Segment]:
+    """Segments of a call that repeats each of the rows (a number) or takes some (their places)."""
+    if isinstance(how, int):
+        return [(start * how, end * how, slot, weight) for start, end, slot, weight in rows]
+    groups: list[list[tuple[int, float]]] = []
+    owner = np.full(num_rows, -1)  # of each row: its group, or nobody
+    for i, (start, end, slot, weight) in enumerate(rows):
+        if i and rows[i - 1][:2] == (start, end):
+            groups[-1].append((slot, weight))
+            continue
+        owner[start:end] = len(groups)
+        groups.append([(slot, weight)])
+    chosen = owner[list(how)] if how else owner[:0]
+    starts = np.flatnonzero(np.diff(chosen, prepend=-1)).tolist()
+    return [
+        (start, end, slot, weight)
+        for start, end in pairwise([*starts, len(how)])
+        if chosen[start] >= 0
+        for slot, weight in groups[chosen[start]]
+    ]
 
 
 def times_named(rows: Sequence[Segment]) -> int:

@@ -87,7 +87,7 @@ def linear(
         _multiply(x, weights, biases, y)
     if segments is not None:
         check_tables(tables, weights, x.shape[1], x.dtype)
-        _add_adapters(x, y, tables, [len(weight) for weight in weights], segments)
+        _add_adapters(x, y, tables, [len(weight) for weight in weights], segments.for_rows(x.shape[0]))
     return y
 
 

@@ -77,6 +77,7 @@ def linear(
     if segments is None:
         _C.linear(*numbers, (), 0, 0)
         return y
+    segments = segments.for_rows(x.shape[0])
     check_tables(tables, weights, x.shape[1], x.dtype)
     entries: list[int] = []
     for table in tables:

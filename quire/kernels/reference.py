@@ -35,7 +35,7 @@ def linear(
         parts.append(y if bias is None else y + bias.float())
     result = torch.cat(parts, dim=1).to(out_dtype or x.dtype)
     if segments is not None:
-        _add_adapters(x, result, tables, [len(weight) for weight in weights], segments)
+        _add_adapters(x, result, tables, [len(weight) for weight in weights], segments.for_rows(x.shape[0]))
     return result
 
 

@@ -54,7 +54,7 @@ class AdapterBank:
         for name, change in adapter.changes.items():
             module = self._modules[name]
             if module.adapters is None:
-                module.adapters = self._new(module)
+                module.adapters = self._new(name, module)
                 self.generation += 1
             columns = module.out_features if isinstance(module, Linear) else 0
             self.generation += module.adapters.put(slot, on_device(change, columns, self.device, self._row_major))
@@ -114,7 +114,7 @@ class AdapterBank:
             for module, leaf, parameter in reversed(own):
                 module._parameters[leaf] = parameter
 
-    def _new(self, module: nn.Module) -> LinearAdapters | EmbeddingAdapters | NormAdapters:
+    def _new(self, name: str, module: nn.Module) -> LinearAdapters | EmbeddingAdapters | NormAdapters:
         if isinstance(module, Linear):
             table = LoraTable(
                 module.in_features,
@@ -123,8 +123,9 @@ class AdapterBank:
                 device=self.device,
                 row_major=self._row_major,
             )
-            return LinearAdapters(self._active, table)
-        return EmbeddingAdapters(self._active) if isinstance(module, Embedding) else NormAdapters(self._active)
+            return LinearAdapters(self._active, name, table)
+        kind = EmbeddingAdapters if isinstance(module, Embedding) else NormAdapters
+        return kind(self._active, name)
 
 
 def capacity_for(rows: Sequence[Segment]) -> int:

@@ -94,20 +94,20 @@ class DecodeStep:
         """
         rows = self._bank.segments((owner, 1) for owner in owners) if self._bank is not None else []
         if self._recording is None or not self._are_recordable(inputs, rows, owners):
-            return self._forward(inputs, self._segments(rows))
+            return self._forward(inputs, self._segments(inputs, rows))
         width = _width_for(inputs.context.block_table.shape[1])
         shape = (len(inputs.token_ids), width, inputs.context.position_limit, _room_for(rows))
         if shape not in self._shapes:
             self._remember(shape, None)
-            return self._forward(inputs, self._segments(rows))
+            return self._forward(inputs, self._segments(inputs, rows))
         self._shapes.move_to_end(shape)
         recorded = self._shapes[shape]
         if recorded is None:
             return self._record(shape, inputs, rows)
         return self._finish(recorded.run(inputs, rows), recorded.segments)
 
-    def _segments(self, rows: Sequence[Segment]) -> LoraSegments | None:
-        return LoraSegments.of(rows, self._device) if rows else None
+    def _segments(self, inputs: StepInputs, rows: Sequence[Segment]) -> LoraSegments | None:
+        return LoraSegments.of(rows, len(inputs.token_ids), self._device) if rows else None
 
     def _are_recordable(self, inputs: StepInputs, rows: Sequence[Segment], owners: Sequence[Owner]) -> bool:
         """Whether all of the step is kernels; recordings that read tables which have moved are forgotten."""
@@ -147,7 +147,7 @@ class DecodeStep:
     def _record(self, shape: Shape, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
         assert self._recording is not None
         tokens, width, _, room = shape
-        segments = LoraSegments(room[0], self._device, room[1]) if room else None
+        segments = LoraSegments(room[0], tokens, self._device, room[1]) if room else None
         if segments is not None:
             segments.fill(rows)
         own = inputs.clone()
@@ -163,7 +163,7 @@ class DecodeStep:
             logger.info("decode steps are run through Python: %s", reason)
             self._recording = self._workspace = None
             self._shapes.clear()
-            return self._forward(inputs, self._segments(rows))
+            return self._forward(inputs, self._segments(inputs, rows))
         self._remember(shape, _Recorded(own, segments, recording))
         return self._finish(recording.results, segments)
 

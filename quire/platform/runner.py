@@ -198,10 +198,13 @@ class Runner:
 
     def _owned(self, owners: Iterable[tuple[Owner, int]]) -> AbstractContextManager[None]:
         """Let the layers work for these owners of rows."""
-        rows = self.bank.segments(owners) if self.bank is not None else []
-        if self.bank is None or not rows:
+        if self.bank is None:
             return nullcontext()
-        return self.bank.using(LoraSegments.of(rows, self.device))
+        owned = list(owners)
+        rows = self.bank.segments(owned)
+        if not rows:
+            return nullcontext()
+        return self.bank.using(LoraSegments.of(rows, sum(count for _, count in owned), self.device))
 
     def _encode(self, image: EncodeImage) -> torch.Tensor:
         """One image's features, [length, E]. One by one: together they would take as long, and their sums would

@@ -46,7 +46,7 @@ class _Moved:
         if isinstance(value, LoraTable):
             return self._table(value)
         if isinstance(value, LoraSegments):
-            return LoraSegments.of(value.rows, GPU)
+            return LoraSegments.of(value.rows, value.num_rows, GPU)
         return type(value)(map(self.there, value)) if isinstance(value, (list, tuple)) else value
 
     def copy_back(self) -> None:

@@ -65,7 +65,7 @@ class Product:
     ) -> torch.Tensor:
         if rows is None:
             return self.cuda.linear(x, self.weights, self.biases, out_dtype)
-        return self.cuda.linear(x, self.weights, self.biases, out_dtype, self.tables, LoraSegments.of(rows))
+        return self.cuda.linear(x, self.weights, self.biases, out_dtype, self.tables, LoraSegments.of(rows, len(x)))
 
     def exact(self, x: torch.Tensor, y: torch.Tensor, rows: list[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
         """What becomes of y in float64, and a bound on what float32 sums and the rounding of x a^T may lose."""
@@ -157,7 +157,7 @@ def test_a_row_does_not_depend_on_other_ranks(cuda: ModuleType, dtype: torch.dty
         product = Product(cuda, 48, [72], {0: 5, 2: 12, 3: rank}, dtype)
         assert same_bits(product(x, rows), wanted), rank
         assert same_bits(product(x, [*rows[:1], (3, 66, 2, 1.0), (67, 69, 0, 0.5), (67, 69, 2, 0.5)]), wanted)
-    segments = LoraSegments(40, layers=3)
+    segments = LoraSegments(40, 70, layers=3)
     segments.fill(rows)
     got = cuda.linear(x, product.weights, product.biases, None, product.tables, segments)
     assert same_bits(got, wanted)
@@ -183,7 +183,7 @@ def test_more_segments_than_a_warp_looks_at(cuda: ModuleType, dtype: torch.dtype
     padded[40:40] = [(40, 40, 0, 1.0)] * 150
     padded[20:20] = [(0, 0, 0, 0.0)] * 7
     assert len(padded) > 256
-    segments = LoraSegments(400, layers=3)
+    segments = LoraSegments(400, 100, layers=3)
     segments.fill(padded)
     got = cuda.linear(x, product.weights, product.biases, None, product.tables, segments)
     assert same_bits(got, wanted)
@@ -201,7 +201,7 @@ def test_what_points_nowhere_is_passed_over(cuda: ModuleType, dtype: torch.dtype
     for slot in (-1, 2, 5):
         got = product(x, [(15, 20, slot, 1.0), (15, 20, 0, 1.0), (15, 20, slot, 1.0)])
         assert same_bits(got, wanted)
-    segments = LoraSegments(4)
+    segments = LoraSegments(4, 20)
     segments.fill([(15, 20, 0, 1.0), (15, 20, 1, 1.0)])  # one layer more than it has room for
     assert same_bits(cuda.linear(x, product.weights, product.biases, None, product.tables, segments), wanted)
 

@@ -45,7 +45,7 @@ def test_an_adapter_alone_and_among_others(rank: int) -> None:
     x = randn(300, features)
 
     def run(rows_: torch.Tensor, segments: list[tuple[int, int, int, float]]) -> torch.Tensor:
-        return kernels.linear(rows_, [weight], [None], None, [table], LoraSegments.of(segments, GPU))
+        return kernels.linear(rows_, [weight], [None], None, [table], LoraSegments.of(segments, len(rows_), GPU))
 
     crowd = run(x, [(i, i + 1, i % 16, 1.0) for i in range(100)] + [(100, 300, 3, 1.0)])
     for i in (0, 7, 99):

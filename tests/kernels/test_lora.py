@@ -40,7 +40,7 @@ class Product:
     ) -> torch.Tensor:
         if rows is None:
             return kernels.linear(x, self.weights, self.biases, out_dtype)
-        return kernels.linear(x, self.weights, self.biases, out_dtype, self.tables, LoraSegments.of(rows))
+        return kernels.linear(x, self.weights, self.biases, out_dtype, self.tables, LoraSegments.of(rows, len(x)))
 
     def exact(self, x: torch.Tensor, y: torch.Tensor, rows: list[Segment]) -> tuple[torch.Tensor, torch.Tensor]:
         """What becomes of y in float64, and a bound on what float32 sums (and roundings of y in between) may lose."""
@@ -127,7 +127,7 @@ def test_a_slot_is_emptied_and_filled_again() -> None:
     table, weight, x = LoraTable(16, 40, F32, slots=1), torch.zeros(40, 16), randn(3, 16, dtype=F32)
 
     def run(slot: int) -> torch.Tensor:
-        return native.linear(x, [weight], [None], None, [table], LoraSegments.of([(0, 3, slot, 1.0)]))
+        return native.linear(x, [weight], [None], None, [table], LoraSegments.of([(0, 3, slot, 1.0)], 3))
 
     assert not table.put(0, weights(4, 16, 40, F32, 1, extras=False))
     first = run(0)
@@ -151,7 +151,7 @@ def test_what_is_wrong_is_said() -> None:
     x, weight = randn(3, 16, dtype=F32), randn(40, 16, dtype=F32)
 
     def run(rows: list[Segment] | None = None, tables: list[LoraTable | None] | None = None) -> None:
-        segments = LoraSegments.of(rows or [(0, 3, 0, 1.0)])
+        segments = LoraSegments.of(rows or [(0, 3, 0, 1.0)], 3)
         native.linear(x, [weight], [None], None, [table] if tables is None else tables, segments)
 
     run()
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said() -> None:
         with pytest.raises(ValueError, match=r"tables: .*40, 16"):
             run(tables=[wrong])
     with pytest.raises(ValueError, match=r"rows: .*at most 1"):
-        LoraSegments(1).fill([(0, 1, 0, 1.0)] * 2)
+        LoraSegments(1, 1).fill([(0, 1, 0, 1.0)] * 2)
 
 
 def test_a_table_takes_what_fits() -> None:

@@ -54,7 +54,7 @@ def products(dtype: torch.dtype) -> Callable[[torch.Tensor, int], torch.Tensor]:
     def run(x: torch.Tensor, first: int) -> torch.Tensor:
         end = first + len(x)
         own = [(max(s, first) - first, min(e, end) - first, k, w) for s, e, k, w in owners if s < end and first < e]
-        return reference.linear(x, weights, [None, randn(2, dtype=dtype)], None, tables, LoraSegments.of(own))
+        return reference.linear(x, weights, [None, randn(2, dtype=dtype)], None, tables, LoraSegments.of(own, len(x)))
 
     return run
 

@@ -6,6 +6,7 @@ from quire.models.layers.embedding import Embedding
 from quire.models.layers.linear import Linear, MergedLinear
 from quire.models.layers.norm import LayerNorm, RMSNorm
 from quire.models.layers.rotary import RotaryEmbedding, RotaryTable
+from quire.models.layers.rows import gathered, repeated
 
 __all__ = [
     "Embedding",
@@ -18,4 +19,6 @@ __all__ = [
     "RotaryTable",
     "activation",
     "gated_activation",
+    "gathered",
+    "repeated",
 ]

@@ -20,18 +20,31 @@ import torch
 from quire import kernels
 from quire.kernels.adapters import LoraSegments, LoraTable, LoraWeights
 from quire.kernels.transfer import send
+from quire.models.layers.rows import seen_of
 
 
 class Active:
     """Who owns which rows of what runs now: one for all layers of a model.
 
-    Rows are tokens in the layers, sampled rows in the projection to the vocabulary, patches in a vision tower.
+    Rows are tokens in the layers, sampled rows in the projection to the vocabulary, patches in a vision tower; where a
+    model says so (`rows.py`), heads of tokens, or some tokens in any order.
     """
 
     __slots__ = ("segments",)
 
     def __init__(self) -> None:
         self.segments: LoraSegments | None = None
+
+    def for_rows(self, count: int, layer: str) -> LoraSegments:
+        """Who owns which of a layer's `count` rows, while there are segments.
+
+        Raises ValueError, which names the layer, where that is not known.
+        """
+        assert self.segments is not None
+        try:
+            return seen_of(self.segments).for_rows(count)
+        except ValueError as error:
+            raise ValueError(f"{layer}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +118,14 @@ _Change = TypeVar("_Change", EmbeddingChange, NormChange)
 
 @dataclass(frozen=True, slots=True)
 class LinearAdapters:
-    """The adapters of one Linear.
+    """The adapters of one Linear, the module `name`.
 
     table: their LoRA weights. replaced: by slot, what else they change; tokens: the LoRA weights of trained rows, in
     slot 0 of a table for each slot.
     """
 
     active: Active
+    name: str
     table: LoraTable
     replaced: dict[int, LinearChange] = field(default_factory=dict)
     tokens: dict[int, LoraTable] = field(default_factory=dict)
@@ -136,9 +150,10 @@ class LinearAdapters:
 
 @dataclass(frozen=True)
 class SlotAdapters(Generic[_Change]):
-    """The adapters of one Embedding or norm, by slot."""
+    """The adapters of one Embedding or norm, the module `name`, by slot."""
 
     active: Active
+    name: str
     changes: dict[int, _Change] = field(default_factory=dict)
 
     def put(self, slot: int, change: _Change) -> bool:
@@ -160,10 +175,13 @@ def adapted_product(
     biases: Sequence[torch.Tensor | None],
     out_dtype: torch.dtype | None,
     layers: Sequence[LinearAdapters | None],
-    segments: LoraSegments,
+    one: LinearAdapters,
 ) -> torch.Tensor:
-    """The product of x [T, K] with several layers' weights, with what adapters change in them (None: nothing)."""
-    segments = segments.for_rows(x.shape[0])
+    """The product of x [T, K] with several layers' weights, with what adapters change in them (None: nothing).
+
+    one: of the layers, one that adapters change.
+    """
+    segments = one.active.for_rows(x.shape[0], one.name)
     tables = [None if layer is None else layer.table for layer in layers]
     y = kernels.linear(x, weights, biases, out_dtype, tables, segments)
     column = 0
@@ -182,11 +200,11 @@ def _replace(layer: LinearAdapters, segments: LoraSegments, x: torch.Tensor, y: 
             continue
         own = x[start:end]
         if change.weight is not None:
-            alone = LoraSegments.of([(0, end - start, slot, share)], x.device)
+            alone = LoraSegments.of([(0, end - start, slot, share)], end - start, x.device)
             y[start:end] = kernels.linear(own, (change.weight,), (change.bias,), y.dtype, (layer.table,), alone)
         trained = change.tokens
         if trained is not None:
-            alone = LoraSegments.of([(0, end - start, 0, share)], x.device)
+            alone = LoraSegments.of([(0, end - start, 0, share)], end - start, x.device)
             table = layer.tokens[slot]
             found = kernels.linear(own, (trained.rows,), (trained.bias,), y.dtype, (table,), alone)
             y[start:end][:, trained.ids] = found
@@ -196,8 +214,7 @@ def adapt_embedding(
     adapters: EmbeddingAdapters, table: torch.Tensor, ids: torch.Tensor, added: torch.Tensor | None, y: torch.Tensor
 ) -> None:
     """Change y [T, C], the rows `ids` [T] of `table` plus `added` [T, C], for the rows of the active segments."""
-    assert adapters.active.segments is not None
-    for start, end, slot, weight in adapters.active.segments.for_rows(len(ids)).rows:
+    for start, end, slot, weight in adapters.active.for_rows(len(ids), adapters.name).rows:
         change = adapters.changes.get(slot)
         if change is None or end <= start:
             continue
@@ -230,8 +247,7 @@ def adapt_norm(
     adapters: NormAdapters, x: torch.Tensor, y: torch.Tensor, norm: Callable[[torch.Tensor, NormChange], torch.Tensor]
 ) -> None:
     """Do the rows of x [T, C] over whose norm an adapter changes: y[rows] = norm(x[rows], change)."""
-    assert adapters.active.segments is not None
-    for start, end, slot, _ in adapters.active.segments.for_rows(len(y)).rows:
+    for start, end, slot, _ in adapters.active.for_rows(len(y), adapters.name).rows:
         change = adapters.changes.get(slot)
         if change is not None and end > start:
             y[start:end] = norm(x[start:end], change)

@@ -26,12 +26,26 @@ class PagedAttention:
         self, qkv: torch.Tensor, ctx: ForwardContext, cache: KVCache, rope: RotaryTable | None = None
     ) -> torch.Tensor:
         """qkv: [T, (num_heads + 2 num_kv_heads) * head_dim] -> [T, num_heads * head_dim]."""
-        tokens = qkv.shape[0]
-        query, key, value = qkv.view(tokens, -1, self.head_dim).split(self.sections, 1)
+        query, key, value = qkv.view(qkv.shape[0], -1, self.head_dim).split(self.sections, 1)
+        return self.of(query, key, value, ctx, cache, rope)
+
+    def of(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        ctx: ForwardContext,
+        cache: KVCache,
+        rope: RotaryTable | None = None,
+    ) -> torch.Tensor:
+        """query: [T, num_heads, head_dim]; key, value: [T, num_kv_heads, head_dim] -> [T, num_heads * head_dim].
+
+        query and key are rotated in place.
+        """
         if rope is not None:
             kernels.rotary(query, key, rope.rows, rope.cos_sin)
         kernels.write_kv(key, value, cache.keys, cache.values, ctx.slot_mapping)
         out = kernels.paged_attention(
             query, cache.keys, cache.values, ctx.block_table, ctx.query_start, ctx.context_len, self.scale
         )
-        return out.view(tokens, self.size)
+        return out.view(query.shape[0], self.size)

@@ -30,9 +30,9 @@ class Linear(nn.Module):
         """x: [T, in_features] -> [T, out_features], in `out_dtype` (x's by default)."""
         parameters: Any = self._parameters  # torch's own attribute look-up costs more than a small product
         weights, biases, adapters = (parameters["weight"],), (parameters["bias"],), self.adapters
-        if adapters is None or (segments := adapters.active.segments) is None:
+        if adapters is None or adapters.active.segments is None:
             return kernels.linear(x, weights, biases, out_dtype)
-        return adapted_product(x, weights, biases, out_dtype, (adapters,), segments)
+        return adapted_product(x, weights, biases, out_dtype, (adapters,), adapters)
 
 
 class MergedLinear:
@@ -50,6 +50,6 @@ class MergedLinear:
         weights, biases = [p["weight"] for p in parameters], [p["bias"] for p in parameters]
         for linear in self.linears:
             adapters = linear.adapters
-            if adapters is not None and (segments := adapters.active.segments) is not None:
-                return adapted_product(x, weights, biases, None, [one.adapters for one in self.linears], segments)
+            if adapters is not None and adapters.active.segments is not None:
+                return adapted_product(x, weights, biases, None, [one.adapters for one in self.linears], adapters)
         return kernels.linear(x, weights, biases)

@@ -1,4 +1,4 @@
-"""The norms. Each can first add to the residual stream, which saves a pass over memory.
+"""The norms. Each can first add to the residual stream, which saves a pass over memory, or take each head by itself.
 
 `adapters` of a norm is what LoRA adapters change there; None while none does.
 """
@@ -12,6 +12,7 @@ from torch import nn
 
 from quire import kernels
 from quire.models.layers.adapters import NormAdapters, adapt_norm
+from quire.models.layers.rows import repeated
 
 
 class RMSNorm(nn.Module):
@@ -25,7 +26,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
 
     def forward(self, residual: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
-        """Normalise residual [T, size]; with `added` [T, size], do `residual += added` first, in place."""
+        """Normalise residual [T, size]; with `added` [T, size], do `residual += added` first, in place.
+
+        Of heads, [T, H, size], each is normalised by itself; without `added`.
+        """
+        if residual.dim() == 3 and added is None:
+            return _by_head(self, residual)
         weight: Any = self._parameters["weight"]
         if added is None:
             y = kernels.rms_norm(residual, weight, self.eps)
@@ -53,7 +59,12 @@ class LayerNorm(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(size), requires_grad=False) if affine else None)
 
     def forward(self, residual: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
-        """Normalise residual [T, size]; with `added` [T, size], do `residual += added` first, in place."""
+        """Normalise residual [T, size]; with `added` [T, size], do `residual += added` first, in place.
+
+        Of heads, [T, H, size], each is normalised by itself; without `added`.
+        """
+        if residual.dim() == 3 and added is None:
+            return _by_head(self, residual)
         parameters: Any = self._parameters
         weight, bias = parameters["weight"], parameters["bias"]
         if added is None:
@@ -63,3 +74,10 @@ class LayerNorm(nn.Module):
         if self.adapters is not None and self.adapters.active.segments is not None:
             adapt_norm(self.adapters, residual, y, lambda x, own: kernels.layer_norm(x, own.weight, own.bias, self.eps))
         return y
+
+
+def _by_head(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """x [T, H, size]: a token's heads are one behind the other, and its adapter's."""
+    with repeated(x.shape[1]):
+        y: torch.Tensor = norm(x.reshape(-1, x.shape[2]))
+    return y.view(x.shape)
