@@ -199,15 +199,16 @@ class ServerConfig:
 
     host, port, uds: where it listens; uds, the path of a Unix socket, instead of the two others.
     api_keys: one of them opens every route but /health, /ready and /ping; none: all are open.
-    admin_api_key: what changes adapters needs this one; it opens the other routes too.
+    admin_api_key: what changes adapters or memory needs this one; it opens the other routes too.
     served_model_names: what clients may call the base model; none: as it was named, or "quire-demo".
     chat_template: Jinja, used instead of the tokenizer's.
     default_sampling: SamplingParams that hold where a request says nothing.
     allow_runtime_lora: adapters may be loaded and unloaded over HTTP, from under `lora_roots` alone.
+    enable_admin_routes: the engine may be put to sleep, woken up and its prefix cache be reset over HTTP.
     max_queue: sequences that may wait for those that run; more are answered with 429.
     max_request_bytes: of a body. max_prompts, max_n: of one request.
     header_timeout, body_timeout: seconds in which a client must have sent its header, and then its body.
-    unload_timeout: seconds that an unloading waits for running requests before it answers.
+    unload_timeout: seconds that an unloading, and going to sleep, wait for running requests.
     shutdown_timeout: seconds that running requests get to finish when the server is told to stop.
     step_timeout: seconds after which a step counts as stuck, and /health says so.
     allowed_origins: whose pages may call from a browser (CORS); none by default.
@@ -228,6 +229,7 @@ class ServerConfig:
     response_role: str = "assistant"
     default_sampling: Mapping[str, object] = field(default_factory=dict)
     allow_runtime_lora: bool = False
+    enable_admin_routes: bool = False
     lora_roots: tuple[str, ...] = ()
     max_queue: int = 1024
     max_request_bytes: int = 32 << 20
@@ -248,7 +250,8 @@ class ServerConfig:
             raise QuireError(f"port={self.port}: must be at most 65535.")
         _at_least(1, max_request_bytes=self.max_request_bytes, max_prompts=self.max_prompts, max_n=self.max_n)
         _of_type(str, host=self.host, uds=self.uds, chat_template=self.chat_template, root_path=self.root_path)
-        _of_type(bool, allow_runtime_lora=self.allow_runtime_lora, log_probes=self.log_probes)
+        _of_type(bool, allow_runtime_lora=self.allow_runtime_lora, enable_admin_routes=self.enable_admin_routes)
+        _of_type(bool, log_probes=self.log_probes)
         for name in ("header_timeout", "body_timeout", "unload_timeout", "shutdown_timeout", "step_timeout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:

@@ -69,5 +69,9 @@ class OverloadedError(QuireError):
         self.retry_after = retry_after
 
 
+class SleepingError(QuireError):
+    """The engine's weights are not in memory: `wake_up` first."""
+
+
 class EngineClosedError(RuntimeError):
     """The engine takes no requests any more: it is shutting down, or it has failed."""

@@ -9,12 +9,17 @@ from __future__ import annotations
 import contextlib
 import mmap
 import re
+from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import psutil
 import torch
 
 from quire.errors import QuireError
+
+# By address: what `allocate` has made.
+_maps: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
 
 
 def allocate(size: int) -> torch.Tensor:
@@ -36,7 +41,33 @@ def allocate(size: int) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
+    tensor = torch.frombuffer(pages, dtype=torch.uint8)
+    _maps[tensor.data_ptr()] = pages
+    return tensor
+
+
+def can_release(tensor: torch.Tensor) -> bool:
+    """Whether `release` takes the memory that a tensor lies in."""
+    return tensor.is_cuda or (hasattr(mmap, "MADV_DONTNEED") and tensor.untyped_storage().data_ptr() in _maps)
+
+
+def release(tensor: torch.Tensor) -> Callable[[], None]:
+    """Give the memory that a tensor lies in back to the system, and its contents with it.
+
+    The function that is returned takes it again, for this tensor and whatever others lie in it; a CPU's stays at its
+    address, a GPU's does not. Only where `can_release`.
+    """
+    storage = tensor.untyped_storage()
+    if tensor.is_cuda:
+        size = storage.nbytes()
+        storage.resize_(0)
+        return lambda: _resize(storage, size)
+    _maps[storage.data_ptr()].madvise(mmap.MADV_DONTNEED)
+    return lambda: None  # pages come as they are written
+
+
+def _resize(storage: torch.UntypedStorage, size: int) -> None:
+    storage.resize_(size)
 
 
 def available_bytes(device: torch.device | None = None) -> int:

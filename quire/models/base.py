@@ -92,6 +92,8 @@ class CausalLM(nn.Module):
     tied_weights: Mapping[str, str] = {}
     # Fields of NEUTRAL_VALUES that the class implements:
     supported_fields: ClassVar[frozenset[str]] = frozenset()
+    # What the weights were read from; the loader sets it (`Checkpoint.stamp`).
+    read_from: tuple[tuple[str, int, int, int], ...] = ()
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()

@@ -170,6 +170,11 @@ class Checkpoint:
     def file_of(self, name: str) -> str:
         return self._home[name].name
 
+    def stamp(self) -> tuple[tuple[str, int, int, int], ...]:
+        """What tells these files, as they are now, from others: name, inode, size and time of the last change."""
+        stats = {path.name: raw.status() for path, raw in self._raw.items()}
+        return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in sorted(stats.items()))
+
     def _open(self, path: Path) -> list[str]:
         if path in self._files:
             return list(self._files[path].keys())
@@ -186,11 +191,16 @@ class Checkpoint:
 
     def _open_pickles(self, paths: Sequence[Path]) -> None:
         """Several at once: they need a process."""
+        files = []
         for path in paths:
             if hint := _hint(path):
                 raise CheckpointError(f"{path}: is no file of weights{hint}.")
-        for path, file in zip(paths, open_pickles(paths), strict=True):
-            self._files[path], self._raw[path] = file, _RawFile(file.file, file.starts)
+            try:
+                files.append(open_plain(path))
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        for path, file in zip(paths, open_pickles(paths, files), strict=True):
+            self._files[path], self._raw[path] = file, _RawFile(file.file, file.starts, file.origin)
 
     def _weight_files(self, load_format: str) -> list[Path]:
         if load_format != "pt":
@@ -243,10 +253,13 @@ class Checkpoint:
 
 
 class _RawFile:
-    """A file open for reading, and where its tensors start."""
+    """A file open for reading, and where its tensors start. origin: what it is a copy of, if it is one."""
 
-    def __init__(self, file: FileIO | BufferedReader, starts: Mapping[str, int]) -> None:
+    def __init__(
+        self, file: FileIO | BufferedReader, starts: Mapping[str, int], origin: BufferedReader | None = None
+    ) -> None:
         self._file = file
+        self._origin = origin or file
         self._lock = threading.Lock()
         self.starts = starts
 
@@ -256,6 +269,9 @@ class _RawFile:
         file = open_plain(path)
         entries = read_header(file, os.fstat(file.fileno()).st_size)
         return cls(file, {name: entry.start for name, entry in entries.items()})
+
+    def status(self) -> os.stat_result:
+        return os.fstat(self._origin.fileno())
 
     def read(self, target: memoryview, at: int) -> int:
         if hasattr(os, "preadv"):

@@ -19,7 +19,7 @@ from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.models.base import CausalLM
 from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_checkpoint
 from quire.models.torchvision import hide_if_broken
-from quire.models.weights import Wanted, read_weights
+from quire.models.weights import Wanted, read_into, read_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -69,6 +69,7 @@ def load_model(
         raise CheckpointError(f"{path / 'config.json'}: no model can be built of it: {error!r}") from error
     _check_size(path / "config.json", model)
     fill(model, checkpoint, wanted, device)
+    model.read_from = checkpoint.stamp()
     return model.eval().requires_grad_(False)
 
 
@@ -158,6 +159,31 @@ def _dtype(dtype: str | torch.dtype, raw: dict[str, Any], checkpoint: Checkpoint
 def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device = _CPU) -> None:
     """Give every parameter of a model on the meta device its tensor. Raises CheckpointError."""
     parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
+    source, partner = _sources(model, checkpoint, parameters)
+    tensors = [_wanted(model, name, source[name], parameters[name]) for name in source]
+    loaded = read_weights(checkpoint, tensors, dtype, device)
+    for name in parameters:
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, loaded[name if name in loaded else partner[name]])
+    for part in model.modules():  # what a tower has computed for itself
+        for leaf, buffer in part._buffers.items():
+            part._buffers[leaf] = None if buffer is None else buffer.to(device)
+
+
+def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
+    """Read the parameters' numbers once more, into the memory that they have. Raises CheckpointError."""
+    parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
+    source, _ = _sources(model, checkpoint, parameters)
+    read_into(checkpoint, [(_wanted(model, n, source[n], parameters[n]), parameters[n].data) for n in source])
+
+
+def _sources(
+    model: CausalLM, checkpoint: Checkpoint, parameters: dict[str, nn.Parameter]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return (parameter -> the checkpoint's name for it, the other of each tied pair), all of it checked.
+
+    Of a tied pair one may be absent.
+    """
     source, unused = _match(model, checkpoint, parameters)
     pairs = model.tied_weights if model.is_tied else {}
     partner = {
@@ -170,14 +196,7 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
     for name, shared in pairs.items():
         if name in source and shared in source and _is_tied(checkpoint, source, name, shared):
             del source[name]
-    tensors = [_wanted(model, name, source[name], parameters[name]) for name in source]
-    loaded = read_weights(checkpoint, tensors, dtype, device)
-    for name in parameters:
-        module, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(module), leaf, loaded[name if name in loaded else partner[name]])
-    for part in model.modules():  # what a tower has computed for itself
-        for leaf, buffer in part._buffers.items():
-            part._buffers[leaf] = None if buffer is None else buffer.to(device)
+    return source, partner
 
 
 def _wanted(model: CausalLM, name: str, stored: str, parameter: nn.Parameter) -> Wanted:
@@ -248,4 +267,4 @@ def _is_tied(checkpoint: Checkpoint, source: dict[str, str], name: str, shared: 
     return False
 
 
-__all__ = ["DTYPES", "fill", "load_config", "load_model", "resolve_checkpoint"]
+__all__ = ["DTYPES", "fill", "fill_again", "load_config", "load_model", "resolve_checkpoint"]

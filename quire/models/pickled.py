@@ -17,7 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import FileIO
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,11 @@ class Stored:
 class PickledFile:
     """The tensors of one .bin file, by name, as views of a memory map.
 
-    file: where the numbers are: the .bin file itself, or what was copied of it.
+    origin: the .bin file. file: where the numbers are: that, or what was copied of it.
     """
 
-    def __init__(self, file: FileIO, tensors: Mapping[str, Stored]) -> None:
+    def __init__(self, origin: BufferedReader, file: FileIO | BufferedReader, tensors: Mapping[str, Stored]) -> None:
+        self.origin = origin
         self.file = file
         self._tensors = tensors
         self.starts = {name: stored.start for name, stored in tensors.items()}
@@ -77,14 +78,8 @@ class PickledFile:
         return flat.as_strided(stored.shape, stored.stride)
 
 
-def open_pickles(paths: Sequence[Path]) -> list[PickledFile]:
-    """Open .bin files, in one process for all of them. Raises CheckpointError."""
-    files: list[FileIO] = []
-    for path in paths:
-        try:
-            files.append(FileIO(path))
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+def open_pickles(paths: Sequence[Path], files: Sequence[BufferedReader]) -> list[PickledFile]:
+    """Read .bin files, which are open, in one process for all of them. Raises CheckpointError."""
     sizes = [os.fstat(file.fileno()).st_size for file in files]
     seconds = _SECONDS + sum(sizes) / _BYTES_A_SECOND
     memory = _TORCH + _ROOM + 2 * max(sizes)
@@ -100,7 +95,7 @@ def open_pickles(paths: Sequence[Path]) -> list[PickledFile]:
         opened = []
         for path, file, described in zip(paths, files, answer["files"], strict=True):
             source = FileIO(os.dup(copy.fileno())) if described["copied"] else file
-            opened.append(PickledFile(source, _checked(path, source, described["tensors"])))
+            opened.append(PickledFile(file, source, _checked(path, source, described["tensors"])))
         return opened
 
 
@@ -108,7 +103,7 @@ def _listed(paths: Sequence[Path]) -> str:
     return str(paths[0]) if len(paths) == 1 else f"{paths[0]} (or one of the {len(paths) - 1} files beside it)"
 
 
-def _checked(path: Path, file: FileIO, described: Mapping[str, Any]) -> dict[str, Stored]:
+def _checked(path: Path, file: FileIO | BufferedReader, described: Mapping[str, Any]) -> dict[str, Stored]:
     """What the process has said, each tensor within the file. It ran the pickle: nothing that it says is believed."""
     size = os.fstat(file.fileno()).st_size
     tensors = {}

@@ -59,7 +59,14 @@ def read_weights(
         memory[start : start + size].view(dtype).view(w.shape)
         for w, start, size in zip(wanted, starts, sizes)  # noqa: B905 (starts has one more: the end)
     ]
-    jobs = [job for w, tensor in zip(wanted, tensors, strict=True) for job in _jobs(checkpoint, w, tensor)]
+    read_into(checkpoint, list(zip(wanted, tensors, strict=True)))
+    return {w.name: nn.Parameter(t, requires_grad=False) for w, t in zip(wanted, tensors, strict=True)}
+
+
+@torch.inference_mode(False)
+def read_into(checkpoint: Checkpoint, wanted: Sequence[tuple[Wanted, torch.Tensor]]) -> None:
+    """Read tensors, each into contiguous memory of its own, in several threads. Raises CheckpointError."""
+    jobs = [job for w, tensor in wanted for job in _jobs(checkpoint, w, tensor)]
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
         try:
             for done in [threads.submit(job) for job in jobs]:
@@ -67,7 +74,6 @@ def read_weights(
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)  # an error or Ctrl-C does not wait for the rest
             raise
-    return {w.name: nn.Parameter(t, requires_grad=False) for w, t in zip(wanted, tensors, strict=True)}
 
 
 def _jobs(checkpoint: Checkpoint, wanted: Wanted, out: torch.Tensor) -> list[Callable[[], object]]:

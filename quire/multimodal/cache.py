@@ -77,6 +77,11 @@ class FeatureCache:
             self.bytes -= entry.size
             self._evicted.append(digest)
 
+    def clear(self) -> None:
+        """Forget all that nobody holds."""
+        for digest in [digest for digest, entry in self._entries.items() if not entry.references]:
+            self.discard(digest)
+
     def take_evicted(self) -> tuple[bytes, ...]:
         evicted, self._evicted = tuple(self._evicted), []
         return evicted

@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from quire.config import EngineConfig
-from quire.errors import EngineClosedError, RequestError
+from quire.errors import EngineClosedError, RequestError, SleepingError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.engine import Arrival, LLMEngine
@@ -78,10 +78,13 @@ class AsyncEngine:
         self._accepted = 0
         self._idle: asyncio.Event | None = None
         self._unloading: list[tuple[int, asyncio.Future[int]]] = []
+        self._errands: set[Future[Any]] = set()  # of `_in_thread`
         self._serial = itertools.count()
         self._step_begun: float | None = None
         self._stopped = False
         self._closing = False
+        self._falling_asleep = False
+        self._bedside = asyncio.Lock()  # one goes to sleep or wakes up at a time
         self._error: BaseException | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -168,9 +171,13 @@ class AsyncEngine:
 
     @contextmanager
     def accepted(self) -> Iterator[None]:
-        """Around all that is done for a request: `close` lets it come to its end. Raises EngineClosedError."""
+        """Around all that is done for a request: `close` and `sleep` let it come to its end.
+
+        Raises EngineClosedError, and SleepingError while the engine sleeps."""
         if self._closing:
             raise EngineClosedError("the server is shutting down")
+        if self._falling_asleep or self.core.is_sleeping:
+            raise SleepingError("the engine sleeps: wake it up (POST /wake_up) and try again.")
         self._check_runs()
         assert self._idle is not None
         self._accepted += 1
@@ -250,6 +257,54 @@ class AsyncEngine:
     def list_lora_adapters(self) -> list[AdapterInfo]:
         """Any thread may call this."""
         return self.core.list_lora_adapters() if self.core.adapters is not None else []
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether requests are refused until `wake_up`."""
+        return self._falling_asleep or self.core.is_sleeping
+
+    async def sleep(self, level: int = 1, timeout: float = 30.0) -> None:
+        """As `LLMEngine.sleep`, once the requests that run have finished; new ones get SleepingError from now on.
+
+        Raises RequestError, and serves on, when some have not finished after `timeout` seconds.
+        """
+        self._check_runs()
+        assert self._idle is not None
+        async with self._bedside:
+            self._falling_asleep = True
+            try:
+                try:
+                    await asyncio.wait_for(self._idle.wait(), timeout)
+                except TimeoutError:
+                    raise RequestError(
+                        f"{self._accepted} requests have not finished in {timeout:g} s: the engine goes on. Try again."
+                    ) from None
+                await self._in_thread(partial(self.core.sleep, level))
+            finally:
+                self._falling_asleep = False
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """As `LLMEngine.wake_up`."""
+        self._check_runs()
+        async with self._bedside:
+            await self._in_thread(partial(self.core.wake_up, tags))
+
+    async def reset_prefix_cache(self) -> bool:
+        """As `LLMEngine.reset_prefix_cache`."""
+        return await self._in_thread(self.core.reset_prefix_cache)
+
+    async def _in_thread(self, function: Callable[[], _T]) -> _T:
+        """What this gives or raises in the engine's thread, before the next step."""
+        self._check_runs()
+        done: Future[_T] = Future()
+        self._errands.add(done)
+        self._tell(partial(_do, function, done))
+        try:
+            return await asyncio.wrap_future(done)
+        finally:
+            self._errands.discard(done)
 
     def stats(self) -> EngineStats:
         """Any thread may call this."""
@@ -336,6 +391,9 @@ class AsyncEngine:
             self._stopped = True
             for _, future in self._unloading:
                 self._call(partial(_give_up, future))
+            for errand in list(self._errands):
+                if not errand.done():
+                    errand.set_exception(EngineClosedError("the engine has stopped"))
 
     def _report(self, outputs: Sequence[Output]) -> None:
         try:
@@ -446,6 +504,15 @@ class Outputs:
             self._unfinished.discard(output.request_id)
             self._engine.forget(output.request_id)
         return output
+
+
+def _do(function: Callable[[], _T], done: Future[_T]) -> None:
+    if not done.set_running_or_notify_cancel():  # who asked has gone
+        return
+    try:
+        done.set_result(function())
+    except Exception as error:
+        done.set_exception(error)
 
 
 def _give_up(future: asyncio.Future[int]) -> None:

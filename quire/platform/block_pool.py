@@ -53,6 +53,15 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def forget_cached(self) -> None:
+        """Make no block findable any more; those that nobody owns are free."""
+        for block in [] if self.index is None else self.index.blocks():
+            assert self.index is not None
+            self.index.forget(block)
+            if not self._references[block]:  # to the end where forgotten ones stand
+                self._unlink(block)
+                self._link(block)
+
     def share(self, blocks: Iterable[int]) -> None:
         """Add one owner to each block; a cached block is owned again."""
         for block in blocks:

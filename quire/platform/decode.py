@@ -79,6 +79,10 @@ class DecodeStep:
         self._recording = None if enforce_eager else _recording_module(caches[0].keys)
         self._workspace = self._recording.Workspace(self._device) if self._recording else None
 
+    def forget(self) -> None:
+        """Every recording: what it reads has moved."""
+        self._shapes.clear()
+
     def room(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
         """(sequences, width of the block table) for which the inputs of such a step are to be laid out on a GPU."""
         if self._recording is None:

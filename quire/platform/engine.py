@@ -26,6 +26,7 @@ from quire.platform.results import Results
 from quire.platform.runner import Execution
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.platform.scheduler import Scheduler
+from quire.platform.sleep import Sleep
 from quire.platform.stats import StepTimes
 
 logger = logging.getLogger("quire")
@@ -72,6 +73,7 @@ class LLMEngine:
         self.limits = parts.limits
         self.pool = parts.pool
         self.runner = parts.runner
+        self._sleep = Sleep(parts.runner.model, parts.runner, parts.path, self.config.model.load_format)
         eyes = parts.eyes
         self._preparer = eyes.preparer if eyes else None
         self.intake = Intake(
@@ -121,6 +123,7 @@ class LLMEngine:
     ) -> Arrival:
         """The first half of `add_request`, which takes the time: any thread may call this. Raises RequestError."""
         begun = time.monotonic()
+        self._sleep.check_awake()
         if not isinstance(request_id, str):
             raise RequestError(f"request_id={request_id!r}: must be a string")
         params = SamplingParams() if params is None else params
@@ -138,6 +141,7 @@ class LLMEngine:
         """The second half: queue what was read. Raises RequestError while another request of its id is unfinished."""
         request_id, read = arrival.request_id, arrival.prompt
         try:
+            self._sleep.check_awake()
             if request_id in self._requests or request_id in self._arriving:
                 raise RequestError(f"request {request_id}: there is an unfinished request of this id")
             if not read.images:
@@ -186,7 +190,8 @@ class LLMEngine:
 
     def load_for(self, wanted: LoRARequest) -> None:
         """Load what a request names by its path, unless it is loaded. Any thread may call this."""
-        self._library().ensure(wanted, lambda path: resolve_adapter(path, self.config.lora))
+        with self._sleep.awake():
+            self._library().ensure(wanted, lambda path: resolve_adapter(path, self.config.lora))
 
     def check_mixture(self, wanted: LoRARequest) -> None:
         """Whether a mixture's adapters are there and can be mixed. Any thread may call this. Raises QuireError."""
@@ -202,8 +207,9 @@ class LLMEngine:
         load_inplace: for a name that is taken. Requests that run finish on the version that they began with, new ones
         get the new. pinned: it stays in memory. Raises AdapterError: an adapter binds completely, or is refused.
         """
-        folder = resolve_adapter(path, self.config.lora)
-        return self._library().load(name, folder, load_inplace, pinned, lora_int_id, path)
+        with self._sleep.awake():
+            folder = resolve_adapter(path, self.config.lora)
+            return self._library().load(name, folder, load_inplace, pinned, lora_int_id, path)
 
     def unload_lora_adapter(self, name: str) -> int:
         """Forget an adapter: new requests cannot name it, and its memory goes once the last that holds it has ended.
@@ -235,6 +241,43 @@ class LLMEngine:
             residency.settle()
             installed, dropped = residency.take_changes()
             self._prepare(StepPlan((), (), drop=dropped, install=installed))
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Any thread may ask."""
+        return self._sleep.is_sleeping
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back the memory of weights, KV blocks and images' features until `wake_up`; adapters stay.
+
+        level: 1 or 2, vLLM's; both read the weights again. Meanwhile requests and adapters are refused with
+        SleepingError. Raises RequestError while there are unfinished requests, or an adapter is being loaded, and
+        CheckpointError where the weights could not be read again: it stays awake then.
+        """
+        waiting = self.get_num_unfinished_requests() + len(self._read)
+        if waiting:
+            raise RequestError(f"{waiting} requests have not finished: let them, or abort them, before sleep().")
+        if self.adapters is not None and self.adapters.reading:
+            raise RequestError("an adapter is being read: try again when it is there.")
+        self._land()  # of requests that were aborted while it flew
+        if self._sleep.sleep(level):
+            self.reset_prefix_cache()
+            self.scheduler.features.clear()
+            self._prepare(StepPlan((), (), release=self.scheduler.features.take_evicted()))
+
+    def wake_up(self, tags: Iterable[str] | None = None) -> None:
+        """Read the weights again and take the blocks' memory, or, of `tags`, "weights" and "kv_cache" alone.
+
+        Raises CheckpointError where the files are gone or were changed, or memory does not suffice: it sleeps on then.
+        """
+        self._sleep.wake_up(tags)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget which blocks hold which beginnings of prompts; running requests keep theirs. True: it was done."""
+        self.pool.forget_cached()
+        return True
 
     def _start(self, request: Request) -> None:
         detokenizer = None

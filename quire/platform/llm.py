@@ -301,6 +301,32 @@ class LLM:
         """All adapters that are loaded, and where their weights are."""
         return self.llm_engine.list_lora_adapters()
 
+    def sleep(self, level: int = 1) -> None:
+        """Give back the memory of weights, KV blocks and images' features until `wake_up`; adapters stay loaded.
+
+        level: 1 or 2, as vLLM has them; both read the weights again from their files. Meanwhile all that needs the
+        model raises SleepingError. Raises CheckpointError, and stays awake, where the weights could not be read again.
+        """
+        with self._lock:
+            self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Read the weights again; answers are what they were. tags: of "weights" and "kv_cache", what is to wake up.
+
+        Raises CheckpointError, and sleeps on, where the files have changed or memory does not suffice.
+        """
+        with self._lock:
+            self.llm_engine.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether `wake_up` is needed."""
+        return self.llm_engine.is_sleeping
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the beginnings of prompts that were computed before. True: it was done."""
+        with self._lock:
+            return self.llm_engine.reset_prefix_cache()
+
     def _adapters_list(
         self, wanted: LoRARequest | Sequence[LoRARequest | None] | None, count: int
     ) -> list[LoRARequest | None]:

@@ -56,6 +56,10 @@ class PrefixIndex:
     def holds(self, block: int) -> bool:
         return block in self._key
 
+    def blocks(self) -> list[int]:
+        """All that can be found."""
+        return list(self._key)
+
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest run of known keys from the first on."""
         blocks = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -195,6 +195,23 @@ class Runner:
         if plan.poison:
             for cache in self.caches:
                 cache.keys[list(plan.poison)] = cache.values[list(plan.poison)] = float("nan")
+
+    def release_cache(self) -> Callable[[], None]:
+        """Give the pool's memory back, and all that a step has left behind; the function that is returned takes it
+        again. Only while nothing runs."""
+        self._before = _Before()
+        tensors = [tensor for cache in self.caches for tensor in (cache.keys, cache.values)]
+        back = [pages.release(tensor) for tensor in tensors]
+
+        def take_again() -> None:
+            for take in back:
+                take()
+
+        return take_again
+
+    def forget_recordings(self) -> None:
+        """Weights or pool have other addresses from now on."""
+        self._decode.forget()
 
     def _owned(self, owners: Iterable[tuple[Owner, int]]) -> AbstractContextManager[None]:
         """Let the layers work for these owners of rows."""

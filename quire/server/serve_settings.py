@@ -183,7 +183,11 @@ _ADDRESS = (
         "api_key", _TEXTS, "Every route but /health, /ready and /ping needs it.", _SERVER, "api_keys", "KEY",
         variables=("VLLM_API_KEY",),
     ),
-    Setting("admin_api_key", _TEXT, "Loading and unloading adapters needs it.", _SERVER, metavar="KEY"),
+    Setting("admin_api_key", _TEXT, "What changes adapters or memory over HTTP needs it.", _SERVER, metavar="KEY"),
+    Setting(
+        "enable_admin_routes", _SWITCH, "POST /sleep, /wake_up and /reset_prefix_cache.", _SERVER,
+        flags=("--enable-sleep-mode",), variables=("VLLM_SERVER_DEV_MODE",),
+    ),
     Setting(
         "allowed_origins", _TEXTS, "Whose web pages may call (CORS); * is all.", _SERVER, metavar="ORIGIN"
     ),

@@ -128,6 +128,10 @@ def test_which_format_is_read(pickled_copy, checkpoint, tmp_path):
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: is damaged or no file of torch\.save"):
         load_model(path, load_format="pt")
     (path / PICKLED).unlink()
+    os.mkfifo(path / PICKLED)
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: cannot be read: it is no plain file"):
+        load_model(path, load_format="pt")
+    (path / PICKLED).unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors: load_format='pt' does not read that"):
         load_model(path, load_format="pt")
     with pytest.raises(QuireError, match="load_format='bitsandbytes': is one of auto, safetensors, pt"):
@@ -282,8 +286,8 @@ def test_what_the_process_says_is_not_believed(tmp_path, monkeypatch):
     ):
         answer = {"files": [{"copied": False, "tensors": {"a": described}}]}
         monkeypatch.setattr(confined, "run", lambda *arguments, answer=answer: answer)
-        with pytest.raises(CheckpointError, match="'a'"):
-            pickled.open_pickles([path])
+        with pytest.raises(CheckpointError, match="'a'"), path.open("rb") as file:
+            pickled.open_pickles([path], [file])
 
 
 def test_what_a_confined_process_may_do(tmp_path):

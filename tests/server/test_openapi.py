@@ -34,6 +34,7 @@ ROUTES = {
     "/health": "GET", "/ready": "GET", "/version": "GET", "/metrics": "GET", "/v1/models": "GET",
     "/v1/models/{model}": "GET", "/v1/completions": "POST", "/v1/chat/completions": "POST", "/tokenize": "POST",
     "/detokenize": "POST", "/v1/load_lora_adapter": "POST", "/v1/unload_lora_adapter": "POST",
+    "/sleep": "POST", "/wake_up": "POST", "/is_sleeping": "GET", "/reset_prefix_cache": "POST",
 }  # fmt: skip
 
 

@@ -308,3 +308,15 @@ def test_every_setting_goes_somewhere() -> None:
         else:
             known = server if setting.target is serve_settings.Target.SERVER else fields
             assert setting.destination in known, setting.name
+
+
+def test_admin_routes_by_vllm_s_names(served: Served) -> None:
+    assert "enable_admin_routes" not in served().server
+    for task in (
+        served("--enable-admin-routes"),
+        served("--enable-sleep-mode"),
+        served(yaml="enable-sleep-mode: true"),
+        served(VLLM_SERVER_DEV_MODE="1"),
+    ):
+        assert task.server["enable_admin_routes"] is True
+    assert served("--no-enable-admin-routes", VLLM_SERVER_DEV_MODE="1").server["enable_admin_routes"] is False

@@ -14,7 +14,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from quire.errors import AdapterError, ContextLengthError, EngineClosedError, OverloadedError, QuireError
+from quire.errors import (
+    AdapterError,
+    ContextLengthError,
+    EngineClosedError,
+    OverloadedError,
+    QuireError,
+    SleepingError,
+)
 
 logger = logging.getLogger("quire.server")
 
@@ -25,6 +32,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     408: "invalid_request_error",
+    409: "invalid_request_error",
     405: "invalid_request_error",
     413: "invalid_request_error",
     422: "invalid_request_error",
@@ -106,11 +114,12 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         404: "There is no such route, model or adapter.",
         405: "The route has other methods.",
         408: "The body did not come in time.",
+        409: "The server is in no state for this.",
         413: "The body is too large.",
         422: "The adapter is refused.",
         429: "Too many requests wait.",
         500: "A fault of the server's.",
-        503: "The engine is shutting down, or has failed.",
+        503: "The engine sleeps, is shutting down, or has failed.",
     }.items()
 }
 
@@ -128,6 +137,8 @@ def as_api_error(error: BaseException, fields: Sequence[str] = ()) -> ApiError:
         return error
     if isinstance(error, OverloadedError):
         return ApiError(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
+    if isinstance(error, SleepingError):
+        return ApiError(503, str(error), code="engine_sleeping", headers=_RETRY)
     if isinstance(error, EngineClosedError):
         return ApiError(503, str(error), code="engine_unavailable", headers=_RETRY)
     if isinstance(error, AdapterError):

@@ -26,7 +26,9 @@ access = logging.getLogger("quire.server.access")
 
 _OPEN = frozenset({"/health", "/ready", "/ping"})  # these have no key
 _PROBES = frozenset({*_OPEN, "/metrics"})  # asked for every few seconds
-_ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+_ADMIN = frozenset(
+    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/reset_prefix_cache"}
+)
 _BODIES = 8  # of the largest size, that there may be at once
 _LONGEST_PATH = 256  # characters in the log
 

@@ -42,10 +42,12 @@ async def health(request: Request) -> JSONResponse:
 
 @router.get("/ready")
 async def ready(request: Request) -> JSONResponse:
-    """200 while requests are taken; 503 during shutdown and when unhealthy."""
+    """200 while requests are taken; 503 during shutdown, asleep and when unhealthy."""
     context = context_of(request)
     if context.engine.closing:
         raise ApiError(503, "the server is shutting down", code="not_ready")
+    if context.engine.is_sleeping:
+        raise ApiError(503, "the engine sleeps (POST /wake_up)", code="not_ready")
     return await health(request)
 
 
