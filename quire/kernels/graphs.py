@@ -7,13 +7,14 @@ inputs are changed in place. What would wait for the GPU, or read a number from 
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from quire.kernels.recording import NotRecordable
+from quire.kernels.recording import NotRecordable, place_of
 
 
 class Workspace:
@@ -49,7 +50,8 @@ def record(function: Callable[[], Any], workspace: Workspace) -> Graph:
     try:
         graph = _capture(function, workspace)
     except RuntimeError as error:
-        raise NotRecordable(f"it cannot be captured ({str(error).splitlines()[0]})") from error
+        place = place_of(traceback.extract_tb(error.__traceback__))
+        raise NotRecordable(f"it cannot be captured ({place}: {str(error).splitlines()[0]})") from error
     graph.replay()
     return graph
 

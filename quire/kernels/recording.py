@@ -12,8 +12,10 @@ of numbers, or reads a number out of a tensor, ends the recording. Views are har
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -25,6 +27,7 @@ import quire.kernels._C as _C
 
 _ALIGNMENT = 64  # bytes
 _LEAST_CHUNK = 1 << 20  # bytes
+_NOT_THE_MODEL_S = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
 class NotRecordable(Exception):
@@ -130,7 +133,7 @@ def record(function: Callable[[], Any], workspace: Workspace) -> Recording:
 class _OnlyKernels(TorchDispatchMode):
     """Gives new tensors the workspace's memory, and lets nothing pass but views.
 
-    refused: what did not pass, whatever became of the error.
+    refused: what did not pass first, and where it was called, whatever became of the error.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -139,7 +142,7 @@ class _OnlyKernels(TorchDispatchMode):
         self.refused = ""
 
     def refuse(self, what: str) -> NoReturn:
-        self.refused = f"{what} is no kernel of quire's"
+        self.refused = self.refused or f"{what} ({place_of(traceback.extract_stack())}) is no kernel of quire's"
         raise NotRecordable(self.refused)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -168,6 +171,12 @@ class _NoNumbers(TorchFunctionMode):
         if name in self._NAMES:
             self._kernels_only.refuse(name)
         return func(*args, **(kwargs or {}))
+
+
+def place_of(calls: Iterable[traceback.FrameSummary]) -> str:
+    """The file and line of a stack's innermost call that is neither torch's nor in this folder."""
+    own = [call for call in calls if not call.filename.startswith(_NOT_THE_MODEL_S)]
+    return f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else "place unknown"
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -60,7 +60,8 @@ class DecodeStep:
 
     A shape is recorded when it is met again, so that no start waits for recordings and a shape that comes once costs
     nothing. On a CPU a recording is a list of kernel calls, on a GPU it is a CUDA graph. A model that does more than
-    call kernels is never recorded on a CPU; nor is one that waits for a GPU there, nor any with `enforce_eager`.
+    call kernels is never recorded on a CPU, nor one that waits for a GPU there (the log says what it did); nor any with
+    `enforce_eager`.
     """
 
     def __init__(
@@ -164,7 +165,10 @@ class DecodeStep:
             recorded = self._forward if self._device.type == "cpu" else self._hidden
             recording = self._recording.record(lambda: recorded(own, segments), self._workspace)
         except self._recording.NotRecordable as reason:
-            logger.info("decode steps are run through Python: %s", reason)
+            logger.warning(
+                "%s: steps of one token a sequence run through Python, which is slower: %s (docs/adding-a-model.md)",
+                type(self._model).__name__, reason,
+            )  # fmt: skip
             self._recording = self._workspace = None
             self._shapes.clear()
             return self._forward(inputs, self._segments(inputs, rows))

@@ -14,8 +14,9 @@ import torch
 from peft import LoraConfig
 
 from quire import LLM, LoRARequest, SamplingParams, kernels, registry
-from quire.kernels.adapters import AllRows, LoraSegments, Segment
-from quire.models.layers import gathered, repeated
+from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, LoraWeights, Segment, pack
+from quire.models.layers import Linear, gathered, repeated
+from quire.models.layers.adapters import Active, LinearAdapters, LinearChange
 from quire.models.layers.rows import seen_of
 from quire.models.vision import Projector
 from tests.lora import adapter_files as files
@@ -276,3 +277,36 @@ def test_the_documentation_shows_what_runs_here() -> None:
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     code = Path(plugin_models.__file__).read_text()
     assert len(blocks) == 2 and all(block in code for block in blocks)
+
+
+@pytest.mark.skipif(kernels.backend().__name__ != "quire.kernels.native", reason="the twins are never recorded")
+@torch.inference_mode()
+def test_a_recording_s_heads_follow_the_step_s_adapters() -> None:
+    """And rows that are always the same ones, of which no number need be read."""
+    from quire.kernels import recording
+
+    active, layer, x = Active(), Linear(8, 5, bias=False), torch.randn(4, 16)
+    layer.weight.normal_()
+    layer.adapters = LinearAdapters(active, "layer", LoraTable(8, 5, torch.float32))
+    for slot in range(3):
+        b = pack(torch.randn(5, 2))
+        layer.adapters.put(slot, LinearChange(LoraWeights(torch.randn(2, 8), b)))
+
+    def function() -> tuple[torch.Tensor, torch.Tensor]:
+        with repeated(2):
+            heads = layer(x.view(8, 8))
+        with gathered([3, 1]):
+            return heads, layer(x[1::2, :8])
+
+    kept = active.segments = LoraSegments(4, 4, layers=2)
+    kept.fill([(0, 2, 1, 1.0)])
+    recorded = recording.record(function, recording.Workspace())
+    seen: set[str] = set()
+    for rows in ([(1, 2, 0, 1.0), (3, 4, 2, 0.5), (3, 4, 1, 2.0)], [(0, 4, 2, 1.0)], []):
+        kept.fill(rows)
+        recorded.replay()
+        got = [result.clone() for result in recorded.results]
+        active.segments = LoraSegments.of(rows, 4) if rows else None
+        assert all(map(torch.equal, got, function()))
+        seen.add(str(got))
+    assert len(seen) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,8 +109,8 @@ def test_only_so_many_shapes_are_remembered(tiny_path, monkeypatch) -> None:
     assert len(llm.llm_engine.runner._decode._shapes) == 3
 
 
-def test_a_model_that_does_more_is_not_recorded(tiny_path, monkeypatch) -> None:
-    """A replay would leave out what torch computes."""
+def test_a_model_that_does_more_is_not_recorded(tiny_path, monkeypatch, caplog) -> None:
+    """A replay would leave out what torch computes. It is said once, with the operation and its place."""
     forward = LlamaModel.forward
 
     def odd(self, input_ids: torch.Tensor, ctx, kv) -> torch.Tensor:
@@ -117,8 +118,13 @@ def test_a_model_that_does_more_is_not_recorded(tiny_path, monkeypatch) -> None:
 
     monkeypatch.setattr(LlamaModel, "forward", odd)
     llm, eager = LLM(str(tiny_path)), LLM(str(tiny_path), enforce_eager=True)
-    assert answers(llm, 6) == answers(eager, 6)
+    for _ in range(2):
+        assert answers(llm, 6) == answers(eager, 6)
     assert not recorded(llm)
+    (said,) = [record for record in caplog.records if record.name == "quire" and record.levelname == "WARNING"]
+    line = odd.__code__.co_firstlineno + 1
+    assert "LlamaForCausalLM" in said.message and "aten." in said.message
+    assert f"{Path(__file__).name}, line {line}" in said.message
 
 
 def test_a_failing_replay_fails_its_request_alone(tiny_path) -> None:
