@@ -36,6 +36,8 @@ ROUTES = {
     "/detokenize": "POST", "/v1/load_lora_adapter": "POST", "/v1/unload_lora_adapter": "POST",
     "/sleep": "POST", "/wake_up": "POST", "/is_sleeping": "GET", "/reset_prefix_cache": "POST",
 }  # fmt: skip
+# The others have nothing to get wrong.
+TAKES_SOMETHING = {path for path, method in ROUTES.items() if method == "POST"} - {"/reset_prefix_cache"}
 
 
 def test_the_document_has_these_routes(served: LocalServer) -> None:
@@ -52,7 +54,7 @@ def test_the_document_has_these_routes(served: LocalServer) -> None:
         (path, mode)
         for path, method in ROUTES.items()
         for mode in schemathesis.GenerationMode
-        if method == "POST" or mode is schemathesis.GenerationMode.POSITIVE  # a GET has nothing to get wrong
+        if path in TAKES_SOMETHING or mode is schemathesis.GenerationMode.POSITIVE
     ],
 )
 def test_the_server_does_what_its_document_says(document: Any, path: str, mode: Any) -> None:
