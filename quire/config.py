@@ -207,7 +207,10 @@ class ServerConfig:
     enable_admin_routes: the engine may be put to sleep, woken up and its prefix cache be reset over HTTP.
     max_queue: sequences that may wait for those that run; more are answered with 429.
     max_request_bytes: of a body. max_prompts, max_n: of one request.
+    max_connections: that may be open at once; as many as the limit of open files allows, where that is less.
     header_timeout, body_timeout: seconds in which a client must have sent its header, and then its body.
+    timeout_keep_alive: seconds that a connection stays open between two requests.
+    send_timeout: seconds in which a client that is behind must take 32 KiB of its answer.
     unload_timeout: seconds that an unloading, and going to sleep, wait for running requests.
     shutdown_timeout: seconds that running requests get to finish when the server is told to stop.
     step_timeout: seconds after which a step counts as stuck, and /health says so.
@@ -235,8 +238,11 @@ class ServerConfig:
     max_request_bytes: int = 32 << 20
     max_prompts: int = 256
     max_n: int = 128
+    max_connections: int = 2048
     header_timeout: float = 10.0
     body_timeout: float = 60.0
+    timeout_keep_alive: float = 30.0
+    send_timeout: float = 60.0
     unload_timeout: float = 30.0
     shutdown_timeout: float = 30.0
     step_timeout: float = 300.0
@@ -249,10 +255,14 @@ class ServerConfig:
         if self.port > 65535:
             raise QuireError(f"port={self.port}: must be at most 65535.")
         _at_least(1, max_request_bytes=self.max_request_bytes, max_prompts=self.max_prompts, max_n=self.max_n)
+        _at_least(1, max_connections=self.max_connections)
         _of_type(str, host=self.host, uds=self.uds, chat_template=self.chat_template, root_path=self.root_path)
         _of_type(bool, allow_runtime_lora=self.allow_runtime_lora, enable_admin_routes=self.enable_admin_routes)
         _of_type(bool, log_probes=self.log_probes)
-        for name in ("header_timeout", "body_timeout", "unload_timeout", "shutdown_timeout", "step_timeout"):
+        for name in (
+            "header_timeout", "body_timeout", "timeout_keep_alive", "send_timeout", "unload_timeout",
+            "shutdown_timeout", "step_timeout",
+        ):  # fmt: skip
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 86_400:
                 raise QuireError(f"{name}={value!r}: must be seconds, from 0 to 86400.")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-import uvicorn
 
 from quire.config import ServerConfig
 from quire.demo import ADAPTERS, adapter_path
@@ -26,8 +25,8 @@ from quire.platform.sampling_params import SamplingParams
 from quire.server.api.app import create_app
 from quire.server.api.logs import configure
 from quire.server.api.metrics import Metrics
-from quire.server.api.protocol import limited_protocol
 from quire.server.cores import use_share
+from quire.server.http.server import HttpServer, tls
 
 logger = logging.getLogger("quire.server")
 
@@ -115,7 +114,7 @@ def serve(task: Task) -> int:
         engine.core.load_lora_adapter(module.name, module.path)
     names = ", ".join([served.names[0], *(module.name for module in modules)])
     logger.info("%s ready in %.1f s", names, time.monotonic() - begun)
-    return _run(_Server(_uvicorn_config(app, server), engine, server), engine)
+    return _run(HttpServer(app, server), engine, server)
 
 
 def _readable(modules: Sequence[Module], roots: tuple[str, ...]) -> tuple[str, ...]:
@@ -148,6 +147,7 @@ def _check_sampling(sampling: Mapping[str, Any]) -> None:
 
 def _check_address(config: ServerConfig) -> None:
     """Before the model is loaded."""
+    tls(config)
     if config.uds is not None or config.port == 0:
         return
     try:
@@ -159,72 +159,47 @@ def _check_address(config: ServerConfig) -> None:
         raise QuireError(f"{config.host}:{config.port} cannot be listened on ({error}): take another --port.") from None
 
 
-def _uvicorn_config(app: Any, config: ServerConfig) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        host=config.host,
-        port=config.port,
-        uds=config.uds,
-        http=limited_protocol(config.header_timeout),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        ssl_keyfile=config.ssl_keyfile,
-        ssl_certfile=config.ssl_certfile,
-        timeout_graceful_shutdown=int(config.shutdown_timeout) + _LINGER,
+class _Signals:
+    """The first of them ends the server in order, a second one at once: not even a step that sticks holds it."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._came = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._came:
+            os._exit(1)
+        self._came = True
+        self._server.end()
+
+
+async def _serve(server: HttpServer, engine: AsyncEngine, settings: ServerConfig) -> None:
+    """From the first connection to the last; lets what runs finish when a signal comes."""
+    on_signal = _Signals(server)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    await server.start()
+    logger.info("listening on %s", server.address)
+    await server.wait(lambda: engine.failed)
+    logger.info("shutting down: %s", _waits_for(engine.num_requests, settings.shutdown_timeout))
+    draining = asyncio.ensure_future(engine.close(settings.shutdown_timeout))
+    await server.stop(settings.shutdown_timeout + _LINGER)
+    await asyncio.gather(draining, return_exceptions=True)
+    logger.info("ended")
+
+
+def _waits_for(running: int, seconds: float) -> str:
+    if not running:
+        return "no request runs"
+    return (
+        f"{running} request{'s' * (running != 1)} may finish for up to {seconds:g} s; "
+        "a second Ctrl-C (or SIGTERM) ends the server at once"
     )
 
 
-class _Server(uvicorn.Server):
-    """Ends with the engine, and lets it finish what runs when a signal comes; a second signal ends it at once."""
-
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, settings: ServerConfig) -> None:
-        super().__init__(config)
-        self._engine = engine
-        self._settings = settings
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit:
-            os._exit(1)  # not even a step that sticks holds it
-        self.should_exit = True
-
-    async def on_tick(self, counter: int) -> bool:
-        if self._engine.failed:
-            return True
-        return await super().on_tick(counter)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            logger.info("listening on %s", self._address())
-
-    def _address(self) -> str:
-        if self._settings.uds is not None:
-            return f"unix:{self._settings.uds}"
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        return f"http{'s' * (self._settings.ssl_keyfile is not None)}://{f'[{host}]' if ':' in host else host}:{port}"
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        logger.info("shutting down: %s", self._waits_for())
-        draining = asyncio.ensure_future(self._engine.close(self._settings.shutdown_timeout))
-        await super().shutdown(sockets)
-        await asyncio.gather(draining, return_exceptions=True)
-        logger.info("ended")
-
-    def _waits_for(self) -> str:
-        running = self._engine.num_requests
-        if not running:
-            return "no request runs"
-        return (
-            f"{running} request{'s' * (running != 1)} may finish for up to {self._settings.shutdown_timeout:g} s; "
-            "a second Ctrl-C (or SIGTERM) ends the server at once"
-        )
-
-
-def _run(server: _Server, engine: AsyncEngine) -> int:
-    asyncio.run(server.serve())
-    code = 1 if engine.failed or not server.started else 0
+def _run(server: HttpServer, engine: AsyncEngine, settings: ServerConfig) -> int:
+    asyncio.run(_serve(server, engine, settings))
+    code = 1 if engine.failed else 0
     if engine.stuck:  # its thread would hold the process
         logger.error("a step does not end: the server ends without it")
         logging.shutdown()

@@ -203,6 +203,11 @@ _LIMITED = (
     Setting("max_n", _WHOLE, "Most answers to a prompt.", _SERVER),
     Setting("header_timeout", _NUMBER, "For a request's header.", _SERVER, metavar="SECONDS"),
     Setting("body_timeout", _NUMBER, "For a request's body.", _SERVER, metavar="SECONDS"),
+    Setting(
+        "timeout_keep_alive", _NUMBER, "That a connection may be idle between requests.", _SERVER, metavar="SECONDS"
+    ),
+    Setting("send_timeout", _NUMBER, "For a client that is behind to take 32 KiB.", _SERVER, metavar="SECONDS"),
+    Setting("max_connections", _WHOLE, "Most connections at once.", _SERVER),
     Setting("unload_timeout", _NUMBER, "That unloading waits for running requests.", _SERVER, metavar="SECONDS"),
     Setting("shutdown_timeout", _NUMBER, "That running requests get at the end.", _SERVER, metavar="SECONDS"),
     Setting("step_timeout", _NUMBER, "After which /health calls a step stuck.", _SERVER, metavar="SECONDS"),

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-import uvicorn
 from openai import AsyncOpenAI, OpenAI
 
 from quire.config import ServerConfig
@@ -22,7 +21,7 @@ from quire.platform.arguments import engine_config
 from quire.platform.async_engine import AsyncEngine
 from quire.server.api.app import create_app
 from quire.server.api.metrics import Metrics
-from quire.server.api.protocol import limited_protocol
+from quire.server.http.server import HttpServer
 
 KEY = "a-test-key"  # what the clients send; servers without --api-key do not look at it
 START = 60.0  # seconds
@@ -103,28 +102,23 @@ class LocalServer:
         self.url = ""
 
     def __enter__(self) -> LocalServer:
-        config = uvicorn.Config(
-            self.app,
-            port=0,
-            http=limited_protocol(self._settings.header_timeout),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=3,
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve()), daemon=True)
+        self._server = HttpServer(self.app, self._settings)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
         end = time.monotonic() + START
-        while not self._server.started:
+        while not self._server.address:
             assert self._thread.is_alive() and time.monotonic() < end, "the server did not start"
             time.sleep(0.01)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = self._server.address
         return self
 
+    async def _serve(self) -> None:
+        await self._server.start()
+        await self._server.wait(lambda: False)
+        await self._server.stop(3)
+
     def __exit__(self, *error: object) -> None:
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(20)
         assert not self._thread.is_alive(), "the server did not end"
 

@@ -61,7 +61,7 @@ def make_model(path: Path, template: str | None) -> Path:
 @pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
     """A command that runs in this process sets up its loggers."""
-    loggers = [logging.getLogger(name) for name in ("quire", "uvicorn", "uvicorn.error")]
+    loggers = [logging.getLogger(name) for name in ("quire", "asyncio")]
     before = [(logger.level, list(logger.handlers)) for logger in loggers]
     yield
     for logger, (level, handlers) in zip(loggers, before, strict=True):

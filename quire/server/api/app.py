@@ -32,7 +32,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     app = FastAPI(
         title="quire", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
-    app.root_path = config.root_path  # uvicorn's own would be put before each path
+    app.root_path = config.root_path
     metrics.watch(engine)
     app.state.context = Context(engine, config, Served(engine, config), metrics)
     install_handlers(app)

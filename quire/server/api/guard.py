@@ -24,13 +24,18 @@ from quire.server.api.metrics import Metrics
 
 access = logging.getLogger("quire.server.access")
 
-_OPEN = frozenset({"/health", "/ready", "/ping"})  # these have no key
-_PROBES = frozenset({*_OPEN, "/metrics"})  # asked for every few seconds
+OPEN = frozenset({"/health", "/ready", "/ping"})  # without a key, and answered when there is no room for others
+_PROBES = frozenset({*OPEN, "/metrics"})  # asked for every few seconds
 _ADMIN = frozenset(
     {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/reset_prefix_cache"}
 )
 _BODIES = 8  # of the largest size, that there may be at once
 _LONGEST_PATH = 256  # characters in the log
+
+
+def route_path(scope: Scope) -> str:
+    """A path as the router sees it, or stricter: a root path of "/" makes //v1/... a route."""
+    return "/" + str(scope["path"]).removeprefix(scope.get("root_path", "").rstrip("/")).strip("/")
 
 
 class RequestLog:
@@ -95,9 +100,8 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        # As the router sees it, or stricter: a root path of "/" makes //v1/... a route.
-        path = "/" + scope["path"].removeprefix(scope.get("root_path", "").rstrip("/")).strip("/")
-        if path in _OPEN:
+        path = route_path(scope)
+        if path in OPEN:
             return None
         given = self._given(scope)
         is_admin = self._admin is not None and given is not None and hmac.compare_digest(given, self._admin)

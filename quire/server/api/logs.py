@@ -36,7 +36,7 @@ def _shown(value: Any) -> str:
 
 
 def configure(as_json: bool, level: str) -> None:
-    """Let quire's and uvicorn's loggers write to standard error."""
+    """Let quire's and asyncio's loggers write to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     if as_json:
         from pythonjsonlogger.json import JsonFormatter
@@ -48,8 +48,8 @@ def configure(as_json: bool, level: str) -> None:
         handler.setFormatter(Objects("%(asctime)s %(levelname)s %(name)s %(message)s", json_ensure_ascii=False))
     else:
         handler.setFormatter(_Lines())
-    for name in ("quire", "uvicorn"):
+    for name in ("quire", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.setLevel(level.upper())
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING if level.lower() != "debug" else logging.DEBUG)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)

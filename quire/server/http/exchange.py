@@ -1,0 +1,168 @@
+"""One request and its answer: what ASGI calls receive and send, over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import MutableMapping
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import h11
+from starlette.types import ASGIApp
+
+from quire.server.http.head import Head
+
+if TYPE_CHECKING:
+    from quire.server.http.connection import Connection
+
+logger = logging.getLogger("quire.server")
+
+_AHEAD = 64 << 10  # bytes of a body that are read before the application wants them
+_BODYLESS = frozenset({204, 304})
+_PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
+
+
+class Exchange:
+    """Runs the application for a request, and frames what it sends.
+
+    body_complete: all of the request has come. begun, answered: some, or all, of the answer has been handed on.
+    """
+
+    def __init__(self, connection: Connection, head: Head, close: bool) -> None:
+        """close: the connection ends with this answer, which says so."""
+        self.head = head
+        self.body_complete = not head.has_body
+        self.answered = False
+        self._connection = connection
+        self._machine = head.machine
+        self._close = close
+        self._body = bytearray()
+        self._news = asyncio.Event()  # of the body, of the client's leaving, of the answer's end
+        if self.body_complete:
+            self._news.set()
+        self._gone = self._left = False  # nobody is there; nobody sends any more
+        self.begun = False
+        self._bodyless = self._chunked = False
+        self._expects = head.machine.they_are_waiting_for_100_continue
+
+    # -- from the connection --------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> bool:
+        """Take a part of the body. False: there is enough of it for now."""
+        if self.answered or self._gone:
+            return True
+        self._body += data
+        self._news.set()
+        return len(self._body) < _AHEAD
+
+    def end_of_body(self) -> None:
+        self.body_complete = True
+        self._news.set()
+
+    def client_left(self) -> None:
+        """The client sends nothing more; it may still read."""
+        self._left = True
+        self._news.set()
+
+    def client_gone(self) -> None:
+        self._gone = True
+        self._news.set()
+
+    def close_after(self) -> None:
+        """Let the answer be the connection's last."""
+        self._close = True
+
+    @property
+    def closes(self) -> bool:
+        return self._close
+
+    # -- the application's side -----------------------------------------------------------------------------------
+
+    async def run(self, app: ASGIApp, scope: dict[str, Any]) -> None:
+        """The application's whole work on this request. Whatever it raises ends here."""
+        try:
+            await app(scope, self.receive, self.send)
+            if not (self.answered or self._gone):
+                raise RuntimeError("the application gave no whole answer")
+        except asyncio.CancelledError:
+            self._connection.abort()
+            raise
+        except Exception as error:
+            if not isinstance(error, OSError) or not self._gone:
+                logger.error("a request failed", exc_info=error)
+            if self.begun:
+                self._connection.abort()
+            else:
+                self._connection.refuse(500, "an unexpected error; the server's log has it")
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        """The next part of the body; once it was whole, waits until the client is gone or has its answer."""
+        if self._expects and not (self.begun or self._gone):
+            self._expects = False
+            if not self.body_complete and not self._body:
+                information = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+                self._connection.write(self._machine.send(information) or b"")
+        if not (self._gone or self._left or self.answered):
+            self._connection.want_body()
+            await self._news.wait()
+            self._news.clear()
+        if self._gone or self._left or self.answered:
+            return {"type": "http.disconnect"}
+        body, self._body = bytes(self._body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": not self.body_complete}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Frame a part of the answer; waits while the client is behind."""
+        if not self._gone:
+            await self._connection.drained()
+        if self._gone:
+            return
+        if message["type"] == "http.response.start" and not self.begun:
+            self._begin(message["status"], list(message.get("headers", ())))
+        elif message["type"] == "http.response.body" and self.begun and not self.answered:
+            self._send_body(message.get("body", b""), bool(message.get("more_body", False)))
+        else:
+            raise RuntimeError(f"{message['type']} has no place here")
+
+    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.begun = True
+        self._bodyless = self.head.method == "HEAD" or status in _BODYLESS
+        names = {name.lower() for name, _ in headers}
+        self._chunked = b"content-length" not in names and self.head.version == "1.1" and not self._bodyless
+        if self._close:
+            headers.append((b"connection", b"close"))
+        headers.append((b"date", date()))
+        reason = _PHRASES.get(status, b"")
+        response = h11.Response(status_code=status, headers=headers, reason=reason)
+        self._connection.write(self._machine.send(response) or b"")
+
+    def _send_body(self, body: bytes, more: bool) -> None:
+        parts = []
+        if body and not self._bodyless:
+            # A stream has very many parts: h11 would go through its states for each of them.
+            framed = b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else self._machine.send(h11.Data(data=body))
+            parts.append(framed or b"")
+        if not more:
+            parts.append(self._machine.send(h11.EndOfMessage()) or b"")
+            self.answered = True
+            self._body = bytearray()
+            self._news.set()
+        if parts:
+            self._connection.write(b"".join(parts))
+        if not more:
+            self._close = self._close or self._machine.our_state is not h11.DONE
+            self._connection.answered()
+
+
+def date() -> bytes:
+    """The time, as headers have it."""
+    return _date(int(time.time()))
+
+
+@lru_cache(maxsize=1)
+def _date(second: int) -> bytes:
+    return formatdate(second, usegmt=True).encode()

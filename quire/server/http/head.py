@@ -1,0 +1,139 @@
+"""A request's head: read strictly by h11, and by rules of which proxies and servers are known to differ."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import h11
+
+MOST_HEAD = 64 << 10  # bytes of request line and header
+MOST_FIELDS = 128  # lines of a header
+MOST_FRAMING = 16 << 10  # bytes of a chunk's size line, and of trailers
+
+_END = b"\r\n\r\n"
+_LONE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\x00")  # what some readers take for a line's end, and some do not
+_FOLD = re.compile(rb"\r\n[ \t]")
+_URL = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
+
+
+class BadRequestError(Exception):
+    """A request that is not served; the connection ends, as nobody knows where the next would begin."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Head:
+    """A request without its body. machine: h11's, which has read it. path: decoded; raw_path: as it came."""
+
+    machine: h11.Connection
+    method: str
+    raw_path: bytes
+    path: str
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    version: str
+    has_body: bool
+    length: int | None  # of the body; None: in chunks
+
+    def scope(self, secure: bool, server: Any, client: Any) -> dict[str, Any]:
+        """What ASGI calls the connection's scope."""
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self.version,
+            "method": self.method,
+            "scheme": "https" if secure else "http",
+            "path": self.path,
+            "raw_path": self.raw_path,
+            "query_string": self.query,
+            "root_path": "",
+            "headers": self.headers,
+            "server": server,
+            "client": client,
+            "state": {},
+        }
+
+
+def take_head(incoming: bytearray) -> bytes | None:
+    """Cut the first head off what has come; None while it is not whole. Raises BadRequestError."""
+    if incoming[:2] == b"\r\n":  # an old client's line after a body; one is forgiven
+        del incoming[:2]
+    end = incoming.find(_END, 0, MOST_HEAD)
+    if end >= 0:
+        head = bytes(incoming[: end + len(_END)])
+        del incoming[: len(head)]
+        _check_lines(head)
+        return head
+    if len(incoming) >= MOST_HEAD:
+        raise BadRequestError(431, f"the header has more than {MOST_HEAD} bytes, which is the limit.")
+    if incoming[:1] in (b"\r", b"\n") and len(incoming) > 1:
+        raise BadRequestError(400, "a request begins with its method.")
+    # The last byte may be the first half of a line's end.
+    _check_lines(incoming[:-1] if incoming[-1:] == b"\r" else incoming)
+    return None
+
+
+def _check_lines(head: bytes | bytearray) -> None:
+    if _LONE.search(head) is not None:
+        raise BadRequestError(400, "lines of a header end with CR and LF, and hold neither of them, nor NUL.")
+    if head.count(b"\n") > MOST_FIELDS + 2:
+        raise BadRequestError(431, f"the header has more than {MOST_FIELDS} lines, which is the limit.")
+    if _FOLD.search(head) is not None:
+        raise BadRequestError(400, "a line of a header goes on in the next, which is not taken any more.")
+
+
+def read_head(head: bytes) -> Head:
+    """Raises BadRequestError. What it says quotes nothing of the request: a header may hold a key."""
+    machine = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_FRAMING)
+    machine.receive_data(head)
+    try:
+        request = machine.next_event()
+    except h11.RemoteProtocolError as error:
+        status = error.error_status_hint
+        if status == 501:
+            raise BadRequestError(501, "of transfer codings chunked alone is read.") from None
+        raise BadRequestError(400, "the request line or a line of the header is malformed.") from None
+    if not isinstance(request, h11.Request):
+        raise BadRequestError(400, "the request line is malformed.")
+    version = request.http_version.decode()
+    if version not in ("1.0", "1.1"):
+        raise BadRequestError(505, "HTTP/1.1 and HTTP/1.0 are spoken here.")
+    headers = [(bytes(name), bytes(value)) for name, value in request.headers]
+    length = _length(headers, version)
+    expected = [value for name, value in headers if name == b"expect"]
+    if any(value.lower() != b"100-continue" for value in expected):
+        raise BadRequestError(417, "the header expects something else than 100-continue.")
+    raw_path, query = _target(request.method, bytes(request.target))
+    path = unquote(raw_path.decode("ascii"))
+    method = request.method.decode("ascii")
+    return Head(machine, method, raw_path, path, query, headers, version, length != 0, length)
+
+
+def _length(headers: list[tuple[bytes, bytes]], version: str) -> int | None:
+    """Of the body; None for chunks. Two answers to that question are what smuggles requests past a proxy."""
+    lengths = [value for name, value in headers if name == b"content-length"]
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if len(lengths) > 1 or len(codings) > 1 or (lengths and codings):
+        raise BadRequestError(400, "the body's length is given twice: by Content-Length or Transfer-Encoding.")
+    if codings:
+        if version == "1.0":
+            raise BadRequestError(400, "HTTP/1.0 has no Transfer-Encoding.")
+        return None
+    return int(lengths[0]) if lengths else 0
+
+
+def _target(method: bytes, target: bytes) -> tuple[bytes, bytes]:
+    """(path, query) of a request's target, in any of its forms but CONNECT's."""
+    if (whole := _URL.match(target)) is not None:  # as a proxy is asked
+        target = target[whole.end() :]
+        target = target if target.startswith(b"/") else b"/" + target
+    if not (target.startswith(b"/") or (target == b"*" and method == b"OPTIONS")):
+        raise BadRequestError(400, "a request's target is a path, or a URL with one.")
+    path, _, query = target.partition(b"#")[0].partition(b"?")
+    return path, query
