@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
@@ -21,7 +20,7 @@ from quire.platform.arguments import engine_config
 from quire.platform.async_engine import AsyncEngine
 from quire.server.api.app import create_app
 from quire.server.api.metrics import Metrics
-from quire.server.http.server import HttpServer
+from tests.server.wire import InThread
 
 KEY = "a-test-key"  # what the clients send; servers without --api-key do not look at it
 START = 60.0  # seconds
@@ -102,25 +101,12 @@ class LocalServer:
         self.url = ""
 
     def __enter__(self) -> LocalServer:
-        self._server = HttpServer(self.app, self._settings)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
-        self._thread.start()
-        end = time.monotonic() + START
-        while not self._server.address:
-            assert self._thread.is_alive() and time.monotonic() < end, "the server did not start"
-            time.sleep(0.01)
-        self.url = self._server.address
+        self._served = InThread(self.app, self._settings, START)
+        self.url = self._served.__enter__().url
         return self
 
-    async def _serve(self) -> None:
-        await self._server.start()
-        await self._server.wait(lambda: False)
-        await self._server.stop(3)
-
     def __exit__(self, *error: object) -> None:
-        self._server.end()
-        self._thread.join(20)
-        assert not self._thread.is_alive(), "the server did not end"
+        self._served.__exit__(*error)
 
     client, async_client, http = ServerProcess.client, ServerProcess.async_client, ServerProcess.http
 

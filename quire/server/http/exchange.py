@@ -40,13 +40,13 @@ class Exchange:
         self._connection = connection
         self._machine = head.machine
         self._close = close
-        self._body = bytearray()
+        self._body = bytearray()  # what has come of it, and the application has not got
+        self._delivered = False  # all of it
         self._news = asyncio.Event()  # of the body, of the client's leaving, of the answer's end
-        if self.body_complete:
-            self._news.set()
         self._gone = self._left = False  # nobody is there; nobody sends any more
         self.begun = False
         self._bodyless = self._chunked = False
+        self._unsent = b""  # the answer's head, which goes with the first of its body
         self._expects = head.machine.they_are_waiting_for_100_continue
 
     # -- from the connection --------------------------------------------------------------------------------------
@@ -106,14 +106,15 @@ class Exchange:
             if not self.body_complete and not self._body:
                 information = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
                 self._connection.write(self._machine.send(information) or b"")
-        if not (self._gone or self._left or self.answered):
+        while not (self._gone or self.answered or (self._left and (self._delivered or not self.body_complete))):
+            if self._body or (self.body_complete and not self._delivered):
+                self._delivered = self.body_complete
+                body, self._body = bytes(self._body), bytearray()
+                return {"type": "http.request", "body": body, "more_body": not self._delivered}
             self._connection.want_body()
-            await self._news.wait()
             self._news.clear()
-        if self._gone or self._left or self.answered:
-            return {"type": "http.disconnect"}
-        body, self._body = bytes(self._body), bytearray()
-        return {"type": "http.request", "body": body, "more_body": not self.body_complete}
+            await self._news.wait()
+        return {"type": "http.disconnect"}
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Frame a part of the answer; waits while the client is behind."""
@@ -138,10 +139,14 @@ class Exchange:
         headers.append((b"date", date()))
         reason = _PHRASES.get(status, b"")
         response = h11.Response(status_code=status, headers=headers, reason=reason)
-        self._connection.write(self._machine.send(response) or b"")
+        head = self._machine.send(response) or b""
+        if b"content-length" in names:
+            self._unsent = head  # in one packet with what follows
+        else:  # of a stream nobody knows when its first part comes
+            self._connection.write(head)
 
     def _send_body(self, body: bytes, more: bool) -> None:
-        parts = []
+        parts, self._unsent = [self._unsent], b""
         if body and not self._bodyless:
             # A stream has very many parts: h11 would go through its states for each of them.
             framed = b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else self._machine.send(h11.Data(data=body))
@@ -151,8 +156,7 @@ class Exchange:
             self.answered = True
             self._body = bytearray()
             self._news.set()
-        if parts:
-            self._connection.write(b"".join(parts))
+        self._connection.write(b"".join(parts))
         if not more:
             self._close = self._close or self._machine.our_state is not h11.DONE
             self._connection.answered()

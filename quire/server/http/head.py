@@ -16,6 +16,7 @@ MOST_FRAMING = 16 << 10  # bytes of a chunk's size line, and of trailers
 _END = b"\r\n\r\n"
 _LONE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\x00")  # what some readers take for a line's end, and some do not
 _FOLD = re.compile(rb"\r\n[ \t]")
+_LENGTHS = re.compile(rb"\r\ncontent-length:([^\r]*)", re.IGNORECASE)  # h11 takes equal ones together
 _URL = re.compile(rb"https?://[^/?#]+", re.IGNORECASE)
 
 
@@ -103,9 +104,9 @@ def read_head(head: bytes) -> Head:
         raise BadRequestError(400, "the request line is malformed.")
     version = request.http_version.decode()
     if version not in ("1.0", "1.1"):
-        raise BadRequestError(505, "HTTP/1.1 and HTTP/1.0 are spoken here.")
+        raise BadRequestError(505, "of HTTP, versions 1.0 and 1.1 are spoken here.")
     headers = [(bytes(name), bytes(value)) for name, value in request.headers]
-    length = _length(headers, version)
+    length = _length(_LENGTHS.findall(head), headers, version)
     expected = [value for name, value in headers if name == b"expect"]
     if any(value.lower() != b"100-continue" for value in expected):
         raise BadRequestError(417, "the header expects something else than 100-continue.")
@@ -115,17 +116,14 @@ def read_head(head: bytes) -> Head:
     return Head(machine, method, raw_path, path, query, headers, version, length != 0, length)
 
 
-def _length(headers: list[tuple[bytes, bytes]], version: str) -> int | None:
+def _length(lengths: list[bytes], headers: list[tuple[bytes, bytes]], version: str) -> int | None:
     """Of the body; None for chunks. Two answers to that question are what smuggles requests past a proxy."""
-    lengths = [value for name, value in headers if name == b"content-length"]
     codings = [value for name, value in headers if name == b"transfer-encoding"]
-    if len(lengths) > 1 or len(codings) > 1 or (lengths and codings):
-        raise BadRequestError(400, "the body's length is given twice: by Content-Length or Transfer-Encoding.")
-    if codings:
-        if version == "1.0":
-            raise BadRequestError(400, "HTTP/1.0 has no Transfer-Encoding.")
-        return None
-    return int(lengths[0]) if lengths else 0
+    if len(lengths) + len(codings) > 1 or any(b"," in length for length in lengths):
+        raise BadRequestError(400, "the body's length is given twice, by Content-Length or Transfer-Encoding.")
+    if codings and version == "1.0":
+        raise BadRequestError(400, "HTTP/1.0 has no Transfer-Encoding.")
+    return None if codings else int(lengths[0]) if lengths else 0
 
 
 def _target(method: bytes, target: bytes) -> tuple[bytes, bytes]:

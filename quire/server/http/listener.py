@@ -21,9 +21,10 @@ from quire.server.http.connection import Connection, Times
 
 logger = logging.getLogger("quire.server")
 
-SPARE = 16  # connections beyond the limit: for probes, and to tell others that there is no room
-_AT_ONCE = 16  # that are accepted before what they ask is looked at
+SPARE = 32  # connections beyond the limit: for probes, and to tell others that there is no room
+_AT_ONCE = 8  # that are accepted before what they ask is looked at
 _SHARE = 32  # this part of the connections goes at once, the longest idle first, when there is no room
+_YOUNG = 0.5  # seconds in which a connection is not idle: what it asks may be here, and not yet read
 _PAUSE = 0.2  # seconds without accepting, when the process has no file descriptor left
 _SELDOM = 60.0  # seconds between two lines about the same thing
 _SHUTDOWN = 2.0  # seconds for the end of TLS
@@ -155,7 +156,8 @@ class Listener:
     def _make_room(self, one_too_many: bool = False) -> bool:
         """End the connections that have been idle the longest; False: none is."""
         among = self._one_too_many if one_too_many else self._open.keys() - self._one_too_many
-        idle = [(since, id(one), one) for one in among if (since := one.idle_since) is not None]
+        latest = self._loop.time() - (0.0 if one_too_many else _YOUNG)
+        idle = [(since, id(one), one) for one in among if (since := one.idle_since) is not None and since <= latest]
         for _, _, connection in heapq.nsmallest(max(1, len(among) // _SHARE), idle):
             self._open[connection].cancel()  # while it is being established, there is nothing else
             connection.abort()

@@ -59,6 +59,11 @@ class HttpServer:
         host, port = first.getsockname()[:2]
         return f"http{'s' * (self._secure is not None)}://{f'[{host}]' if ':' in host else host}:{port}"
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return 0 if self._listener is None else self._listener.connections
+
     def end(self) -> None:
         """Let `serve` come to its end. May be called from a signal's handler, and from any thread."""
         self._stopping = True
