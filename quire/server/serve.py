@@ -177,7 +177,8 @@ async def _serve(server: HttpServer, engine: AsyncEngine, settings: ServerConfig
     """From the first connection to the last; lets what runs finish when a signal comes."""
     on_signal = _Signals(server)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
     await server.start()
     logger.info("listening on %s", server.address)
     await server.wait(lambda: engine.failed)
