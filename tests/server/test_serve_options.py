@@ -200,7 +200,7 @@ def test_a_flag_that_is_wrong(served: Served, args: tuple[str, ...], word: str) 
     ],
 )
 def test_what_cannot_be_served_is_one_line(args: tuple[str, ...], word: str) -> None:
-    result = CliRunner().invoke(app, ["serve", "--log-level", "error", *args])
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--log-level", "error", *args])
     assert result.exit_code == 1
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1 and word in result.stderr
 
