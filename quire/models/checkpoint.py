@@ -167,6 +167,10 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"{path}: {name!r} cannot be read: {error}") from error
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every tensor, by name; none of them is read."""
+        return {name: self._raw[path].shapes[name] for name, path in self._home.items()}
+
     def file_of(self, name: str) -> str:
         return self._home[name].name
 
@@ -200,7 +204,7 @@ class Checkpoint:
             except OSError as error:
                 raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
         for path, file in zip(paths, open_pickles(paths, files), strict=True):
-            self._files[path], self._raw[path] = file, _RawFile(file.file, file.starts, file.origin)
+            self._files[path], self._raw[path] = file, _RawFile(file.file, file.starts, file.shapes, file.origin)
 
     def _weight_files(self, load_format: str) -> list[Path]:
         if load_format != "pt":
@@ -253,22 +257,28 @@ class Checkpoint:
 
 
 class _RawFile:
-    """A file open for reading, and where its tensors start. origin: what it is a copy of, if it is one."""
+    """A file open for reading, where its tensors start, and their shapes. origin: what it may be a copy of."""
 
     def __init__(
-        self, file: FileIO | BufferedReader, starts: Mapping[str, int], origin: BufferedReader | None = None
+        self,
+        file: FileIO | BufferedReader,
+        starts: Mapping[str, int],
+        shapes: Mapping[str, tuple[int, ...]],
+        origin: BufferedReader | None = None,
     ) -> None:
         self._file = file
         self._origin = origin or file
         self._lock = threading.Lock()
         self.starts = starts
+        self.shapes = shapes
 
     @classmethod
     def of_safetensors(cls, path: Path) -> _RawFile:
         """safe_open does not say where the tensors start. Raises ValueError and OSError."""
         file = open_plain(path)
         entries = read_header(file, os.fstat(file.fileno()).st_size)
-        return cls(file, {name: entry.start for name, entry in entries.items()})
+        starts = {name: entry.start for name, entry in entries.items()}
+        return cls(file, starts, {name: entry.shape for name, entry in entries.items()})
 
     def status(self) -> os.stat_result:
         return os.fstat(self._origin.fileno())

@@ -18,6 +18,7 @@ from quire import registry
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.models.base import CausalLM
 from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_checkpoint
+from quire.models.config_numbers import check_numbers
 from quire.models.torchvision import hide_if_broken
 from quire.models.weights import Wanted, read_into, read_weights
 
@@ -57,8 +58,9 @@ def load_model(
     path = Path(path)
     raw = read_json(path / "config.json")
     model_class = _model_class(raw)
-    config = load_config(path)
     checkpoint = Checkpoint(path, load_format)
+    check_numbers(raw, checkpoint, path / "config.json")
+    config = load_config(path)
     wanted = _dtype(dtype, raw, checkpoint)
     try:
         with torch.device("meta"):

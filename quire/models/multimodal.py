@@ -43,8 +43,8 @@ class VisionLanguageModel(CausalLM):
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
-        if type(config.image_token_id) is not int or config.image_token_id < 0:
-            refuse(config, "image_token_id", "it must be a token id")
+        if type(config.image_token_id) is not int or not 0 <= config.image_token_id < 2**31:
+            refuse(config, "image_token_id", "it must be a token id, from 0 to 2147483647")
         self.image_token_id = config.image_token_id
 
     @classmethod

@@ -62,6 +62,7 @@ class PickledFile:
         self.file = file
         self._tensors = tensors
         self.starts = {name: stored.start for name, stored in tensors.items()}
+        self.shapes = {name: stored.shape for name, stored in tensors.items()}
         size = os.fstat(file.fileno()).st_size
         # Private and writable, as torch wants a buffer; nobody writes.
         self._map = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) if size else None

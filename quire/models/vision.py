@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Towers whose hidden states are those of plain transformer layers over one fixed grid of patches; whether the first
 # of them belongs to no patch (CLIP's class token).
 TOWERS = {"clip_vision_model": True, "siglip_vision_model": False}
+_MOST_COUNTED = 1 << 22  # numbers in a row that a tower computes for itself
 
 
 def build_tower(make: Callable[[], nn.Module]) -> nn.Module:
@@ -43,6 +44,11 @@ class _RealNumbers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if func is torch.arange and func(*args, **{**kwargs, "device": "meta"}).numel() > _MOST_COUNTED:
+            raise UnsupportedModelError(
+                f"config.json: vision_config asks for more than {_MOST_COUNTED:,} positions or frequencies: its "
+                "image_size, patch_size or hidden_size cannot be right."
+            )
         if func in (torch.arange, torch.tensor):
             kwargs.setdefault("device", "cpu")
         return func(*args, **kwargs)

@@ -99,7 +99,8 @@ def _load(config: EngineConfig, ring: Callable[[], object], device: torch.device
         rope_threshold=model.rope_threshold,
     )
     residency = Residency(config.lora, library) if library else None
-    return Parts(path, tokenizer, eos_token_ids(path, tokenizer), limits, pool, runner, eyes, library, residency, swap)
+    eos_ids = eos_token_ids(path, tokenizer, model.vocab_size)
+    return Parts(path, tokenizer, eos_ids, limits, pool, runner, eyes, library, residency, swap)
 
 
 def _library(config: EngineConfig, model: CausalLM, ring: Callable[[], object]) -> AdapterLibrary:

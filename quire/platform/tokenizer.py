@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 from quire.errors import CheckpointError, RequestError
 from quire.models import strict_json
+from quire.models.config_numbers import check_token_ids
 from quire.platform.sampling_params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS_TOKENS
+
+logger = logging.getLogger("quire")
 
 # At least one of these is in a directory that has a tokenizer. Without the check, transformers may make an
 # empty tokenizer of config.json alone, and the first request would find out.
@@ -17,6 +21,7 @@ _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model",
     "sentencepiece.bpe.model", "tekken.json",
 )  # fmt: skip
+_ANY_ID = 2**31
 
 
 def load_tokenizer(path: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -51,15 +56,17 @@ def _processor_template(path: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def eos_token_ids(path: str | Path, tokenizer: Any = None) -> frozenset[int]:
+def eos_token_ids(path: str | Path, tokenizer: Any = None, vocab_size: int = _ANY_ID) -> frozenset[int]:
     """The tokens that end a sequence: generation_config.json's (else config.json's) and the tokenizer's own.
 
-    Raises CheckpointError for a file that is no JSON or an id that is no number.
+    One that is not in the model's vocabulary can never be drawn: it is left out, and the log says so. Raises
+    CheckpointError for a file that is no JSON, for an id that is no number, and where all ids are left out.
     """
     found: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         file = Path(path) / name
         config = _read_object(file) if file.is_file() else {}
+        check_token_ids(config, file)
         text = config.get("text_config")
         ids = config.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)
         if ids is None:
@@ -70,7 +77,19 @@ def eos_token_ids(path: str | Path, tokenizer: Any = None) -> frozenset[int]:
         found.update(ids)
         break
     own = getattr(tokenizer, "eos_token_id", None)
-    return frozenset(found | ({own} if isinstance(own, int) else set()))
+    found |= {own} if isinstance(own, int) else set()
+    drawn = frozenset(one for one in found if one < vocab_size)
+    if found and not drawn:
+        raise CheckpointError(
+            f"{path}: eos_token_id is {sorted(found)}, and the model's vocabulary ends at {vocab_size - 1}: no answer "
+            "would ever end. Mend generation_config.json, or config.json where there is none."
+        )
+    if found - drawn:
+        logger.warning(
+            "%s: eos_token_id has %s, and the vocabulary ends at %d: they can never be drawn, and are left out",
+            path, sorted(found - drawn), vocab_size - 1,
+        )  # fmt: skip
+    return drawn
 
 
 def _read_object(file: Path) -> dict[str, Any]:

@@ -565,6 +565,30 @@ def test_damaged_fields_are_refused_at_load(copy_of, architecture, field, values
             load_model(edit_config(path, **fields))
 
 
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers=1000000: its files hold 30 tensors"),
+        ({"num_hidden_layers": 5000}, "num_hidden_layers=5000: its files hold 30 tensors"),
+        ({"hidden_size": 10**6}, "hidden_size=1000000: the longest side of its files' tensors is 97"),
+        ({"head_dim": 2**31 - 1}, "head_dim=2147483647: the longest side"),
+        ({"a_number": 10**400}, "a_number has 401 digits"),
+        ({"pad_token_id": 2**40}, "pad_token_id=1099511627776: it must be a token id"),
+        ({"bos_token_id": -2}, "bos_token_id=-2: it must be a token id"),
+        ({"eos_token_id": [2, "2"]}, "eos_token_id=[2, '2']: it must be a token id"),
+        ({"outer": {"inner": {"depth": 10**6, "some_token_index": 5}}}, "outer.inner.depth=1000000"),
+    ],
+)
+def test_numbers_are_compared_with_the_files_before_anything_is_built(copy_of, monkeypatch, fields, named):
+    monkeypatch.setattr(loader, "load_config", lambda path: pytest.fail("nothing is to be built of it"))
+    fails(edit_config(copy_of(), **fields), CheckpointError, "config.json", named)
+
+
+@pytest.mark.parametrize("fields", [{"pad_token_id": -1}, {"pad_token_id": 100}, {"max_window_layers": 5000}])
+def test_numbers_that_real_checkpoints_have(copy_of, fields):
+    load_model(edit_config(copy_of(), **fields))
+
+
 def test_files_without_tensors(copy_of):
     path = edit_config(copy_of(), dtype=..., torch_dtype=...)
     save_file({}, path / SINGLE)

@@ -443,7 +443,20 @@ def test_end_tokens(tmp_path: Path, generation: Any, config: Any, expected: set[
     assert eos_token_ids(tmp_path, None) == expected - {1}
 
 
-@pytest.mark.parametrize("content", ['{"eos_token_id": "2"}', '{"eos_token_id": [1, null]}', "{", "[]", "[" * 100000])
+def test_end_tokens_outside_the_vocabulary(tmp_path: Path, caplog: Any) -> None:
+    """They can never be drawn; where there are no others, no answer would end."""
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 300]}')
+    assert eos_token_ids(tmp_path, None, 300) == {5}
+    assert "[300]" in caplog.text
+    with pytest.raises(CheckpointError, match="ends at 4"):
+        eos_token_ids(tmp_path, None, 5)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"eos_token_id": "2"}', '{"eos_token_id": [1, null]}', '{"eos_token_id": 1099511627776}', '{"bos_token_id": -5}',
+     '{"eos_token_id": 1, "eos_token_id": 2}', "{", "[]", "[" * 100000],
+)  # fmt: skip
 def test_end_tokens_that_make_no_sense(tmp_path: Path, content: str) -> None:
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"generation_config\.json"):
