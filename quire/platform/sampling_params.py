@@ -6,6 +6,7 @@ and the way out; nothing is silently ignored. An unknown keyword is a TypeError,
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ MAX_LOGPROBS = 20  # the default of `validate_for`; the engine may allow more
 MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it: logits / 1e-6 leave float32
 MAX_BIAS = 100.0
 _LONGEST_SHOWN = 80  # characters of a refused value that an error repeats
+_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
 class RequestOutputKind(Enum):
@@ -207,7 +209,9 @@ def _refused(name: str, value: object, rule: str) -> RequestError:
     huge = isinstance(value, int) and abs(value) > 10**50  # Python may refuse to print it
     shown = "(a number of over 50 digits)" if huge else repr(value)
     if len(shown) > _LONGEST_SHOWN:
-        shown = shown[:_LONGEST_SHOWN] + "..."
+        cut = shown[:_LONGEST_SHOWN]
+        opened = re.search("['\"]", _QUOTED.sub("", cut))  # whose end was cut off
+        shown = f"{cut}...{opened[0] if opened else ''}"
     return RequestError(f"{name}={shown} is refused: {rule}.")
 
 

@@ -35,7 +35,7 @@ def asked(http: Any, messages: Any = WHO, **fields: Any) -> tuple[str, str | Non
     return response.json()["choices"][0]["message"]["content"], response.headers.get(IGNORED)
 
 
-# -- named in the header and the log ---------------------------------------------------------------------------------
+# -- named in the header and the log -------------------------------------------------------------------------------
 
 
 def test_what_changes_nothing_is_named_in_the_log_too(demo: ServerProcess, http: Any) -> None:
@@ -92,7 +92,7 @@ def test_a_header_bounds_what_a_client_writes(http: Any) -> None:
     assert len(shown) < 1500 and shown.endswith("+48") and shown.isascii() and shown.isprintable()
 
 
-# -- roles and reasoning ---------------------------------------------------------------------------------------------
+# -- roles and reasoning -------------------------------------------------------------------------------------------
 
 
 def test_a_developers_message_is_the_systems_where_the_template_does_not_know_it(http: Any) -> None:
@@ -133,7 +133,7 @@ def test_keys_of_messages_that_the_template_reads_are_not_passed_over(lenient: A
     assert text != asked(lenient)[0]
 
 
-# -- --unknown-fields warn -------------------------------------------------------------------------------------------
+# -- --unknown-fields warn -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -161,7 +161,7 @@ def test_unknown_fields_of_one_request_are_not_anothers(lenient: Any) -> None:
     assert IGNORED not in lenient.post(COMPLETIONS, json={"prompt": "abc", **GREEDY}).headers
 
 
-# -- contexts that are too long ----------------------------------------------------------------------------------------
+# -- contexts that are too long ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -198,7 +198,7 @@ def test_one_token_too_many(http: Any) -> None:
     assert answer["usage"]["completion_tokens"] == 1
 
 
-# -- equal choices -----------------------------------------------------------------------------------------------------
+# -- equal choices -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, {"prompt": "Once upon a time"}), (CHAT, {"messages": WHO})])

@@ -33,8 +33,10 @@ def document(served: LocalServer) -> Any:
 ROUTES = {
     "/health": "GET", "/ready": "GET", "/version": "GET", "/metrics": "GET", "/v1/models": "GET",
     "/v1/models/{model}": "GET", "/v1/completions": "POST", "/v1/chat/completions": "POST", "/tokenize": "POST",
-    "/detokenize": "POST", "/v1/load_lora_adapter": "POST", "/v1/unload_lora_adapter": "POST",
+    "/detokenize": "POST", "/v1/load_lora_adapter": "POST", "/v1/unload_lora_adapter": "POST", "/": "GET",
     "/sleep": "POST", "/wake_up": "POST", "/is_sleeping": "GET", "/reset_prefix_cache": "POST",
+    "/ping": "GET", "/load": "GET", "/server_info": "GET", "/tokenizer_info": "GET", "/generate": "POST",
+    "/result/{request_id}": "GET", "/invocations": "POST",
 }  # fmt: skip
 # The others have nothing to get wrong.
 TAKES_SOMETHING = {path for path, method in ROUTES.items() if method == "POST"} - {"/reset_prefix_cache"}
@@ -87,7 +89,7 @@ def test_every_route_names_its_errors(served: LocalServer) -> None:
             responses = operation["responses"]
             assert {"200", "400", "401", "404", "413", "429", "500", "503"} <= set(responses), (path, method)
             for status, response in responses.items():
-                if status != "200":
+                if not status.startswith("2"):
                     shape = response["content"]["application/json"]["schema"]
                     assert shape == {"$ref": "#/components/schemas/ErrorAnswer"}, (path, status)
     assert "HTTPValidationError" not in found["components"]["schemas"]

@@ -57,12 +57,11 @@ async def _gone(receive: Receive) -> None:
 
 
 class Stream(Response):
-    """Server-sent events; the client's leaving closes the generator at once. held: what is closed in any case."""
+    """Parts of an answer; the client's leaving closes the generator at once. held: what is closed in any case."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncGenerator[bytes, None], held: ExitStack) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncGenerator[bytes, None], held: ExitStack, media_type: str) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._events = events
         self._held = held
@@ -102,13 +101,14 @@ class Wanted:
 
 
 class Answer(ABC):
-    """One HTTP request's way through the engine. Each route says what its answers and chunks look like."""
+    """One HTTP request's way through the engine. Each route says what its answers and their parts look like."""
 
     kind: str  # of the answer's id
-    objects: tuple[str, str]  # what OpenAI calls an answer, and a chunk of it
+    media_type: str  # of a stream
+    cumulative = False  # whether each part of a stream stands for all before it
 
-    def __init__(self, context: Context, request: Request, body: Any, model: str, prompts: int) -> None:
-        """model: what the client called it. prompts: their number."""
+    def __init__(self, context: Context, request: Request, body: Any, prompts: int) -> None:
+        """prompts: their number."""
         self._context = context
         self._request = request
         self._body = body
@@ -116,35 +116,29 @@ class Answer(ABC):
         self._tokenizer = context.engine.core.tokenizer
         self._n = body.n or 1
         self._usage = Usage()
-        self._usage_last, self._usage_each = stream_options(body)
-        answer_id = new_id(self.kind, request, body.request_id)
-        self._ids = context.engine.unique_ids(answer_id, prompts)
-        self._head = {
-            "id": answer_id,
-            "object": self.objects[bool(body.stream)],
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": f"quire-{__version__}",
-        }
+        self._id = new_id(self.kind, request, getattr(body, "request_id", None))
+        self._ids = context.engine.unique_ids(self._id, prompts)
 
     @abstractmethod
     def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
         """The body of an answer in one piece; outputs: by request id."""
 
     @abstractmethod
-    def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """The events that an output makes."""
+    def parts(self, output: RequestOutput) -> list[bytes]:
+        """What a stream has of an output."""
 
-    def last_chunks(self) -> list[dict[str, Any]]:
-        """The events after all outputs."""
-        note(self._request, **self._usage.for_log())
-        return [self.chunk([], True)] if self._usage_last else []
+    @abstractmethod
+    def last_parts(self) -> list[bytes]:
+        """What a stream has after all outputs."""
 
-    def chunk(self, choices: list[dict[str, Any]], with_usage: bool) -> dict[str, Any]:
-        """An event. Where usage was asked for, those without it have null."""
-        if not (self._usage_last or self._usage_each):
-            return {**self._head, "choices": choices}
-        return {**self._head, "choices": choices, "usage": self._usage.as_dict() if with_usage else None}
+    @abstractmethod
+    def failed(self, error: ApiError) -> list[bytes]:
+        """How a stream ends that has begun and cannot go on."""
+
+    def prompt_text(self, output: Output) -> str:
+        """The prompt as it was given, or its tokens' text."""
+        text = output.prompt if isinstance(output, RequestOutput) else None
+        return text if text is not None else str(self._tokenizer.decode(list(output.prompt_token_ids)))
 
     def beams(self, output: BeamSearchOutput) -> list[CompletionOutput]:
         """A beam search's sequences without the prompt, best first."""
@@ -159,20 +153,42 @@ class Answer(ABC):
     async def run(
         self, prompts: Callable[[], Sequence[PromptType]], wanted: Wanted, sequences: int, stream: bool
     ) -> Response:
-        """Answer; until the first output a fault has its own status, afterwards it is an event of the stream.
+        """Answer; until the first output a fault has its own status, afterwards it is a part of the stream.
 
         prompts: called on a worker, once the request has its place in the queue.
         """
         with ExitStack() as held:  # handed over to the stream, if there is one
-            held.enter_context(self._context.engine.accepted())
-            held.enter_context(self._context.place(sequences))
-            outputs = await unless_gone(self._request, self._begin(prompts, wanted))
-            held.callback(lambda: self._context.metrics.aborted(outputs.close()))
+            outputs = await self._admitted(held, prompts, wanted, sequences)
             if not stream:
                 ended = await unless_gone(self._request, self._collect(outputs))
                 return Json(self.whole(ended))
             first = await unless_gone(self._request, self._next(outputs))
-            return Stream(self._events(first, outputs), held.pop_all())
+            return Stream(self._parts(first, outputs), held.pop_all(), self.media_type)
+
+    async def begin(
+        self, prompts: Callable[[], Sequence[PromptType]], wanted: Wanted, sequences: int
+    ) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
+        """Queue it as `run` does, whose faults these are. What is returned is to be called once: it waits for the
+        answer's body, whether the client is there or not.
+        """
+        with ExitStack() as held:
+            outputs = await self._admitted(held, prompts, wanted, sequences)
+            kept = held.pop_all()
+
+        async def rest() -> dict[str, Any]:
+            with kept:
+                return self.whole(await self._collect(outputs))
+
+        return rest
+
+    async def _admitted(
+        self, held: ExitStack, prompts: Callable[[], Sequence[PromptType]], wanted: Wanted, sequences: int
+    ) -> Outputs:
+        held.enter_context(self._context.engine.accepted())
+        held.enter_context(self._context.place(sequences))
+        outputs = await unless_gone(self._request, self._begin(prompts, wanted))
+        held.callback(lambda: self._context.metrics.aborted(outputs.close()))
+        return outputs
 
     async def _begin(self, prompts: Callable[[], Sequence[PromptType]], wanted: Wanted) -> Outputs:
         engine = self._context.engine
@@ -192,23 +208,23 @@ class Answer(ABC):
     async def _next(self, outputs: Outputs) -> Output:
         return self._checked(await anext(outputs))
 
-    async def _events(self, first: Output, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+    async def _parts(self, first: Output, outputs: Outputs) -> AsyncGenerator[bytes, None]:
         made: list[bytes] = []
         try:
             output: Output | None = first
             while isinstance(output, RequestOutput):
-                made += map(event, self.chunks(output))
+                made = self.parts(output) if self.cumulative else made + self.parts(output)
                 if made and not outputs.ready:  # else this stream is behind: the next go with these
                     yield b"".join(made)
                     made = []
                 output = await anext(outputs, None)
                 if output is not None:
                     self._checked(output)
-            yield b"".join([*made, *map(event, self.last_chunks()), _DONE])
+            yield b"".join([*made, *self.last_parts()])
         except Exception as error:
             told = as_api_error(error, self._fields)
             remember(self._request.scope, told)
-            yield b"".join([*made, event(told.body), _DONE])
+            yield b"".join([*made, *self.failed(told)])
 
     def _checked(self, output: Output) -> Output:
         failure = output.failure
@@ -218,6 +234,45 @@ class Answer(ABC):
             raise ApiError(400, failure.message, code=failure.code)
         note(self._request, error=failure.message)
         raise ApiError(500, "the engine could not compute this request; the server's log has it under its id")
+
+
+class EventAnswer(Answer):
+    """An answer as OpenAI has it, streamed as server-sent events. Each route says what its chunks look like."""
+
+    media_type = "text/event-stream"
+    objects: tuple[str, str]  # what OpenAI calls an answer, and a chunk of it
+
+    def __init__(self, context: Context, request: Request, body: Any, model: str, prompts: int) -> None:
+        """model: what the client called it."""
+        self._usage_last, self._usage_each = stream_options(body)
+        super().__init__(context, request, body, prompts)
+        self._head = {
+            "id": self._id,
+            "object": self.objects[bool(body.stream)],
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"quire-{__version__}",
+        }
+
+    @abstractmethod
+    def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """The events that an output makes."""
+
+    def chunk(self, choices: list[dict[str, Any]], with_usage: bool) -> dict[str, Any]:
+        """An event. Where usage was asked for, those without it have null."""
+        if not (self._usage_last or self._usage_each):
+            return {**self._head, "choices": choices}
+        return {**self._head, "choices": choices, "usage": self._usage.as_dict() if with_usage else None}
+
+    def parts(self, output: RequestOutput) -> list[bytes]:
+        return list(map(event, self.chunks(output)))
+
+    def last_parts(self) -> list[bytes]:
+        note(self._request, **self._usage.for_log())
+        return [*([event(self.chunk([], True))] if self._usage_last else []), _DONE]
+
+    def failed(self, error: ApiError) -> list[bytes]:
+        return [event(error.body), _DONE]
 
 
 @dataclass

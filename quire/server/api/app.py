@@ -11,7 +11,17 @@ from fastapi.middleware.cors import CORSMiddleware
 from quire import __version__
 from quire.config import ServerConfig
 from quire.platform.async_engine import AsyncEngine
-from quire.server.api import adapters, chat, completions, control, status, tokens
+from quire.server.api import (
+    adapters,
+    chat,
+    completions,
+    control,
+    generate,
+    info,
+    invocations,
+    status,
+    tokens,
+)
 from quire.server.api.context import IGNORED, Context
 from quire.server.api.errors import DOCUMENTED, install_handlers
 from quire.server.api.guard import ApiKeys, BodyLimits, RequestLog
@@ -36,7 +46,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     metrics.watch(engine)
     app.state.context = Context(engine, config, Served(engine, config), metrics)
     install_handlers(app)
-    for part in (status, completions, chat, tokens, adapters, control):
+    for part in (status, info, completions, chat, tokens, adapters, control, generate, invocations):
         app.include_router(part.router, responses=DOCUMENTED)
     app.add_middleware(BodyLimits, most=config.max_request_bytes, seconds=config.body_timeout)
     app.add_middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_api_key)

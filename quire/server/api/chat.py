@@ -13,7 +13,7 @@ from quire.platform.async_engine import Output
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.intake import PromptType
 from quire.platform.outputs import CompletionOutput, RequestOutput
-from quire.server.api.answers import Answer, Wanted, best
+from quire.server.api.answers import EventAnswer, Wanted, best
 from quire.server.api.body import JsonRoute
 from quire.server.api.context import Context, context_of, note, pass_over
 from quire.server.api.errors import ApiError, as_api_error
@@ -87,7 +87,7 @@ def _opening(body: Any, role: str) -> str:
     return content if isinstance(content, str) else ""
 
 
-class _ChatAnswer(Answer):
+class _ChatAnswer(EventAnswer):
     kind = "chatcmpl"
     objects = ("chat.completion", "chat.completion.chunk")
 

@@ -11,7 +11,7 @@ from openai.types import Completion
 from quire.platform.async_engine import Output
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.outputs import CompletionOutput, RequestOutput
-from quire.server.api.answers import Answer, Wanted, best
+from quire.server.api.answers import EventAnswer, Wanted, best
 from quire.server.api.body import JsonRoute
 from quire.server.api.context import Context, context_of, note, pass_over
 from quire.server.api.errors import as_api_error
@@ -62,7 +62,7 @@ class _Choice:
         self.ended = False
 
 
-class _CompletionAnswer(Answer):
+class _CompletionAnswer(EventAnswer):
     """scores_only: max_tokens=0 with echo, which asks for the prompt and its logprobs alone."""
 
     kind = "cmpl"
@@ -115,7 +115,7 @@ class _CompletionAnswer(Answer):
         parts = []
         if not sent.begun:
             if self._body.echo:
-                choice["text"] = self._prompt_text(output) + text
+                choice["text"] = self.prompt_text(output) + text
                 if sent.logprobs is not None and output.prompt_logprobs is not None:
                     parts += self._prompt_logprobs(output, sent.logprobs)
             if self._body.return_token_ids:
@@ -131,14 +131,10 @@ class _CompletionAnswer(Answer):
         sent.begun = True
         return choice
 
-    def _prompt_text(self, output: RequestOutput | BeamSearchOutput) -> str:
-        text = output.prompt if isinstance(output, RequestOutput) else None
-        return text if text is not None else str(self._tokenizer.decode(list(output.prompt_token_ids)))
-
     def _prompt_logprobs(self, output: RequestOutput, logprobs: CompletionLogprobs) -> list[dict[str, Any]]:
         assert output.prompt_logprobs is not None
         first = output.prompt_token_ids[0]
-        head = logprobs.first(str(self._tokenizer.decode([first])), first, self._prompt_text(output))
+        head = logprobs.first(str(self._tokenizer.decode([first])), first, self.prompt_text(output))
         rest = [entries for entries in output.prompt_logprobs[1:] if entries is not None]
         return [head, logprobs.of(output.prompt_token_ids[1:], rest)]
 

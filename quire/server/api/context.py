@@ -15,6 +15,7 @@ from quire.config import ServerConfig
 from quire.errors import OverloadedError
 from quire.platform.async_engine import AsyncEngine
 from quire.server.api.errors import ApiError
+from quire.server.api.later import Later
 from quire.server.api.metrics import Metrics
 from quire.server.api.served import Served
 
@@ -28,13 +29,16 @@ _MOST_NAMED, _LONGEST_NAME = 16, 64  # of fields that were passed over
 
 @dataclass
 class Context:
-    """One server: its engine, its settings, the names that it serves, its metrics, and how many sequences it has."""
+    """One server: its engine, its settings, the names that it serves, its metrics, how many sequences it has, and
+    the answers that nobody waits for.
+    """
 
     engine: AsyncEngine
     config: ServerConfig
     served: Served
     metrics: Metrics
     sequences: int = field(default=0)
+    later: Later = field(default_factory=Later)
     _longest: int | None = None
 
     def longest_token(self) -> int:

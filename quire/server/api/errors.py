@@ -79,6 +79,10 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers
 
+    def again(self) -> ApiError:
+        """The same, to be raised once more: an error remembers where it was raised."""
+        return ApiError(self.status, self.message, self.param, self.code, self.headers)
+
     @property
     def body(self) -> dict[str, Any]:
         kind = _TYPES.get(self.status, "server_error")
@@ -205,10 +209,11 @@ def _schema_error(error: RequestValidationError) -> ApiError:
         return ApiError(400, "the body was not taken for JSON: send Content-Type: application/json.")
     if first["type"] == "json_invalid" or not place or not isinstance(place[0], str):
         return ApiError(400, f"the body is no JSON object: {first.get('ctx', {}).get('error', first['msg'])}")
-    field = place[0]
+    field = place[0][:_LONGEST_NAME]
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{field}: there is no such field; nothing is ignored, so take it out.", param=field)
+        way_out = "take it out (or start the server with --unknown-fields warn)"
+        return ApiError(400, f"{field}: there is no such field: {way_out}.", param=field)
     # A field that may be several things has an error for each of them.
-    told = dict.fromkeys(e["msg"] for e in error.errors() if field in e["loc"])
+    told = dict.fromkeys(e["msg"] for e in error.errors() if place[0] in e["loc"])
     where = "".join(f"[{part}]" if isinstance(part, int) else "" for part in place[1:2])
     return ApiError(400, f"{field}{where}: {'; or: '.join(list(told)[:4])}", param=field)

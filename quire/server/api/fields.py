@@ -217,5 +217,19 @@ def _honoured(params: Any, extras: Mapping[str, Any], refused: Mapping[str, Refu
     return {name: _bounded(hint) for name, hint in fields.items() if name not in refused and name not in ACCEPTED}
 
 
+# vLLM's first server has one prompt, sampling parameters, and `stream`; `wait` is quire's.
+_GENERATE_NAMES = (
+    "model", "stream", "n", "best_of", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
+    "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids",
+    "bad_words", "ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens",
+    "spaces_between_special_tokens", "use_beam_search", "length_penalty", "logprobs", "prompt_logprobs", "user",
+    "cache_salt", "truncate_prompt_tokens", "add_special_tokens",
+)  # fmt: skip
+
 COMPLETION_FIELDS = _honoured(CompletionParams, _EXTRAS_OF_BOTH, REFUSED_IN_COMPLETIONS)
 CHAT_FIELDS = _honoured(ChatParams, _CHAT_EXTRAS, REFUSED_IN_CHAT)
+GENERATE_FIELDS = {
+    "prompt": str | _bounded(list[int]),
+    "wait": bool,
+    **{name: COMPLETION_FIELDS[name] for name in _GENERATE_NAMES},
+}

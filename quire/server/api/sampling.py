@@ -23,7 +23,7 @@ _OF_BEAMS = {
     "model", "prompt", "messages", "use_beam_search", "n", "max_tokens", "max_completion_tokens", "temperature",
     "length_penalty", "ignore_eos", "include_stop_str_in_output", "stream", "user", "safety_identifier", "request_id",
     "cache_salt", "add_special_tokens", "truncate_prompt_tokens", "add_generation_prompt", "continue_final_message",
-    "documents", "chat_template_kwargs", "mm_processor_kwargs", "reasoning_effort", "return_token_ids",
+    "wait", "documents", "chat_template_kwargs", "mm_processor_kwargs", "reasoning_effort", "return_token_ids",
 }  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def sampling_params(
     if values.length_penalty not in (None, 1.0):
         raise ApiError(400, "length_penalty: is for use_beam_search=true.", param="length_penalty")
     asked = {name: getattr(values, name) for name in _SAME}
-    if asked["prompt_logprobs"] is None and values.echo and logprobs is not None and hasattr(values, "prompt"):
+    if asked["prompt_logprobs"] is None and logprobs is not None and hasattr(values, "prompt") and values.echo:
         asked["prompt_logprobs"] = logprobs
     given = {name: value for name, value in asked.items() if value is not None}
     best_of = values.best_of

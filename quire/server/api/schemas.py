@@ -15,9 +15,11 @@ from quire.server.api.fields import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     FIRST_FAULT,
+    GENERATE_FIELDS,
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
     UNUSED,
+    Acceptance,
     Refusal,
 )
 
@@ -59,25 +61,38 @@ class Body(BaseModel):
 
 
 def _request(
-    name: str, honoured: Mapping[str, Any], refused: Mapping[str, Refusal], required: Mapping[str, Any]
+    name: str,
+    honoured: Mapping[str, Any],
+    accepted: Mapping[str, Acceptance],
+    refused: Mapping[str, Refusal],
+    required: Mapping[str, Any],
 ) -> type[Body]:
     fields: dict[str, Any] = {field: (hint, ...) for field, hint in required.items()}
     for field, hint in honoured.items():
         fields.setdefault(field, (Optional[hint], None))  # noqa: UP045 (made at run time)
     for field, refusal in refused.items():
         fields[field] = (Any, Field(None, description=f"Refused, unless neutral: {refusal.why}."))
-    for field, acceptance in ACCEPTED.items():
+    for field, acceptance in accepted.items():
         fields[field] = (Any, Field(None, description=f"Changes nothing. {acceptance.why}."))
     return create_model(name, __base__=Body, **fields)
 
 
 CompletionRequest = _request(
-    "CompletionRequest", COMPLETION_FIELDS, REFUSED_IN_COMPLETIONS, {"prompt": COMPLETION_FIELDS["prompt"]}
+    "CompletionRequest", COMPLETION_FIELDS, ACCEPTED, REFUSED_IN_COMPLETIONS, {"prompt": COMPLETION_FIELDS["prompt"]}
 )
 CompletionRequest.__doc__ = "OpenAI's /v1/completions, with vLLM's sampling parameters."
 
-ChatRequest = _request("ChatCompletionRequest", CHAT_FIELDS, REFUSED_IN_CHAT, {"messages": CHAT_FIELDS["messages"]})
+ChatRequest = _request(
+    "ChatCompletionRequest", CHAT_FIELDS, ACCEPTED, REFUSED_IN_CHAT, {"messages": CHAT_FIELDS["messages"]}
+)
 ChatRequest.__doc__ = "OpenAI's /v1/chat/completions, with vLLM's sampling parameters."
+
+
+GenerateRequest = _request("GenerateRequest", GENERATE_FIELDS, {}, {}, {"prompt": GENERATE_FIELDS["prompt"]})
+GenerateRequest.__doc__ = """The body of /generate: a prompt, and sampling parameters.
+
+wait: false answers at once, with the name under which /result has the texts when they are ready.
+"""
 
 
 def untyped(body: Any) -> Any:

@@ -40,6 +40,13 @@ async def health(request: Request) -> JSONResponse:
     return JSONResponse({"status": "ok"})
 
 
+@router.get("/ping")
+@router.post("/ping", include_in_schema=False)
+async def ping(request: Request) -> JSONResponse:
+    """The same as /health, under the name by which SageMaker asks; POST too."""
+    return await health(request)
+
+
 @router.get("/ready")
 async def ready(request: Request) -> JSONResponse:
     """200 while requests are taken; 503 during shutdown, asleep and when unhealthy."""
