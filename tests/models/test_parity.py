@@ -9,11 +9,9 @@ import run_model
 import tiny
 import torch
 
-from quire import kernels
 from quire.contracts import ForwardContext
 from quire.models.loader import load_model
 
-NATIVE = kernels.backend().__name__.endswith("native")
 LENGTH_DEPENDENT = [v for v in tiny.TABLE["LlamaForCausalLM"][2] if "dynamic" in v or "longrope" in v]
 CHUNKS = [7, 1, 1, 20, 1, 10]
 
@@ -21,11 +19,6 @@ CHUNKS = [7, 1, 1, 20, 1, 10]
 def reference(model, ids, **options):
     with torch.inference_mode():
         return model(torch.tensor([ids]), **options)
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bit by bit; torch's own activations, on which the reference kernels rest, are not exact in this."""
-    return torch.equal(a, b) if NATIVE else torch.allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -44,7 +37,7 @@ def test_logits(checkpoint, architecture, variant):
     whole = run_model.logits(model, ids)
     assert whole.dtype == torch.float32
     assert relative_error(whole, want) < 1e-4
-    assert same(run_model.logits(model, ids, CHUNKS), whole)
+    assert torch.equal(run_model.logits(model, ids, CHUNKS), whole)
 
 
 @pytest.mark.parametrize(("architecture", "variant"), tiny.cases())
@@ -80,7 +73,7 @@ def test_length_dependent_rope_is_that_of_a_request_alone(checkpoint, variant, p
     got = run_model.logits(model, ids, steps, prompt_len=prompt)
     assert relative_error(got, torch.cat(want)) < 1e-4
     # Preempted after its last token and recomputed in other chunks: the same.
-    assert same(run_model.logits(model, ids, CHUNKS, prompt_len=prompt), got)
+    assert torch.equal(run_model.logits(model, ids, CHUNKS, prompt_len=prompt), got)
 
 
 @pytest.mark.parametrize("variant", ["gqa", *LENGTH_DEPENDENT])
@@ -91,7 +84,7 @@ def test_neighbours_change_nothing(checkpoint, variant):
     alone = [run_model.logits(model, ids, prompt_len=prompt) for ids, prompt in sequences]
     together = run_together(model, sequences)
     for got, want in zip(together, alone, strict=True):
-        assert same(got, want)
+        assert torch.equal(got, want)
 
 
 def run_together(model, sequences, block_size: int = 4) -> list[torch.Tensor]:
