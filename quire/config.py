@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -216,6 +217,7 @@ class ServerConfig:
     step_timeout: seconds after which a step counts as stuck, and /health says so.
     allowed_origins: whose pages may call from a browser (CORS); none by default.
     unknown_fields: "refuse" a request's field that is not known or not served, or "warn": pass over it, and say so.
+    metrics_prefix: metrics have twins of vLLM's names after this ("vllm:"); none by default.
     log_probes: /health, /ready, /ping and /metrics have lines in the log even when all is well.
     """
 
@@ -248,6 +250,7 @@ class ServerConfig:
     step_timeout: float = 300.0
     allowed_origins: tuple[str, ...] = ()
     unknown_fields: str = "refuse"
+    metrics_prefix: str = ""
     log_probes: bool = False
 
     def __post_init__(self) -> None:
@@ -256,6 +259,7 @@ class ServerConfig:
             raise QuireError(f"port={self.port}: must be at most 65535.")
         _at_least(1, max_request_bytes=self.max_request_bytes, max_prompts=self.max_prompts, max_n=self.max_n)
         _at_least(1, max_connections=self.max_connections)
+        _of_type(str, metrics_prefix=self.metrics_prefix)
         _of_type(str, host=self.host, uds=self.uds, chat_template=self.chat_template, root_path=self.root_path)
         _of_type(bool, allow_runtime_lora=self.allow_runtime_lora, enable_admin_routes=self.enable_admin_routes)
         _of_type(bool, log_probes=self.log_probes)
@@ -269,6 +273,10 @@ class ServerConfig:
         for key in (*self.api_keys, *([] if self.admin_api_key is None else [self.admin_api_key])):
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise QuireError("api_key, admin_api_key: a key is printable ASCII without spaces, and not empty.")
+        if not re.fullmatch(r"(?!quire_)([a-zA-Z_:][a-zA-Z0-9_:]*)?", self.metrics_prefix):
+            raise QuireError(
+                f"metrics_prefix={self.metrics_prefix!r}: is of letters, digits, _ and :, as vllm:, and not quire_."
+            )
         if self.unknown_fields not in ("refuse", "warn"):
             raise QuireError(f"unknown_fields={self.unknown_fields!r}: is refuse or warn.")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):

@@ -79,6 +79,7 @@ class RequestMetrics:
     time_in_queue: first_scheduled_time - arrival_time.
     num_preemptions: how often the request lost its blocks for a while.
     num_cached_tokens: prompt tokens that were found in the prefix cache instead of computed.
+    num_generation_tokens: of all its sequences, once it has finished.
     """
 
     arrival_time: float
@@ -89,6 +90,7 @@ class RequestMetrics:
     time_in_queue: float | None = None
     num_preemptions: int = 0
     num_cached_tokens: int = 0
+    num_generation_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

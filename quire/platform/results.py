@@ -32,6 +32,9 @@ class Results:
         started = kind is RequestOutputKind.DELTA and any(s.sent != (0, 0) for s in request.sequences)
         if request.params.prompt_logprobs is not None and not started:
             scores = self._prompt_logprobs(request)
+        metrics = dataclasses.replace(request.metrics)
+        if finished:
+            metrics.num_generation_tokens = sum(len(sequence.output_ids) for sequence in request.sequences)
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
@@ -39,7 +42,7 @@ class Results:
             prompt_logprobs=scores,
             outputs=self._completions(request, kind),
             finished=finished,
-            metrics=dataclasses.replace(request.metrics),
+            metrics=metrics,
             num_cached_tokens=request.metrics.num_cached_tokens,
             lora_request=request.lora,
             failure=request.failure,

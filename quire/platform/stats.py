@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.platform.engine import LLMEngine
+    from quire.platform.request import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class EngineStats:
     prompt_tokens: of requests that began to run. generated_tokens: sampled.
     prefix_queries, prefix_hits: tokens looked for in the prefix cache, and found there.
     encoder_queries, encoder_hits: images whose features were wanted, and were there. media_bytes: of these features.
+    adapters_running, adapters_waiting: names of those whose sequences run and wait.
     adapters_loading: whose weights are being read. adapter_hits: by the tier ("device", "host", "disk") where an
     adapter was when a sequence began to run with it. adapter_host_bytes, adapter_device_bytes: what weights take.
     """
@@ -54,6 +56,8 @@ class EngineStats:
     encoder_queries: int
     encoder_hits: int
     media_bytes: int
+    adapters_running: tuple[str, ...]
+    adapters_waiting: tuple[str, ...]
     adapters_loading: int
     adapter_hits: Mapping[str, int]
     adapter_host_bytes: int
@@ -79,8 +83,15 @@ class EngineStats:
             encoder_queries=features.hits + features.misses,
             encoder_hits=features.hits,
             media_bytes=features.bytes,
+            adapters_running=_adapters(scheduler.running),
+            adapters_waiting=_adapters(scheduler.waiting),
             adapters_loading=library.num_reading if library is not None else 0,
             adapter_hits=dict(residency.hits) if residency is not None else {},
             adapter_host_bytes=library.host_bytes if library is not None else 0,
             adapter_device_bytes=residency.bytes if residency is not None else 0,
         )
+
+
+def _adapters(sequences: Iterable[SequenceState]) -> tuple[str, ...]:
+    """Names, each once. The sequences are copied first, in one go: they are another thread's."""
+    return tuple(sorted({ref.name for sequence in list(sequences) for ref, _ in sequence.request.adapters}))

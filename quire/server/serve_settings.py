@@ -222,6 +222,7 @@ _LOGS = (
     Setting(
         "disable_access_log", _SWITCH, "No line for each request.", _TASK, flags=("--disable-uvicorn-access-log",)
     ),
+    Setting("metrics_prefix", _TEXT, "Metrics by vLLM's names too, after this: vllm:", _SERVER),
     Setting("log_probes", _SWITCH, "A line for each /health, /ready, /ping and /metrics too.", _SERVER),
 )  # fmt: skip
 

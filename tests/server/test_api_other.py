@@ -21,8 +21,9 @@ import quire
 from quire import LLM, LoRARequest, SamplingParams
 from quire.config import ServerConfig
 from quire.demo import adapter_path
+from quire.errors import QuireError
 from tests.server.api_answers import conversed, error_of, events, post, refusal, strict
-from tests.server.api_server import ONE_THREAD, ServerProcess
+from tests.server.api_server import ONE_THREAD, LocalServer, ServerProcess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -255,6 +256,63 @@ def test_metrics_count_what_runs(http: Any, llm: LLM) -> None:
         assert change[f"quire_{name}_seconds_count"] == 4
     assert change["quire_inter_token_latency_seconds_count"] == 2 * 3 * 9 + 6
     assert not {key for key in change if "sequences_running" in key or "sequences_waiting" in key}
+
+
+@pytest.fixture(scope="module")
+def twins(chat_model: Path) -> Iterator[Any]:
+    """A server whose metrics have vLLM's names too."""
+    engine = {"model": str(chat_model), "max_model_len": 128, "num_gpu_blocks_override": 64, "enable_lora": True}
+    with LocalServer(engine, metrics_prefix="vllm:", served_model_names=("mine",)) as server, server.http() as http:
+        yield http
+
+
+# Names of vLLM's dashboards and of what scales by them.
+VLLMS = (
+    "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
+    "num_preemptions_total", "prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total",
+    "prefix_cache_hits_total", "mm_cache_queries_total", "mm_cache_hits_total", "lora_requests_info",
+    "cache_config_info",
+)  # fmt: skip
+VLLMS_TIMES = (
+    "time_to_first_token_seconds", "time_per_output_token_seconds", "inter_token_latency_seconds",
+    "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+    "request_decode_time_seconds", "request_inference_time_seconds", "request_prompt_tokens",
+    "request_generation_tokens",
+)  # fmt: skip
+
+
+def test_metrics_have_twins_of_vllms_names(twins: Any, http: Any) -> None:
+    post(twins, COMPLETIONS, prompt="abc", max_tokens=5, n=2, seed=1, ignore_eos=True)
+    post(twins, COMPLETIONS, prompt="abcd", max_tokens=1)
+    found = metrics(twins)
+    names = {name for name, _ in found}
+    assert {f"vllm:{name}" for name in VLLMS} | {f"vllm:{name}_count" for name in VLLMS_TIMES} <= names
+    assert {f"vllm:{name}_bucket" for name in VLLMS_TIMES} <= names
+
+    def value(name: str, **labels: str) -> float:
+        return found[f"vllm:{name}", tuple(sorted({"engine": "0", "model_name": "mine", **labels}.items()))]
+
+    assert value("generation_tokens_total") == 11 and value("num_requests_running") == 0
+    assert value("request_success_total", finished_reason="length") == 3
+    for name, total in (("request_prompt_tokens", 3 + 4), ("request_generation_tokens", 11)):
+        assert (value(f"{name}_count"), value(f"{name}_sum")) == (2, total)
+    assert value("e2e_request_latency_seconds_count") == 2
+    inference = value("request_inference_time_seconds_sum")
+    parts = value("request_prefill_time_seconds_sum") + value("request_decode_time_seconds_sum")
+    assert inference == pytest.approx(parts)
+    lora = [labels for (name, labels) in found if name == "vllm:lora_requests_info"]
+    assert lora == [(("max_lora", "0"), ("running_lora_adapters", ""), ("waiting_lora_adapters", ""))]
+    for name, labels in found:  # what a name counts is what quire's counts
+        if name == "vllm:request_queue_time_seconds_bucket":
+            bound = dict(labels)["le"]
+            assert found[name, labels] == found["quire_request_queue_seconds_bucket", (("le", bound),)]
+    assert not {name for name, _ in metrics(http) if not name.startswith(("quire_", "python_", "process_"))}
+
+
+@pytest.mark.parametrize("prefix", ["quire_", "1a", "vllm-", "a b", "a\n"])
+def test_a_prefix_that_no_metric_may_have_is_refused(prefix: str) -> None:
+    with pytest.raises(QuireError, match="metrics_prefix"):
+        ServerConfig(metrics_prefix=prefix)
 
 
 def test_metrics_of_the_caches(http: Any, llm: LLM) -> None:

@@ -44,7 +44,10 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     )
     app.root_path = config.root_path
     metrics.watch(engine)
-    app.state.context = Context(engine, config, Served(engine, config), metrics)
+    served = Served(engine, config)
+    if config.metrics_prefix:
+        metrics.twin(engine, config.metrics_prefix, served.names[0])
+    app.state.context = Context(engine, config, served, metrics)
     install_handlers(app)
     for part in (status, info, completions, chat, tokens, adapters, control, generate, invocations):
         app.include_router(part.router, responses=DOCUMENTED)

@@ -16,10 +16,12 @@ from quire.platform.async_engine import AsyncEngine, Output
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.outputs import RequestMetrics
 from quire.platform.stats import EngineStats, StepTimes
+from quire.server.api.twins import Twins
 
 _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _GAP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5)
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
+_TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 _FORGET = 0.1  # the weight of the newest request in the mean duration
 
 
@@ -28,6 +30,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._twins = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
@@ -38,6 +41,11 @@ class Metrics:
         self._gap = histogram("inter_token_latency_seconds", "From one token of a sequence to the next.", _GAP)
         self._duration = histogram("request_duration_seconds", "From arrival to the last token.", _DURATION)
         self._queue = histogram("request_queue_seconds", "From arrival until blocks were had.", _DURATION)
+        self._prefill = histogram("request_prefill_seconds", "From blocks to the first token.", _DURATION)
+        self._decode = histogram("request_decode_seconds", "From the first token to the last.", _DURATION)
+        self._inference = histogram("request_inference_seconds", "From blocks to the last token.", _DURATION)
+        self._prompt = histogram("request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS)
+        self._answer = histogram("request_generation_tokens", "Tokens of a request's answers.", _TOKENS)
         self._finished = Counter(
             "quire_sequences_finished", "Sequences that ended, by finish_reason.", ["reason"], registry=self.registry
         )
@@ -50,8 +58,12 @@ class Metrics:
         """Report the engine's gauges and counts too."""
         self.registry.register(_EngineCollector(engine))
 
+    def twin(self, engine: AsyncEngine, prefix: str, model: str) -> None:
+        """Report all of it by vLLM's names too. model: what clients call it."""
+        self._twins.register(Twins(self.registry, engine, prefix, model))
+
     def render(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + generate_latest(self._twins)
 
     def answered(self, route: str, status: int) -> None:
         self._answers.labels(route, str(status)).inc()
@@ -78,8 +90,15 @@ class Metrics:
                     self._finished.labels(completion.finish_reason or "error").inc()
                 if output.metrics is not None:
                     self._observe(output.metrics)
+                    self._prompt.observe(len(output.prompt_token_ids))
+                    self._answer.observe(output.metrics.num_generation_tokens)
 
     def _observe(self, metrics: RequestMetrics) -> None:
+        begun, first, last = metrics.first_scheduled_time, metrics.first_token_time, metrics.last_token_time
+        if begun is not None and first is not None and last is not None:
+            self._prefill.observe(first - begun)
+            self._decode.observe(last - first)
+            self._inference.observe(last - begun)
         if metrics.finished_time is not None:
             duration = metrics.finished_time - metrics.arrival_time
             self._duration.observe(duration)
