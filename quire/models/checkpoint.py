@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quire.errors import CheckpointError
-from quire.models import strict_json
+from quire.models import smollm2, strict_json
 from quire.models.pickled import open_pickles
 from quire.models.safetensors_header import read_header
 
@@ -44,7 +44,7 @@ def resolve_checkpoint(
     """Return the local directory of a model: itself, or the hub's snapshot of `model`'s `files` at `revision`.
 
     A hub id is fetched once and then served from the cache; with HF_HUB_OFFLINE=1, from the cache only.
-    Whatever looks like a path is never sent to the hub. Raises CheckpointError.
+    Whatever looks like a path is never sent to the hub; `smollm2` is in a package. Raises CheckpointError.
     """
     name = os.fspath(model)
     # os.path's answer is no, where Path's may be an OSError: a name that is too long is no directory.
@@ -57,6 +57,10 @@ def resolve_checkpoint(
         raise CheckpointError(f"{name!r} is a file; give the directory that holds config.json and the weights.")
     if _looks_like_path(name):
         raise CheckpointError(f"{name!r}: there is no such directory.")
+    if name == smollm2.NAME:
+        if revision is not None:
+            raise CheckpointError(f"{name!r} comes from a package, which has no revision {revision!r}; leave it out.")
+        return smollm2.checkpoint_folder()
     import huggingface_hub
 
     try:
