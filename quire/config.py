@@ -26,6 +26,10 @@ class ModelConfig:
         exact.
     max_model_len: most tokens of prompt and output together; None takes the model's own limit.
     enforce_eager: run every step through the model's Python; never replay a recorded one.
+    trust_remote_code: taken, and nothing of it done: no code that comes with a checkpoint is ever run.
+    download_dir: where the hub's files are kept; None: where huggingface_hub keeps them.
+    hf_token: for the hub; True takes the one that is stored, False none; None: as huggingface_hub finds one.
+    hf_overrides: fields of config.json that are to have other values; of an object in it, those of its fields.
     """
 
     model: str | None = None
@@ -40,15 +44,19 @@ class ModelConfig:
     skip_tokenizer_init: bool = False
     enforce_eager: bool = False
     trust_remote_code: bool = False
+    download_dir: str | None = None
+    hf_token: bool | str | None = field(default=None, repr=False)
+    hf_overrides: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.trust_remote_code:
-            raise QuireError(
-                "trust_remote_code=True: quire never runs code that comes with a checkpoint. A model that "
-                "needs it can be added as a plug-in package (see docs/adding-a-model.md)."
-            )
         if self.load_format not in _LOAD_FORMATS:
             raise QuireError(f"load_format={self.load_format!r}: is one of {', '.join(_LOAD_FORMATS)}.")
+        _of_type(bool, trust_remote_code=self.trust_remote_code)
+        _of_type(str, download_dir=self.download_dir)
+        if not isinstance(self.hf_token, (bool, str, type(None))):
+            raise QuireError("hf_token: must be a text, or True for the one that is stored.")  # which is not shown
+        if not isinstance(self.hf_overrides, Mapping):
+            raise QuireError("hf_overrides: must be a dict of fields of config.json; no code is taken.")
         _at_least(1, max_model_len=self.max_model_len)
         _of_type(str, model=self.model, tokenizer=self.tokenizer, dtype=self.dtype, device=self.device)
         _of_type(bool, exact_products=self.exact_products)

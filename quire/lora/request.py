@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from quire.errors import RequestError
 
@@ -15,9 +16,15 @@ class LoRARequest:
 
     lora_name: the name under which it is loaded; lora_path: a folder from which it is loaded if it is not yet.
     lora_int_id: a number of the caller's for it, 1 or more, or None; a number stands for one name.
+    base_model_name: what the adapter belongs to, for who reads it; nothing depends on it.
+    load_inplace: load it anew under its name, from lora_path, although one of that name is loaded. `LLM` does so once a
+        call; `LLMEngine.add_request` for each request.
     adapters: instead of one adapter, a mixture: (name, weight) of loaded ones. The result is that of PEFT's
         add_weighted_adapter(combination_type="cat"): every adapter's share, times its weight, is added to the base
         model's. Of these, each must be plain LoRA (no DoRA, biases, saved modules or trained tokens).
+
+    lora_local_path: vLLM's older name of lora_path. long_lora_max_len, tensorizer_config_dict, is_3d_lora_weight: of
+    vLLM's; refused but for None and False.
 
     Raises RequestError for what is none of these.
     """
@@ -26,6 +33,12 @@ class LoRARequest:
     lora_int_id: int | None = None
     lora_path: str | None = None
     adapters: Sequence[tuple[str, float]] | None = None
+    lora_local_path: str | None = field(default=None, kw_only=True, compare=False, repr=False)
+    base_model_name: str | None = field(default=None, kw_only=True, compare=False)
+    load_inplace: bool = field(default=False, kw_only=True)
+    long_lora_max_len: int | None = field(default=None, kw_only=True, repr=False)
+    tensorizer_config_dict: dict[str, Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
+    is_3d_lora_weight: bool = field(default=False, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lora_name, str) or not self.lora_name:
@@ -33,10 +46,45 @@ class LoRARequest:
         number = self.lora_int_id
         if number is not None and (type(number) is not int or number < 1):
             raise RequestError(f"lora_int_id={number!r}: must be a whole number of at least 1")
+        if self.lora_local_path is not None:
+            if self.lora_path not in (None, "", self.lora_local_path):
+                raise RequestError("lora_local_path is the older name of lora_path: give one of them")
+            object.__setattr__(self, "lora_path", self.lora_local_path)
         if self.lora_path is not None:
             object.__setattr__(self, "lora_path", str(self.lora_path))
+        self._check_vllms()
         if self.adapters is not None:
             self._check_mixture(self.adapters)
+
+    def _check_vllms(self) -> None:
+        """What vLLM's class has beside."""
+        if self.base_model_name is not None and not isinstance(self.base_model_name, str):
+            raise RequestError(f"base_model_name={self.base_model_name!r}: must be a string")
+        if not isinstance(self.load_inplace, bool):
+            raise RequestError(f"load_inplace={self.load_inplace!r}: must be True or False")
+        if self.load_inplace and self.lora_path is None:
+            raise RequestError("load_inplace=True needs lora_path: the folder that is loaded")
+        if self.long_lora_max_len is not None:
+            raise RequestError("long_lora_max_len: adapters that stretch the context are not served")
+        if self.tensorizer_config_dict is not None:
+            raise RequestError("tensorizer_config_dict: adapters are read from safetensors files")
+        if self.is_3d_lora_weight is not False:
+            raise RequestError("is_3d_lora_weight: adapters of fused experts are not served")
+
+    @property
+    def adapter_id(self) -> int | None:
+        """vLLM's other name of lora_int_id."""
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        """vLLM's other name of lora_name."""
+        return self.lora_name
+
+    @property
+    def path(self) -> str | None:
+        """vLLM's other name of lora_path."""
+        return self.lora_path
 
     def _check_mixture(self, adapters: Sequence[tuple[str, float]]) -> None:
         if self.lora_path is not None:

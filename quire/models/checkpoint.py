@@ -11,6 +11,7 @@ import re
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quire.errors import CheckpointError
-from quire.models import smollm2, strict_json
+from quire.models import strict_json
 from quire.models.pickled import open_pickles
 from quire.models.safetensors_header import read_header
 
@@ -38,13 +39,24 @@ _LFS_POINTER = b"version https://git-lfs"
 _MOST_JSON = 64 << 20  # bytes
 
 
+@dataclass(frozen=True)
+class Hub:
+    """How files come from the hub: the folder that they are kept in, and the token; None: huggingface_hub's own."""
+
+    folder: str | None = None
+    token: bool | str | None = field(default=None, repr=False)
+
+
 def resolve_checkpoint(
-    model: str | os.PathLike[str], revision: str | None = None, files: Sequence[str] = HUB_FILES
+    model: str | os.PathLike[str],
+    revision: str | None = None,
+    files: Sequence[str] = HUB_FILES,
+    hub: Hub = Hub(),
 ) -> Path:
     """Return the local directory of a model: itself, or the hub's snapshot of `model`'s `files` at `revision`.
 
     A hub id is fetched once and then served from the cache; with HF_HUB_OFFLINE=1, from the cache only.
-    Whatever looks like a path is never sent to the hub; `smollm2` is in a package. Raises CheckpointError.
+    Whatever looks like a path is never sent to the hub. Raises CheckpointError.
     """
     name = os.fspath(model)
     # os.path's answer is no, where Path's may be an OSError: a name that is too long is no directory.
@@ -57,16 +69,21 @@ def resolve_checkpoint(
         raise CheckpointError(f"{name!r} is a file; give the directory that holds config.json and the weights.")
     if _looks_like_path(name):
         raise CheckpointError(f"{name!r}: there is no such directory.")
-    if name == smollm2.NAME:
-        if revision is not None:
-            raise CheckpointError(f"{name!r} comes from a package, which has no revision {revision!r}; leave it out.")
-        return smollm2.checkpoint_folder()
+    if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
+        raise CheckpointError(
+            f"{name!r}: VLLM_USE_MODELSCOPE is set, and models come from the Hugging Face hub or a directory alone."
+        )
     import huggingface_hub
 
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=list(files), ignore_patterns=list(HUB_SKIPPED)
+                name,
+                revision=revision,
+                allow_patterns=list(files),
+                ignore_patterns=list(HUB_SKIPPED),
+                cache_dir=os.path.expanduser(hub.folder) if hub.folder else None,
+                token=hub.token,
             )
         )
     except Exception as error:  # the hub's, the network's or the disk's
@@ -77,16 +94,21 @@ def resolve_checkpoint(
         ) from error
 
 
-def resolve_weights(model: str | os.PathLike[str], revision: str | None = None, load_format: str = "auto") -> Path:
+def resolve_weights(
+    model: str | os.PathLike[str],
+    revision: str | None = None,
+    load_format: str = "auto",
+    hub: Hub = Hub(),
+) -> Path:
     """As `resolve_checkpoint`, for a whole model. Of the hub's files .bin ones are fetched where `load_format` asks for
     them ("pt"), or where there are no others ("auto"). Raises CheckpointError."""
-    path = resolve_checkpoint(model, revision, HUB_PICKLED if load_format == "pt" else HUB_FILES)
+    path = resolve_checkpoint(model, revision, HUB_PICKLED if load_format == "pt" else HUB_FILES, hub)
     if load_format != "auto" or os.path.isdir(os.path.expanduser(os.fspath(model))):
         return path
     if (path / SINGLE).exists() or (path / INDEX).exists():
         return path
     commit = path.name if _COMMIT.fullmatch(path.name) else revision  # the same, wherever a branch points by now
-    return resolve_checkpoint(model, commit, HUB_PICKLED)
+    return resolve_checkpoint(model, commit, HUB_PICKLED, hub)
 
 
 def _looks_like_path(name: str) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.models.base import CausalLM
 from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_checkpoint
 from quire.models.config_numbers import check_numbers
+from quire.models.overrides import OverriddenConfig, check_taken, overridden
 from quire.models.torchvision import hide_if_broken
 from quire.models.weights import Wanted, read_into, read_weights
 
@@ -48,19 +50,20 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: torch.device = _CPU,
     load_format: str = "auto",
+    overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> CausalLM:
     """Load the model of a local directory to a device, in eval mode and without gradients.
 
     dtype: "auto" (config.json's, or else the files' own), a name of DTYPES, or a torch.dtype among them. load_format:
-    see `Checkpoint`.
+    see `Checkpoint`. overrides: of fields of config.json.
     Raises UnsupportedModelError for what quire does not run, CheckpointError for files that do not fit.
     """
     path = Path(path)
-    raw = read_json(path / "config.json")
+    raw = overridden(read_json(path / "config.json"), overrides)
     model_class = _model_class(raw)
     checkpoint = Checkpoint(path, load_format)
     check_numbers(raw, checkpoint, path / "config.json")
-    config = load_config(path)
+    config = _overridden_config(path, raw, overrides) if overrides else load_config(path)
     wanted = _dtype(dtype, raw, checkpoint)
     try:
         with torch.device("meta"):
@@ -87,6 +90,14 @@ def _check_size(file: Path, model: CausalLM) -> None:
     for what, size in sizes.items():
         if size < 1:
             raise UnsupportedModelError(f"{file}: the model that it describes has {size} {what}; it needs at least 1.")
+
+
+def _overridden_config(path: Path, raw: dict[str, Any], overrides: Mapping[str, Any]) -> PretrainedConfig:
+    """raw: config.json's content with the overrides."""
+    with OverriddenConfig(raw) as folder:
+        config = load_config(folder)
+    check_taken(config, load_config(path), overrides)
+    return config
 
 
 def load_config(path: str | Path) -> PretrainedConfig:

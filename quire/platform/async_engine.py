@@ -147,10 +147,26 @@ class AsyncEngine:
                 await asyncio.wait_for(self._idle.wait(), timeout)
             except TimeoutError:
                 logger.warning("%d requests have not finished in %g s and are aborted", self._accepted, timeout)
-        self._post(EngineClosedError("the server is shutting down; the request was aborted"))
-        self._tell(self._stop)
+        self._end_all()
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, _LAST_STEP)
+        self._let_go()
+
+    def stop(self) -> None:
+        """`close` at once, for who cannot wait for the event loop."""
+        if self._closing:
+            return
+        self._closing = True
+        self._end_all()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_STEP)
+        self._let_go()
+
+    def _end_all(self) -> None:
+        self._post(EngineClosedError("the server is shutting down; the request was aborted"))
+        self._tell(self._stop)
+
+    def _let_go(self) -> None:
         self._stopped = True
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.core.close()
@@ -228,6 +244,11 @@ class AsyncEngine:
         for request_id in request_ids:
             self._mail.pop(request_id, None)
         self._tell(partial(self.core.abort_request, list(request_ids)))
+
+    def end(self, outputs: Sequence[Output]) -> None:
+        """Abort requests, and hand who waits for them these as their last outputs."""
+        self._post(list(outputs))
+        self.abort({output.request_id for output in outputs})
 
     def forget(self, request_id: str) -> None:
         """A request's last output has been handed out."""

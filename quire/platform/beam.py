@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import NamedTuple
 
+from quire.lora import LoRARequest
 from quire.platform.outputs import Failure, Logprob
 from quire.platform.request import SequenceState
 from quire.platform.sampler import TopLogprobs
@@ -32,12 +33,18 @@ class BeamSearchSequence:
 
 @dataclass
 class BeamSearchOutput:
-    """The results of one prompt, best first; failure: why the search ended early, if it did."""
+    """The results of one prompt, best first.
+
+    prompt: its text, None when token ids were given. lora_request: the adapter that it ran with. failure: why the
+    search ended early, if it did.
+    """
 
     request_id: str
     sequences: list[BeamSearchSequence]
     prompt_token_ids: Sequence[int] = ()
     failure: Failure | None = None
+    prompt: str | None = None
+    lora_request: LoRARequest | None = None
 
     @property
     def error(self) -> str | None:

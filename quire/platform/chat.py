@@ -48,10 +48,12 @@ class ChatPrompt:
     token_ids: each image stands there as one image token.
     images: their sources, in the order of these tokens: what `quire.multimodal.images.load_picture` takes, or
         {"image_embeds": tensor}.
+    text: what the template has written.
     """
 
     token_ids: list[int]
     images: list[Any]
+    text: str
 
 
 def render_chat(
@@ -96,7 +98,7 @@ def render_chat(
     token_ids = encode_rendered(tokenizer, pieces, image_marker)
     if image_marker is not None:
         _check_count(tokenizer, token_ids, image_marker, len(images))
-    return ChatPrompt(token_ids, images)
+    return ChatPrompt(token_ids, images, (image_marker or "").join(pieces))
 
 
 def render_text(

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.errors import AdapterError, ContextLengthError, QuireError, RequestError
@@ -16,6 +17,7 @@ from quire.lora import AdapterInfo, AdapterLibrary, LoadReport, LoRARequest
 from quire.multimodal import NoRoomError, Prepared
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.detokenizer import Detokenizer
+from quire.platform.engine_args import EngineArgs
 from quire.platform.intake import Intake, Prompt, PromptType
 from quire.platform.loading import load, resolve_adapter
 from quire.platform.outputs import Failure, RequestOutput
@@ -96,6 +98,11 @@ class LLMEngine:
         self._failed: list[Request] = []
         self._flight: Execution | None = None  # a step that runs while the next is planned
         self._broken_off = False  # whether the last call of `step` ended by an exception
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> LLMEngine:
+        """An engine of `EngineArgs`. usage_context: vLLM's, for statistics that quire does not send."""
+        return cls(engine_args.create_engine_config())
 
     def add_request(
         self,
@@ -189,9 +196,17 @@ class LLMEngine:
             self.adapters.release(prompt.adapters)
 
     def load_for(self, wanted: LoRARequest) -> None:
-        """Load what a request names by its path, unless it is loaded. Any thread may call this."""
+        """Load what a request names by its path, unless it is loaded and the request does not want it loaded again.
+
+        Any thread may call this.
+        """
+        if wanted.load_inplace and wanted.lora_path is not None:
+            self.load_lora_adapter(wanted.lora_name, wanted.lora_path, True, lora_int_id=wanted.lora_int_id)
         with self._sleep.awake():
-            self._library().ensure(wanted, lambda path: resolve_adapter(path, self.config.lora))
+            self._library().ensure(wanted, self._adapter_folder)
+
+    def _adapter_folder(self, path: str) -> Path:
+        return resolve_adapter(path, self.config.lora, self.config.model)
 
     def check_mixture(self, wanted: LoRARequest) -> None:
         """Whether a mixture's adapters are there and can be mixed. Any thread may call this. Raises QuireError."""
@@ -208,8 +223,7 @@ class LLMEngine:
         get the new. pinned: it stays in memory. Raises AdapterError: an adapter binds completely, or is refused.
         """
         with self._sleep.awake():
-            folder = resolve_adapter(path, self.config.lora)
-            return self._library().load(name, folder, load_inplace, pinned, lora_int_id, path)
+            return self._library().load(name, self._adapter_folder(path), load_inplace, pinned, lora_int_id, path)
 
     def unload_lora_adapter(self, name: str) -> int:
         """Forget an adapter: new requests cannot name it, and its memory goes once the last that holds it has ended.

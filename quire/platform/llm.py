@@ -3,34 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from quire.errors import RequestError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
-from quire.platform.arguments import engine_config, prompt_list, recommended_sampling
+from quire.platform import from_vllm
+from quire.platform.arguments import (
+    check_generation_config,
+    default_sampling,
+    engine_config,
+    load_chat_template,
+    one_for_each,
+    prompt_list,
+)
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.chat import render_chat
 from quire.platform.engine import LLMEngine
+from quire.platform.engine_args import EngineArgs
+from quire.platform.engine_metrics import Metric, metrics_of
 from quire.platform.intake import PromptType
 from quire.platform.interrupts import HeldInterrupt
+from quire.platform.not_served import method_not_served
 from quire.platform.outputs import RequestOutput
+from quire.platform.results import beams_as_output
 from quire.platform.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.platform.stats import EngineStats
 
+logger = logging.getLogger("quire")
 Message = Mapping[str, Any]
+Params = SamplingParams | BeamSearchParams
 
-# How long unloading waits before it looks again.
-_PATIENCE = 0.02  # seconds
+_PATIENCE = 0.02  # seconds until unloading looks again
+
+# Of LLM's parameters those that the engine's configuration does not have.
+_NOT_SETTINGS = {"self", "generation_config", "override_generation_config", "chat_template", "vllm"}
 
 
 class LLM:
-    """A model that answers batches of prompts; requests are batched continuously, whatever their lengths.
-
-    Calls from several threads wait for each other.
+    """A model that answers batches of prompts, in continuous batching. Calls from several threads wait for each other.
 
     Args:
         model: a local directory or a hub id; None takes the bundled model.
@@ -65,7 +82,14 @@ class LLM:
         skip_tokenizer_init: load no tokenizer; prompts must be token ids, and outputs have no text.
         enforce_eager: run every step through the model's Python (to debug a model); else a step in which each
             sequence has one token is recorded and replayed.
-        trust_remote_code: refused; see ModelConfig.
+        trust_remote_code: no code that comes with a checkpoint is run; a model that needs its own is refused.
+        download_dir: the folder that hub files are kept in; hf_token: for the hub; True takes the one that is stored.
+        hf_overrides: fields of config.json that are to have other values.
+        generation_config: what `get_default_sampling_params` is made of: "auto", the checkpoint's
+            generation_config.json; a folder that has another; or "vllm", nothing. override_generation_config: on top.
+        chat_template: for `chat`: a file with a Jinja template, or the template.
+        vllm: what vLLM has beside these: taken with a line in the log where it asks for nothing else than what is done,
+            and else refused with the reason; see docs/from-vllm.md.
         debug: check all tables after every step and poison freed blocks (slow).
 
     Defaults that are None here stand in `quire.config`.
@@ -114,48 +138,23 @@ class LLM:
         skip_tokenizer_init: bool | None = None,
         enforce_eager: bool | None = None,
         trust_remote_code: bool | None = None,
+        download_dir: str | None = None,
+        hf_token: bool | str | None = None,
+        hf_overrides: Mapping[str, Any] | None = None,
+        generation_config: str | None = None,
+        override_generation_config: Mapping[str, Any] | None = None,
+        chat_template: str | Path | None = None,
         debug: bool | None = None,
+        **vllm: Any,
     ) -> None:
-        config = engine_config(
-            model=model,
-            tokenizer=tokenizer,
-            revision=revision,
-            tokenizer_revision=tokenizer_revision,
-            dtype=dtype,
-            load_format=load_format,
-            device=device,
-            exact_products=exact_products,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            block_size=block_size,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-            num_gpu_blocks_override=num_gpu_blocks_override,
-            gpu_memory_utilization=gpu_memory_utilization,
-            swap_space=swap_space,
-            enable_prefix_caching=enable_prefix_caching,
-            seed=seed,
-            max_logprobs=max_logprobs,
-            limit_mm_per_prompt=limit_mm_per_prompt,
-            mm_processor_kwargs=mm_processor_kwargs,
-            allowed_local_media_path=allowed_local_media_path,
-            allowed_media_domains=allowed_media_domains,
-            media_fetch_timeout=media_fetch_timeout,
-            max_image_bytes=max_image_bytes,
-            max_image_pixels=max_image_pixels,
-            media_cache_bytes=media_cache_bytes,
-            enable_lora=enable_lora,
-            max_loras=max_loras,
-            max_lora_rank=max_lora_rank,
-            max_cpu_loras=max_cpu_loras,
-            lora_device_bytes=lora_device_bytes,
-            lora_host_bytes=lora_host_bytes,
-            lora_roots=lora_roots,
-            skip_tokenizer_init=skip_tokenizer_init,
-            enforce_eager=enforce_eager,
-            trust_remote_code=trust_remote_code,
-            debug=debug,
-        )
+        given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
+        line = from_vllm.take("LLM", vllm, given)
+        config = engine_config(**given)
+        self._chat_template = load_chat_template(chat_template)
+        self._sampling = (check_generation_config(generation_config), dict(override_generation_config or {}))
+        SamplingParams(**self._sampling[1])  # what is wrong with it is said now
+        if line is not None:
+            logger.warning("LLM(): %s", line)  # the level that Python shows of itself
         self.llm_engine = LLMEngine(config)
         self._ids = count()
         self._lock = threading.Lock()
@@ -165,13 +164,18 @@ class LLM:
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """The sampling that the checkpoint's generation_config.json recommends."""
-        return SamplingParams(**recommended_sampling(self.llm_engine.path))
+        """The sampling that the checkpoint recommends, or `generation_config` and `override_generation_config` say."""
+        return SamplingParams(**default_sampling(self.llm_engine.path, *self._sampling))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """An LLM of `EngineArgs`."""
+        return cls(**engine_args.given())
 
     def generate(
         self,
         prompts: PromptType | Sequence[PromptType],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         *,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         use_tqdm: bool = True,
@@ -183,7 +187,8 @@ class LLM:
         images, uint8 arrays, bytes of image files, URLs, or features {"image_embeds": [tokens, width]};
         "mm_processor_kwargs", settings for the image processor; and "cache_salt": requests with different salts share
         no cached blocks.
-        sampling_params: one for all, one for each, or None for `get_default_sampling_params()`.
+        sampling_params: one for all, one for each, or None for `get_default_sampling_params()`. BeamSearchParams
+        search: outputs are the beams, best first.
         lora_request: the adapter for all, or one or None (the base model) for each; loaded first where it is not.
 
         Raises RequestError, a ValueError, when a prompt or its parameters are impossible; nothing is left running. A
@@ -191,13 +196,17 @@ class LLM:
         """
         batch = prompt_list(prompts)
         params = self._params_list(sampling_params, len(batch))
-        final = [dataclasses.replace(p, output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
-        return self._run(batch, final, use_tqdm, self._adapters_list(lora_request, len(batch)))
+        final = [
+            p if isinstance(p, BeamSearchParams) else dataclasses.replace(p, output_kind=RequestOutputKind.FINAL_ONLY)
+            for p in params
+        ]
+        outputs = self._run(batch, final, use_tqdm, self._adapters_list(lora_request, len(batch)))
+        return [self._shown(output) for output in outputs]
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params | Sequence[Params] | None = None,
         use_tqdm: bool = True,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -224,7 +233,7 @@ class LLM:
                 self.llm_engine.tokenizer,
                 conversation,
                 image_marker=sight.marker if sight else None,
-                chat_template=chat_template,
+                chat_template=chat_template or self._chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,
@@ -234,6 +243,7 @@ class LLM:
         ]
         prompts = [
             {
+                "prompt": chat.text,
                 "prompt_token_ids": chat.token_ids,
                 "multi_modal_data": {"image": chat.images} if chat.images else None,
                 "mm_processor_kwargs": mm_processor_kwargs if chat.images else None,
@@ -327,35 +337,31 @@ class LLM:
         with self._lock:
             return self.llm_engine.reset_prefix_cache()
 
+    def get_metrics(self) -> list[Metric]:
+        """Counts since the engine began, and gauges of this moment: their name, labels and value."""
+        return metrics_of(EngineStats.of(self.llm_engine))
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of vLLM's methods that are not served why they are not."""
+        raise AttributeError(f"LLM has no {name!r}{method_not_served(name)}")
+
+    def _shown(self, output: Any) -> RequestOutput:
+        return beams_as_output(self.get_tokenizer(), output) if isinstance(output, BeamSearchOutput) else output
+
     def _adapters_list(
         self, wanted: LoRARequest | Sequence[LoRARequest | None] | None, count: int
     ) -> list[LoRARequest | None]:
         """One for each prompt, all of them loaded."""
-        if wanted is None or isinstance(wanted, LoRARequest):
-            adapters: list[LoRARequest | None] = [wanted] * count
-        elif isinstance(wanted, Sequence) and all(one is None or isinstance(one, LoRARequest) for one in wanted):
-            adapters = list(wanted)
-        else:
-            raise RequestError(f"lora_request must be a LoRARequest or a list of them and None, not {wanted!r}")
-        if len(adapters) != count:
-            raise RequestError(f"{count} prompts, but {len(adapters)} lora_requests: give one, or one for each.")
+        adapters = one_for_each("lora_request", wanted, (LoRARequest, type(None)), count)
         for adapter in dict.fromkeys(adapters):  # before the engine is taken: others may generate meanwhile
             if adapter is not None and self.llm_engine.adapters is not None:
                 self.llm_engine.load_for(adapter)
-        return adapters
+        return [one and dataclasses.replace(one, load_inplace=False) for one in adapters]  # that has been done
 
-    def _params_list(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, wanted: int
-    ) -> list[SamplingParams]:
+    def _params_list(self, params: Params | Sequence[Params] | None, count: int) -> list[Params]:
         if params is None:
             params = self.get_default_sampling_params()
-        if isinstance(params, SamplingParams):
-            return [params] * wanted
-        if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-            raise RequestError(f"sampling_params must be SamplingParams or a list of them, not {params!r}")
-        if len(params) != wanted:
-            raise RequestError(f"{wanted} prompts, but {len(params)} sampling_params: give one, or one for each.")
-        return list(params)
+        return one_for_each("sampling_params", params, (SamplingParams, BeamSearchParams), count)
 
     def _run(
         self,

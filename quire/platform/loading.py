@@ -13,10 +13,10 @@ import torch
 
 from quire import kernels, pages
 from quire.config import EngineConfig, LoRAConfig, ModelConfig
-from quire.errors import AdapterError, CheckpointError, QuireError
+from quire.errors import AdapterError, CheckpointError, QuireError, UnsupportedModelError
 from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterBank, AdapterLibrary, AdapterReader, Residency
 from quire.models.base import CausalLM
-from quire.models.checkpoint import HUB_TEXTS, resolve_checkpoint, resolve_weights
+from quire.models.checkpoint import HUB_TEXTS, Hub, read_json, resolve_checkpoint, resolve_weights
 from quire.models.loader import load_model
 from quire.models.multimodal import VisionLanguageModel
 from quire.multimodal import FeatureCache, ImageProcessor, Preparer
@@ -82,7 +82,7 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
 
 def _load(config: EngineConfig, ring: Callable[[], object], device: torch.device) -> Parts:
     path = _checkpoint(config.model)
-    model = load_model(path, config.model.dtype, device, config.model.load_format)
+    model = _model(path, config.model, device)
     tokenizer = None
     if not config.model.skip_tokenizer_init:
         tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
@@ -99,7 +99,7 @@ def _load(config: EngineConfig, ring: Callable[[], object], device: torch.device
         rope_threshold=model.rope_threshold,
     )
     residency = Residency(config.lora, library) if library else None
-    eos_ids = eos_token_ids(path, tokenizer, model.vocab_size)
+    eos_ids = eos_token_ids(path, tokenizer, model.vocab_size, config.model.hf_overrides)
     return Parts(path, tokenizer, eos_ids, limits, pool, runner, eyes, library, residency, swap)
 
 
@@ -109,15 +109,16 @@ def _library(config: EngineConfig, model: CausalLM, ring: Callable[[], object]) 
     return AdapterLibrary(lora, reader, ring)
 
 
-def resolve_adapter(path: str, config: LoRAConfig) -> Path:
-    """An adapter's folder: a local one, or the hub's snapshot where `roots` does not forbid it.
+def resolve_adapter(path: str, config: LoRAConfig, model: ModelConfig | None = None) -> Path:
+    """An adapter's folder: a local one, or the hub's snapshot where `roots` does not forbid it. model: says how files
+    come from the hub.
 
     Raises AdapterError.
     """
     if config.roots is not None or os.path.exists(os.path.expanduser(path)):
         return Path(os.path.expanduser(path))  # which leaves "~nobody" as it is, where Path's would raise
     try:
-        return resolve_checkpoint(path, files=(CONFIG_FILE, WEIGHTS_FILE))
+        return resolve_checkpoint(path, files=(CONFIG_FILE, WEIGHTS_FILE), hub=_hub(model or ModelConfig()))
     except CheckpointError as error:
         raise AdapterError(str(error)) from None
 
@@ -142,6 +143,10 @@ def _eyes(
     return Eyes(sight, preparer, features, width * next(model.parameters()).element_size())
 
 
+def _hub(config: ModelConfig) -> Hub:
+    return Hub(config.download_dir, config.hf_token)
+
+
 def _checkpoint(config: ModelConfig) -> Path:
     if config.model is None:
         if config.revision is not None:
@@ -149,7 +154,21 @@ def _checkpoint(config: ModelConfig) -> Path:
         from quire.demo import model_path
 
         return model_path()
-    return resolve_weights(config.model, config.revision, config.load_format)
+    return resolve_weights(config.model, config.revision, config.load_format, _hub(config))
+
+
+def _model(path: Path, config: ModelConfig, device: torch.device) -> CausalLM:
+    try:
+        model = load_model(path, config.dtype, device, config.load_format, config.hf_overrides)
+    except UnsupportedModelError as error:
+        if config.trust_remote_code and "auto_map" in read_json(path / "config.json"):
+            raise UnsupportedModelError(
+                f"trust_remote_code=True: quire never runs code that comes with a checkpoint. {error}"
+            ) from error
+        raise
+    if config.trust_remote_code:
+        logger.warning("trust_remote_code=True: taken; this checkpoint needs no code of its own, and none is run")
+    return model
 
 
 def _tokenizer_path(config: ModelConfig, model_path: Path) -> Path:
@@ -158,7 +177,7 @@ def _tokenizer_path(config: ModelConfig, model_path: Path) -> Path:
     source = config.tokenizer or config.model
     if source is None:
         raise QuireError("tokenizer_revision: the bundled model has no revisions; leave it out.")
-    return resolve_checkpoint(source, config.tokenizer_revision, HUB_TEXTS)
+    return resolve_checkpoint(source, config.tokenizer_revision, HUB_TEXTS, _hub(config))
 
 
 def _max_model_len(wanted: int | None, model: CausalLM) -> int:

@@ -7,11 +7,45 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.platform.beam import BeamGroup, BeamSearchOutput, BeamSearchSequence, Hypothesis
-from quire.platform.detokenizer import decode_token
+from quire.platform.detokenizer import Detokenizer, decode_token
 from quire.platform.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.platform.request import Request, SequenceState
 from quire.platform.sampler import TopLogprobs
-from quire.platform.sampling_params import RequestOutputKind
+from quire.platform.sampling_params import RequestOutputKind, SamplingParams
+
+
+def beams_as_output(tokenizer: Any, output: BeamSearchOutput) -> RequestOutput:
+    """A beam search's result as `generate` returns it: its sequences, without the prompt, best first."""
+    prompt_ids = output.prompt_token_ids
+    completions = []
+    for index, beam in enumerate(output.sequences):
+        detokenizer = Detokenizer(tokenizer, prompt_ids, SamplingParams())
+        tokens = beam.tokens[len(prompt_ids) :]
+        for token in tokens:
+            detokenizer.append(token)
+        detokenizer.finish()
+        completions.append(
+            CompletionOutput(
+                index=index,
+                text=detokenizer.text,
+                token_ids=tokens,
+                cumulative_logprob=beam.cum_logprob,
+                logprobs=beam.logprobs,
+                finish_reason="stop" if beam.finish_reason == "stop" else "length",
+                stop_reason=beam.stop_reason,
+            )
+        )
+    if output.failure is not None and not completions:
+        completions = [CompletionOutput(0, "", [], finish_reason="error", stop_reason=str(output.failure))]
+    return RequestOutput(
+        request_id=output.request_id,
+        prompt=output.prompt,
+        prompt_token_ids=prompt_ids,
+        outputs=completions,
+        finished=True,
+        lora_request=output.lora_request,
+        failure=output.failure,
+    )
 
 
 class Results:
@@ -50,7 +84,12 @@ class Results:
 
     def _beams(self, request: Request, group: BeamGroup) -> BeamSearchOutput:
         return BeamSearchOutput(
-            request.request_id, [self._beam(h) for h in group.ended], request.shown_ids, request.failure
+            request.request_id,
+            [self._beam(h) for h in group.ended],
+            request.shown_ids,
+            request.failure,
+            request.prompt,
+            request.lora,
         )
 
     def _completions(self, request: Request, kind: RequestOutputKind) -> list[CompletionOutput]:

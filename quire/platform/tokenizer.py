@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from quire.errors import CheckpointError, RequestError
@@ -56,16 +57,22 @@ def _processor_template(path: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def eos_token_ids(path: str | Path, tokenizer: Any = None, vocab_size: int = _ANY_ID) -> frozenset[int]:
+def eos_token_ids(
+    path: str | Path,
+    tokenizer: Any = None,
+    vocab_size: int = _ANY_ID,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+) -> frozenset[int]:
     """The tokens that end a sequence: generation_config.json's (else config.json's) and the tokenizer's own.
 
-    One that is not in the model's vocabulary can never be drawn: it is left out, and the log says so. Raises
-    CheckpointError for a file that is no JSON, for an id that is no number, and where all ids are left out.
+    overrides: of config.json's fields; they outweigh both files. One that is not in the model's vocabulary can never be
+    drawn: it is left out, and the log says so. Raises CheckpointError for a file that is no JSON, for an id that is no
+    number, and where all ids are left out.
     """
     found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
+    for name in ("hf_overrides", "generation_config.json", "config.json"):
         file = Path(path) / name
-        config = _read_object(file) if file.is_file() else {}
+        config = overrides if name == "hf_overrides" else _read_object(file) if file.is_file() else {}
         check_token_ids(config, file)
         text = config.get("text_config")
         ids = config.get("eos_token_id", text.get("eos_token_id") if isinstance(text, dict) else None)

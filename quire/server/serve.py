@@ -11,14 +11,14 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from quire.config import ServerConfig
+from quire.config import LoRAConfig, ModelConfig, ServerConfig
 from quire.demo import ADAPTERS, adapter_path
 from quire.errors import QuireError
-from quire.platform.arguments import engine_config, recommended_sampling
+from quire.platform import from_vllm
+from quire.platform.arguments import check_generation_config, default_sampling, engine_config, load_chat_template
 from quire.platform.async_engine import AsyncEngine
 from quire.platform.loading import resolve_adapter
 from quire.platform.sampling_params import SamplingParams
@@ -63,7 +63,11 @@ class Module:
 
 @dataclass(frozen=True)
 class Task:
-    """What the options ask for. engine: arguments of `LLM`; server: fields of `ServerConfig`."""
+    """What the options ask for.
+
+    engine: arguments of `LLM`; server: fields of `ServerConfig`; vllm: of its options those that quire does not have,
+    and that ask for nothing else than what is done.
+    """
 
     engine: Mapping[str, Any]
     server: Mapping[str, Any]
@@ -73,13 +77,17 @@ class Task:
     log_format: str = "text"
     log_level: str = "info"
     access_log: bool = True
+    uvicorn_log_level: str | None = None
+    vllm: Mapping[str, Any] = field(default_factory=dict)
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def serve(task: Task) -> int:
     """Load, serve until a signal comes, and end in order. Returns the exit code; raises QuireError."""
     begun = time.monotonic()
-    configure(task.log_format == "json", task.log_level)
+    configure(task.log_format == "json", task.log_level, task.uvicorn_log_level)
+    if line := from_vllm.take("serve", task.vllm):
+        logger.info(line)
     threads = use_share()
     if threads is not None:
         logger.info("%d threads compute: as many as there are cores for this process", threads)
@@ -90,19 +98,22 @@ def serve(task: Task) -> int:
     if modules and task.engine.get("enable_lora") is False:
         raise QuireError("--lora-modules needs --enable-lora.")
     roots = tuple(str(root) for root in task.server.get("lora_roots") or ())
+    hub = engine_config(**{name: task.engine.get(name) for name in ("download_dir", "hf_token")}).model
+    check_generation_config(task.generation_config)
     config = engine_config(
         **{
             **task.engine,
             "enable_lora": bool(modules) or task.engine.get("enable_lora") or None,
-            "lora_roots": _readable(modules, roots) if roots or task.server.get("allow_runtime_lora") else None,
+            "lora_roots": _readable(modules, roots, hub) if roots or task.server.get("allow_runtime_lora") else None,
         }
     )
-    server = ServerConfig(**{**task.server, "lora_roots": roots, "chat_template": _template(task.chat_template)})
+    server = ServerConfig(
+        **{**task.server, "lora_roots": roots, "chat_template": load_chat_template(task.chat_template)}
+    )
     _check_address(server)
     metrics = Metrics()
     engine = AsyncEngine(config, metrics.on_step)
-    recommended = recommended_sampling(engine.core.path) if task.generation_config == "auto" else {}
-    sampling = {**recommended, **task.override_generation_config}
+    sampling = default_sampling(engine.core.path, task.generation_config, task.override_generation_config)
     server = replace(server, default_sampling=sampling)
     _check_sampling(sampling)
     app = create_app(engine, server, metrics, task.access_log)
@@ -117,25 +128,18 @@ def serve(task: Task) -> int:
     return _run(HttpServer(app, server), engine, server)
 
 
-def _readable(modules: Sequence[Module], roots: tuple[str, ...]) -> tuple[str, ...]:
-    """The folders that the engine may read adapters from: the roots, and what was named at the start."""
+def _readable(modules: Sequence[Module], roots: tuple[str, ...], hub: ModelConfig) -> tuple[str, ...]:
+    """The folders that the engine may read adapters from: the roots, and what was named at the start.
+
+    hub: says how files come from there.
+    """
     folders = list(roots)
     for module in modules:
-        folder = resolve_adapter(module.path, engine_config(enable_lora=True).lora)
+        folder = resolve_adapter(module.path, LoRAConfig(enabled=True), hub)
         folders.append(str(folder.resolve()))
         # A snapshot of the hub's is a folder of links.
         folders += {str(file.resolve().parent) for file in folder.glob("adapter_*")}
     return tuple(dict.fromkeys(folders))
-
-
-def _template(given: str | None) -> str | None:
-    """A file's text, or the text itself where it is a template on the command line."""
-    if given is None or "{" in given:
-        return given
-    try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise QuireError(f"--chat-template {given}: cannot be read ({error}).") from None
 
 
 def _check_sampling(sampling: Mapping[str, Any]) -> None:

@@ -16,9 +16,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from quire.errors import QuireError
+from quire.platform.from_vllm import check
 from quire.server.api.logs import configure
 from quire.server.serve_settings import GROUPS, Kind, Setting, Target, settings
-from quire.server.serve_words import Words
+from quire.server.serve_words import BESIDE, Words
 from quire.server.terminal import INTERRUPTED, ended_by, errors_in_one_line
 
 logger = logging.getLogger("quire.server")
@@ -35,7 +37,8 @@ _METAVARS = {
     Kind.TEXT: "TEXT", Kind.WHOLE: "N", Kind.NUMBER: "N", Kind.SIZE: "N", Kind.TEXTS: "TEXT...", Kind.OBJECT: "JSON",
     Kind.LIMITS: "image=N",
 }  # fmt: skip
-_OTHER_VARIABLES = {"QUIRE_KERNELS", "QUIRE_ISA", "QUIRE_CONFIG"}
+_OF_VLLM = "quire.of_vllm"  # where a context keeps options of vLLM's
+_OTHER_VARIABLES = {"QUIRE_KERNELS", "QUIRE_ISA", "QUIRE_CONFIG", "VLLM_USE_MODELSCOPE"}
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -47,11 +50,15 @@ class ServeCommand(TyperCommand):
         self.rich_markup_mode = None  # whose tables cut long names
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = Words(self.params)
         try:
-            words = Words(self.params).as_click_takes_them(args)
+            taken = words.as_click_takes_them(args)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-        return super().parse_args(ctx, words)
+        ctx.meta[_OF_VLLM] = {}
+        left = super().parse_args(ctx, taken)
+        ctx.meta[_OF_VLLM].update(words.of_vllm)  # after the file's
+        return left
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Arguments"):
@@ -93,6 +100,29 @@ def _option(setting: Setting) -> Any:
     return typer.Option(*flags, help=setting.help, envvar=variables)
 
 
+def _of_vllm(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of vLLM's that were given, each checked. Raises BadParameter for one that is refused."""
+    wanted = {name: value for name, value in ((name, _plain(one)) for name, one in given.items()) if value is not None}
+    for name, value in wanted.items():
+        try:
+            check("serve", name, value)
+        except QuireError as error:
+            raise typer.BadParameter(f"--{name.replace('_', '-')}: {error}") from None
+    return wanted
+
+
+def _plain(given: Any) -> Any:
+    """What a word means: a number, a JSON value, None, or itself."""
+    if not isinstance(given, str):
+        return given
+    if given in ("", "None", "null"):
+        return None
+    try:
+        return json.loads(given)
+    except ValueError:
+        return given
+
+
 def _read_config(context: typer.Context, path: str | None) -> str | None:
     """Take a YAML file's values as defaults of the options."""
     if path is None:
@@ -111,6 +141,10 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
     defaults: dict[str, Any] = {}
     for key, value in given.items():
         name = names.get(str(key).replace("_", "-"))
+        of_vllm = str(key).replace("-", "_")
+        if name is None and of_vllm in BESIDE:
+            context.meta[_OF_VLLM][of_vllm] = value
+            continue
         if name is None:
             raise typer.BadParameter(f"{path}: there is no option {key!r}.")
         several = getattr(known[name], "multiple", False)
@@ -211,6 +245,7 @@ def serve(context: typer.Context, **given: Any) -> None:
     if is_flag and words is not None and words != model:
         raise typer.BadParameter(f"MODEL is {words!r} and --model {model!r}: give one of them.")
     _check_environment()
+    of_vllm = _of_vllm(context.meta[_OF_VLLM])
     wanted: dict[Target, dict[str, Any]] = {target: {} for target in Target}
     for setting in settings():
         value = _value(setting, given[setting.name])
@@ -218,15 +253,17 @@ def serve(context: typer.Context, **given: Any) -> None:
             wanted[setting.target][setting.destination] = tuple(value) if _is_tuple(setting) else value
     task = wanted[Target.TASK]
     access_log = not task.pop("disable_access_log", False)
-    further = {name: value.lower() if name.startswith("log_") else value for name, value in task.items()}
-    configure(further.get("log_format") == "json", further.get("log_level", "info"))
+    further = {name: value.lower() if "log_" in name else value for name, value in task.items()}
+    configure(further.get("log_format") == "json", further.get("log_level", "info"), further.get("uvicorn_log_level"))
     logger.info("loading %s", words or model or "the bundled model")
     # Process 1 of a container would ignore SIGTERM. The server has handlers of its own for both, once it runs.
     with errors_in_one_line(), ended_by({signal.SIGINT: INTERRUPTED, signal.SIGTERM: 0}):
         from quire.server import serve as command  # which takes seconds
 
         engine = {**wanted[Target.ENGINE], "model": words or model}
-        code = command.serve(command.Task(engine, wanted[Target.SERVER], access_log=access_log, **further))
+        code = command.serve(
+            command.Task(engine, wanted[Target.SERVER], access_log=access_log, vllm=of_vllm, **further)
+        )
     raise typer.Exit(code)
 
 

@@ -108,6 +108,9 @@ _MODEL = (
     Setting("exact_products", _SWITCH, "On a GPU: bits that do not depend on the batch (the default), or cuBLAS."),
     Setting("max_model_len", _SIZE, "Most tokens of prompt and answer.", shown="the model's"),
     Setting("enforce_eager", _SWITCH, "Never replay recorded steps."),
+    Setting("download_dir", _TEXT, "Where the hub's files are kept.", metavar="FOLDER"),
+    Setting("hf_token", _TEXT, "For the hub; without a value: the one that is stored.", metavar="TOKEN"),
+    Setting("hf_overrides", _OBJECT, "Fields of config.json that are to have other values."),
     Setting("trust_remote_code", _SWITCH, "No code that comes with a checkpoint is run; see docs/from-vllm.md."),
 )  # fmt: skip
 
@@ -115,8 +118,12 @@ _CHAT = (
     Setting("chat_template", _TEXT, "A file with a Jinja template, or the template.", _TASK),
     Setting("response_role", _TEXT, "The role of answers.", _SERVER),
     Setting(
-        "generation_config", _TEXT, "auto: sampling as the checkpoint recommends; vllm: the API's defaults.", _TASK,
-        shown="auto", choices=("auto", "vllm"),
+        "generation_config",
+        _TEXT,
+        "auto: sampling as the checkpoint recommends; vllm: the API's defaults; or a folder with a "
+        "generation_config.json.",
+        _TASK,
+        shown="auto",
     ),
     Setting("override_generation_config", _OBJECT, 'Defaults of sampling: {"temperature": 0.5}.', _TASK),
     Setting(
@@ -218,6 +225,14 @@ _LOGS = (
     Setting(
         "log_level", _TEXT, "debug, info, warning or error.", _TASK, shown="info",
         choices=("debug", "info", "warning", "error"),
+    ),
+    Setting(
+        "uvicorn_log_level",
+        _TEXT,
+        "Of the lines about requests alone.",
+        _TASK,
+        shown="--log-level's",
+        choices=("critical", "error", "warning", "info", "debug", "trace"),
     ),
     Setting(
         "disable_access_log", _SWITCH, "No line for each request.", _TASK, flags=("--disable-uvicorn-access-log",)

@@ -8,8 +8,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.platform.from_vllm import beside
+from quire.platform.vllm_names import SHORT
+
+BESIDE = {one.name: one for one in beside("serve")}
+_FLAGS = {name: f"--{name.replace('_', '-')}" for name in BESIDE}
+_OF_VLLM = {
+    **{flag: name for name, flag in _FLAGS.items()},
+    **{f"--no-{flag[2:]}": name for name, flag in _FLAGS.items() if BESIDE[name].switch},
+    **{short: name for name, short in SHORT.items() if name in BESIDE},
+}  # by flag
+
 _BOOLEANS = {"true": True, "false": False}
 _MODULES = "--lora-modules"
+_TOKEN = "--hf-token"  # which may be without a value
 
 
 @dataclass
@@ -24,7 +36,8 @@ class Words:
     """Reads the words of a command line by the command's parameters.
 
     It takes underscores for hyphens in the names of options; several values after an option that may be repeated;
-    true or false after a switch; and --option.key value for a key of an option that is a JSON object.
+    true or false after a switch; and --option.key value for a key of an option that is a JSON object. Options that only
+    vLLM has are taken out, into `of_vllm`.
     """
 
     def __init__(self, params: Sequence[Any]) -> None:
@@ -34,6 +47,7 @@ class Words:
         self._left: list[str] = []
         self._objects: dict[str, dict[str, Any]] = {}
         self._has_model = False
+        self.of_vllm: dict[str, Any] = {}  # options that vLLM has and quire has not
 
     def as_click_takes_them(self, args: Sequence[str]) -> list[str]:
         """Raises ValueError, with what is wrong, where a word could be meant in two ways."""
@@ -61,7 +75,9 @@ class Words:
         name, equals, value = word.partition("=")
         name = name.replace("_", "-") if name.startswith("--") else name
         option = self._by_flag.get(name)
-        if option is None and "." in name and name.split(".")[0] in self._by_flag:
+        if option is None and (name in _OF_VLLM or name.split(".")[0] in _OF_VLLM):
+            self._beside(name, equals, value)
+        elif option is None and "." in name and name.split(".")[0] in self._by_flag:
             self._key(name, value if equals else self._next(name))
         elif option is None:
             self._read.append(name + equals + value)
@@ -69,8 +85,23 @@ class Words:
             self._switch(name, option, equals, value)
         elif getattr(option, "multiple", False):
             self._several(name, [value] if equals else [])
+        elif name == _TOKEN and not equals and (not self._left or self._left[0].startswith("-")):
+            self._read += [name, "true"]
         else:
             self._read += [name + equals + value] if equals else [name, self._next(name)]
+
+    def _beside(self, name: str, equals: str, value: str) -> None:
+        """An option of vLLM's: what it asks for is looked at later."""
+        flag, _, key = name.partition(".")
+        one = BESIDE[_OF_VLLM[flag]]
+        if not one.switch:
+            value = value if equals else self._next(name)
+            self.of_vllm[one.name] = {key: value} if key else value
+            return
+        if not equals and self._left and self._left[0].lower() in _BOOLEANS:
+            value = self._left.pop(0)
+        on = _BOOLEANS.get(value.lower(), True)
+        self.of_vllm[one.name] = on is not flag.startswith("--no-")
 
     def _next(self, name: str) -> str:
         if not self._left:

@@ -131,7 +131,16 @@ ENGINE = {
     "revision of a directory": ({"revision": "v1"}, "has no revision 'v1'"),
     "tokenizer revision of a directory": ({"tokenizer_revision": "v1"}, "has no revision 'v1'"),
     "max_logprobs": ({"max_logprobs": -7}, "max_logprobs=-7"),
-    "remote code": ({"trust_remote_code": True}, "never runs code"),
+    "code in an override": ({"hf_overrides": {"auto_map": {"AutoModel": "a.B"}}}, "none is ever run"),
+    "a function as override": ({"hf_overrides": lambda config: config}, "no code is taken"),
+    "an override that the model has not": ({"hf_overrides": {"rope_thetaa": 1.0}}, "has no 'rope_thetaa'"),
+    "an override that is no JSON": ({"hf_overrides": {"rope_theta": object()}}, "must be JSON values"),
+    "the hub's folder as a number": ({"download_dir": 5}, "download_dir=5"),
+    "the hub's token as a number": ({"hf_token": 5}, "hf_token"),
+    "sampling's folder": ({"generation_config": "/nowhere"}, "generation_config='/nowhere'"),
+    "a template that is not there": ({"chat_template": "/nowhere.jinja"}, "cannot be read"),
+    "two devices": ({"tensor_parallel_size": 2}, "tensor_parallel_size=2: one process computes"),
+    "videos": ({"limit_mm_per_prompt": {"image": 1, "video": 1}}, "no other media"),
     "model length": ({"max_model_len": 10_000}, "positions for 256"),
     "no block": ({"kv_cache_memory_bytes": 10}, "not one block"),
     "block size": ({"block_size": 0}, "block_size=0"),
@@ -149,8 +158,8 @@ def test_engine_settings(tiny_path, name):
 
 
 def test_an_unknown_setting_is_not_ignored(tiny_path):
-    with pytest.raises(TypeError, match="tensor_parallel"):
-        LLM(str(tiny_path), tensor_parallel_size=2)
+    with pytest.raises(TypeError, match="unknown argument: max_model_length; did you mean max_model_len"):
+        LLM(str(tiny_path), max_model_length=2)
 
 
 def test_beam_search_draws_nothing():

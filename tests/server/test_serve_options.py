@@ -174,7 +174,6 @@ def test_flags_may_be_taken_back(served: Served) -> None:
         (("--port", "x"), "--port"),
         (("--limit-mm-per-prompt", "[1]"), "--limit-mm-per-prompt"),
         (("--override-generation-config", "{"), "--override-generation-config"),
-        (("--generation-config", "mine"), "--generation-config"),
         (("--log-level", "loud"), "--log-level"),
         (("--log-format", "xml"), "--log-format"),
         (("--no-such-flag",), "--no-such-flag"),
@@ -188,12 +187,13 @@ def test_a_flag_that_is_wrong(served: Served, args: tuple[str, ...], word: str) 
 @pytest.mark.parametrize(
     ("args", "word"),
     [
-        (("--trust-remote-code",), "trust_remote_code"),
+        (("--hf-overrides", '{"auto_map": {}}'), "auto_map"),
+        (("--generation-config", "mine"), "generation_config"),
         (("--lora-modules", "a=/nothing/here"), "/nothing/here"),
         (("--lora-modules", "a"), "--lora-modules"),
         (("--override-generation-config", '{"temperatur": 1}'), "temperatur"),
         (("--override-generation-config", '{"temperature": -1}'), "temperature"),
-        (("--chat-template", "/nothing/here.jinja"), "--chat-template"),
+        (("--chat-template", "/nothing/here.jinja"), "chat_template"),
         (("--ssl-keyfile", "key.pem"), "ssl_certfile"),
         (("--port", "99999"), "99999"),
         (("--unload-timeout", "-1"), "unload_timeout"),

@@ -10,6 +10,8 @@ from typing import Any
 # What a LogRecord has of itself; the rest was given with extra=...
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 
+_LEVELS = {"trace": logging.DEBUG}  # uvicorn's, that Python does not have
+
 
 class _Lines(logging.Formatter):
     """One line each, with its facts as name=value."""
@@ -35,8 +37,11 @@ def _shown(value: Any) -> str:
     return text if text.isprintable() and " " not in text else repr(text)
 
 
-def configure(as_json: bool, level: str) -> None:
-    """Let quire's and asyncio's loggers write to standard error."""
+def configure(as_json: bool, level: str, access_level: str | None = None) -> None:
+    """Let quire's and asyncio's loggers write to standard error.
+
+    access_level: of the lines about requests, which uvicorn writes in vLLM; None: as the others.
+    """
     handler = logging.StreamHandler(sys.stderr)
     if as_json:
         from pythonjsonlogger.json import JsonFormatter
@@ -53,3 +58,5 @@ def configure(as_json: bool, level: str) -> None:
         logger.handlers[:] = [handler]
         logger.setLevel(level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+    access = logging.getLogger("quire.server.access")
+    access.setLevel(logging.NOTSET if access_level is None else _LEVELS.get(access_level, access_level.upper()))

@@ -1,0 +1,400 @@
+"""Programs for vLLM with nothing changed but the import and the model.
+
+What its pages of 0.6.6 show is called here, with the same arguments; what is refused is in docs/from-vllm.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import io
+from argparse import Namespace
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+from PIL import Image
+
+import quire
+from quire import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLMEngine,
+    BeamSearchParams,
+    EngineArgs,
+    FlexibleArgumentParser,
+    LLMEngine,
+    LoRARequest,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    TextPrompt,
+    TokensPrompt,
+    load_chat_template,
+)
+from quire.demo import adapter_path, picture_path
+from quire.errors import EngineClosedError
+from quire.platform.engine_metrics import Counter, Gauge
+from quire.server import serve
+from tests.server.api_server import ONE_THREAD, ServerProcess
+from tests.server.test_serve_options import Served
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = ["Hello, my name is", "Once upon a time", "The star is", "One day, a red circle"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+SEEN = "<|user|><|image|>How many shapes are there?<|end|><|assistant|>"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Served:
+    return Served(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def picture() -> Image.Image:
+    return Image.open(picture_path())
+
+
+# -- in a program -----------------------------------------------------------------------------------------------------
+
+
+def test_the_quickstart(plain_model: Path) -> None:
+    sampling_params = SamplingParams(temperature=0.8, top_p=0.95)
+    llm = LLM(model=str(plain_model), gpu_memory_utilization=0.4, enable_chunked_prefill=True, swap_space=4)
+    outputs = llm.generate(PROMPTS, sampling_params)
+    assert [output.prompt for output in outputs] == PROMPTS
+    assert all(len(output.outputs[0].token_ids) == 16 and output.outputs[0].text for output in outputs)
+
+
+def test_beam_search_through_generate(llm: LLM) -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=6)
+    [output, other] = llm.generate(["Once upon a time", TokensPrompt(prompt_token_ids=[300, 301])], params)
+    searched = llm.beam_search(["Once upon a time"], params)[0]
+    assert isinstance(output, RequestOutput) and output.finished
+    assert (output.prompt, other.prompt) == ("Once upon a time", None)
+    for completion, beam in zip(output.outputs, searched.sequences, strict=True):
+        assert beam.text is not None and beam.text.endswith("Once upon a time" + completion.text)
+        assert list(completion.token_ids) == beam.tokens[len(output.prompt_token_ids) :]
+        assert completion.cumulative_logprob == beam.cum_logprob and completion.finish_reason == beam.finish_reason
+    both = llm.generate(["Once upon a time"] * 2, [params, GREEDY])
+    assert both[0].outputs[0].text == output.outputs[0].text
+    assert both[1].outputs[0].text == llm.generate("Once upon a time", GREEDY)[0].outputs[0].text
+
+
+def test_chat_shows_the_rendered_prompt(llm: LLM, picture: Image.Image, tmp_path: Path) -> None:
+    conversation = [{"role": "user", "content": "Who are you?"}]
+    [output] = llm.chat(conversation, sampling_params=GREEDY, use_tqdm=False)
+    assert output.prompt == "<|bos|><|user|>Who are you?<|end|><|assistant|>"
+    assert llm.get_tokenizer().encode(output.prompt, add_special_tokens=False) == list(output.prompt_token_ids)
+    several = llm.chat(messages=[conversation] * 3, sampling_params=GREEDY, use_tqdm=True)
+    assert [one.outputs[0].text for one in several] == [output.outputs[0].text] * 3
+    seen = [{"role": "user", "content": [{"type": "image_pil", "image_pil": picture}, {"type": "text", "text": "Hi"}]}]
+    assert llm.chat(seen, GREEDY, use_tqdm=False)[0].prompt == "<|bos|><|user|><|image|>Hi<|end|><|assistant|>"
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+    custom = load_chat_template(chat_template=str(file))
+    assert llm.chat(conversation, GREEDY, chat_template=custom, use_tqdm=False)[0].prompt == "Who are you?"
+
+
+def test_an_llm_has_a_template_and_a_sampling(chat_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.5, "top_k": 7}')
+    llm = LLM(
+        str(chat_model),
+        num_gpu_blocks_override=32,
+        chat_template="{{ messages[0]['content'] }}",
+        generation_config=str(tmp_path),
+        override_generation_config={"top_k": 9},
+    )
+    assert llm.chat([{"role": "user", "content": "ab"}], GREEDY, use_tqdm=False)[0].prompt == "ab"
+    params = llm.get_default_sampling_params()
+    assert (params.temperature, params.top_k) == (0.5, 9)
+    assert dataclasses.replace(params, temperature=0.7).top_k == 9
+
+
+def test_the_lora_page() -> None:
+    llm = LLM(enable_lora=True, num_gpu_blocks_override=256)
+    sampling_params = SamplingParams(temperature=0, max_tokens=24, stop=["[/assistant]"])
+    request = LoRARequest("sql_adapter", 1, adapter_path("shout"))
+    adapted = llm.generate(PROMPTS[:2], sampling_params, lora_request=request)
+    plain = llm.generate(PROMPTS[:2], sampling_params)
+    assert [one.outputs[0].text for one in adapted] != [one.outputs[0].text for one in plain]
+    assert (request.name, request.path, request.adapter_id) == ("sql_adapter", str(adapter_path("shout")), 1)
+    # Another folder under the same name, in its place.
+    french = LoRARequest("sql_adapter", 1, adapter_path("french"), load_inplace=True, base_model_name="quire-demo")
+    replaced = llm.generate(PROMPTS[:2], sampling_params, lora_request=french)
+    assert [one.outputs[0].text for one in replaced] != [one.outputs[0].text for one in adapted]
+    [info] = llm.list_lora_adapters()
+    assert info.path == str(adapter_path("french"))
+
+
+def test_lora_requests_have_vllms_fields() -> None:
+    assert LoRARequest("a", 1, lora_local_path="x").lora_path == "x"
+    assert LoRARequest("a", 1, "", lora_local_path="x", long_lora_max_len=None).lora_path == "x"
+    assert LoRARequest("a", 1, "x", tensorizer_config_dict=None, is_3d_lora_weight=False) == LoRARequest("a", 1, "x")
+    for wrong in (
+        {"lora_local_path": "y"},
+        {"long_lora_max_len": 8192},
+        {"tensorizer_config_dict": {}},
+        {"is_3d_lora_weight": True},
+        {"load_inplace": 1},
+        {"base_model_name": 5},
+    ):
+        with pytest.raises(quire.RequestError, match=next(iter(wrong))):
+            LoRARequest("a", 1, "x", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(quire.RequestError, match="needs lora_path"):
+        LoRARequest("a", 1, load_inplace=True)
+
+
+def test_the_multi_lora_example() -> None:
+    engine = LLMEngine.from_engine_args(
+        EngineArgs(
+            enable_lora=True, max_loras=1, max_lora_rank=8, max_cpu_loras=2, max_num_seqs=256, tensor_parallel_size=1
+        )
+    )
+    scored = SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1, max_tokens=8, stop_token_ids=[303])
+    drawn = SamplingParams(temperature=0.8, top_k=5, presence_penalty=0.2, max_tokens=8)
+    waiting: list[tuple[str, SamplingParams, LoRARequest | None]] = [
+        (PROMPTS[0], scored, None),
+        (PROMPTS[1], drawn, None),
+        (PROMPTS[2], scored, LoRARequest("sql-lora", 1, adapter_path("shout"))),
+        (PROMPTS[2], scored, LoRARequest("sql-lora2", 2, adapter_path("french"))),
+    ]
+    finished, number = {}, 0
+    while waiting or engine.has_unfinished_requests():
+        if waiting:
+            prompt, sampling_params, lora_request = waiting.pop(0)
+            engine.add_request(str(number), prompt, sampling_params, lora_request=lora_request)
+            number += 1
+        finished.update({output.request_id: output for output in engine.step() if output.finished})
+    assert sorted(finished) == ["0", "1", "2", "3"]
+    assert finished["2"].outputs[0].text != finished["3"].outputs[0].text
+    assert finished["0"].prompt_logprobs is not None
+
+
+def test_the_vision_page(llm: LLM, picture: Image.Image) -> None:
+    one = TextPrompt(prompt=SEEN, multi_modal_data={"image": picture})
+    [alone] = llm.generate(one, GREEDY)
+    batch = llm.generate([dict(one), {"prompt": SEEN, "multi_modal_data": {"image": [picture]}}], GREEDY)
+    assert [output.outputs[0].text for output in batch] == [alone.outputs[0].text] * 2
+    buffer = io.BytesIO()
+    picture.convert("RGB").save(buffer, format="PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    message: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "Describe these."}]}
+    for _ in range(2):
+        message["content"].append({"type": "image_url", "image_url": {"url": url}})
+    assert llm.chat([message], GREEDY)[0].finished
+
+
+def test_the_vision_examples_arguments(picture: Image.Image) -> None:
+    llm = LLM(
+        trust_remote_code=True,
+        max_model_len=256,
+        max_num_seqs=2,
+        limit_mm_per_prompt={"image": 1},
+        disable_mm_preprocessor_cache=False,
+        enforce_eager=True,
+        dtype="auto",
+    )
+    assert llm.generate({"prompt": SEEN, "multi_modal_data": {"image": picture}}, GREEDY)[0].finished
+    with pytest.raises(quire.RequestError, match="1 are allowed"):
+        llm.generate({"prompt": SEEN + SEEN, "multi_modal_data": {"image": [picture, picture]}}, GREEDY)
+
+
+def test_engine_arguments_from_a_command_line(plain_model: Path) -> None:
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(description="a demonstration"))
+    line = ["--model", str(plain_model), "--max_num_seqs", "3", "--num-gpu-blocks-override=32", "--enforce_eager"]
+    args = parser.parse_args([*line, "--tensor-parallel-size", "1", "--no-enable-prefix-caching", "--dtype", "float32"])
+    assert isinstance(args, Namespace)
+    made = EngineArgs.from_cli_args(args)
+    assert (made.max_num_seqs, made.enforce_eager, made.enable_prefix_caching, made.quantization) == (
+        3,
+        True,
+        False,
+        None,
+    )
+    for llm in (LLM(**dataclasses.asdict(made)), LLM.from_engine_args(made)):
+        assert llm.llm_engine.config.scheduler.max_num_seqs == 3 and llm.generate("ab", GREEDY, use_tqdm=False)
+    assert "secret" not in repr(EngineArgs(hf_token="secret"))
+    with pytest.raises(quire.QuireError, match="tensor_parallel_size=2"):
+        LLMEngine.from_engine_args(EngineArgs(tensor_parallel_size=2))
+    with pytest.raises(TypeError, match="max_model_length"):
+        EngineArgs(max_model_length=5)
+
+
+def test_metrics(plain_model: Path) -> None:
+    llm = LLM(str(plain_model), num_gpu_blocks_override=32, disable_log_stats=False)
+    llm.generate(["abcdefgh", "b"], GREEDY, use_tqdm=False)
+    metrics = {(metric.name, *metric.labels.values()): metric for metric in llm.get_metrics()}
+    assert len(metrics) == len(llm.get_metrics())
+    generated, blocks = metrics[("vllm:generation_tokens",)], metrics[("quire_kv_cache_blocks",)]
+    assert isinstance(generated, Counter) and generated.value == 16
+    assert isinstance(blocks, Gauge) and blocks.value == 32
+    assert metrics[("vllm:num_requests_running",)].value == 0  # type: ignore[attr-defined]
+
+
+def test_what_is_not_served_says_so(llm: LLM) -> None:
+    with pytest.raises(ImportError, match="generates text"):
+        from quire import PoolingParams  # noqa: F401
+    with pytest.raises(ImportError, match="plug-in package"):
+        from quire import ModelRegistry  # noqa: F401
+    with pytest.raises(AttributeError, match="generates text"):
+        llm.embed(PROMPTS)
+    with pytest.raises(AttributeError, match="no 'nothing'"):
+        llm.nothing()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = quire.nothing
+    assert not hasattr(llm, "classify")
+
+
+# -- the asynchronous engine ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def async_engine(plain_model: Path) -> Iterator[tuple[AsyncLLMEngine, asyncio.AbstractEventLoop]]:
+    arguments = AsyncEngineArgs(
+        model=str(plain_model), num_gpu_blocks_override=64, disable_log_requests=True, enable_log_requests=False
+    )
+    engine, loop = AsyncLLMEngine.from_engine_args(arguments), asyncio.new_event_loop()
+    yield engine, loop
+    engine.shutdown()
+    loop.close()
+
+
+async def texts(engine: AsyncLLMEngine, prompt: Any, params: Any, request_id: str) -> list[str]:
+    return [output.outputs[0].text async for output in engine.generate(prompt, params, request_id)]
+
+
+def test_the_async_engine_answers(async_engine: Any) -> None:
+    engine, loop = async_engine
+
+    async def run() -> None:
+        alone = await texts(engine, "abc", GREEDY, "1")
+        assert len(alone) == 8 and all(longer.startswith(one) for one, longer in pairwise(alone))
+        delta = dataclasses.replace(GREEDY, output_kind=RequestOutputKind.DELTA)
+        among = await asyncio.gather(*(texts(engine, "abc", delta, f"2-{place}") for place in range(3)))
+        assert {"".join(parts) for parts in among} == {alone[-1]}
+        beams = [output async for output in engine.generate("abc", BeamSearchParams(beam_width=2, max_tokens=3), "3")]
+        assert len(beams) == 1 and len(beams[0].outputs) == 2 and beams[0].finished
+        await engine.check_health()
+        assert engine.is_running and not engine.errored and await engine.get_tokenizer() is not None
+
+    loop.run_until_complete(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
+def test_who_waits_for_an_aborted_request_is_told(async_engine: Any, kind: RequestOutputKind) -> None:
+    engine, loop = async_engine
+    endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, output_kind=kind)
+
+    async def run() -> None:
+        outputs = []
+        async for output in engine.generate("ab", endless, "long"):
+            outputs.append(output)
+            if len(outputs) == 2:
+                await engine.abort("long")
+                await engine.abort(["long", "never"])
+        last = outputs[-1]
+        assert last.finished and last.outputs[0].finish_reason == "abort"
+        assert sum(one.finished for one in outputs) == 1
+        if kind is RequestOutputKind.DELTA:
+            assert last.outputs[0].text == ""
+        assert not engine.engine.core.has_unfinished_requests() or await asyncio.sleep(0.5) is None
+        assert not engine.engine.core.has_unfinished_requests()
+        # Before it was read.
+        begun = asyncio.ensure_future(texts(engine, "ab", endless, "soon"))
+        await asyncio.sleep(0)
+        await engine.abort("soon")
+        assert len(await begun) == 1
+
+    loop.run_until_complete(asyncio.wait_for(run(), 60))
+
+
+def test_what_the_async_engine_refuses(async_engine: Any) -> None:
+    engine, loop = async_engine
+
+    async def run() -> None:
+        with pytest.raises(quire.RequestError, match="priority"):
+            async for _ in engine.generate("ab", GREEDY, "4", priority=3):
+                pass
+        with pytest.raises(quire.RequestError, match="the prompt is empty"):
+            await texts(engine, [], GREEDY, "5")
+        with pytest.raises(quire.AdapterError, match="enable_lora"):
+            await engine.add_lora(LoRARequest("a", 1, "x"))
+
+    loop.run_until_complete(asyncio.wait_for(run(), 60))
+    with pytest.raises(quire.QuireError, match="enable_log_requests=True"):
+        AsyncLLMEngine.from_engine_args(AsyncEngineArgs(enable_log_requests=True))
+    with pytest.raises(TypeError, match="stat_loggers"):
+        AsyncLLMEngine.from_engine_args(AsyncEngineArgs(), stat_loggers=[print])
+
+
+def test_a_shutdown_ends_who_waits(plain_model: Path) -> None:
+    async def run() -> None:
+        engine = AsyncLLMEngine.from_engine_args(EngineArgs(model=str(plain_model), num_gpu_blocks_override=64))
+        endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        with pytest.raises(EngineClosedError):
+            async for _ in engine.generate("ab", endless, "1"):
+                engine.shutdown()
+        assert engine.is_stopped and not engine.errored
+        with pytest.raises(EngineClosedError):
+            await engine.check_health()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+def test_command_lines_of_the_pages(served: Served) -> None:
+    task = served("NousResearch/Meta-Llama-3-8B-Instruct", "--dtype", "auto", "--api-key", "token-abc123")
+    assert (task.engine["dtype"], task.server["api_keys"]) == ("auto", ("token-abc123",))
+    task = served("M", "--task", "generate", "--trust-remote-code", "--max-model-len", "4096",
+                  "--limit-mm-per-prompt", "image=2")  # fmt: skip
+    assert (task.engine["max_model_len"], task.engine["limit_mm_per_prompt"]) == (4096, {"image": 2})
+    task = served("M", "--trust-remote-code", "--enable-chunked-prefill", "--max_num_batched_tokens", "1024")
+    assert task.engine["max_num_batched_tokens"] == 1024 and task.vllm == {"enable_chunked_prefill": True}
+    task = served("M", "--enable-lora", "--lora-modules", "sql-lora=/somewhere/", "law=/elsewhere")
+    assert [serve.Module.parse(text).name for text in task.modules] == ["sql-lora", "law"]
+    task = served("SOME_MODEL", yaml='host: "127.0.0.1"\nport: 6379\nuvicorn-log-level: "info"\n')
+    assert (task.server["port"], task.uvicorn_log_level) == (6379, "info")
+    assert "task='embed'" in served.complaint("M", "--task", "embed")
+    assert "vllm" not in served("--chat-template", "./template.jinja").engine
+
+
+def test_the_server_pages_clients(demo: ServerProcess, client: OpenAI) -> None:
+    model = client.models.list().data[0].id
+    assert client.completions.create(model=model, prompt="San Francisco is a", max_tokens=7, temperature=0).choices
+    chat = client.chat.completions.create(
+        model=model,
+        messages=[
+            {"role": "system", "content": "You are a helpful assistant."},
+            {"role": "user", "content": "A joke."},
+        ],
+        max_tokens=4,
+        extra_headers={"x-request-id": "sentiment-classification-00001"},
+    )
+    assert chat._request_id == "sentiment-classification-00001"
+    with pytest.raises(BadRequestError, match="guided_choice"):
+        client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "Classify this."}],
+            extra_body={"guided_choice": ["positive", "negative"]},
+        )
+
+
+def test_the_kubernetes_page_starts(plain_model: Path) -> None:
+    line = [str(plain_model), "--trust-remote-code", "--enable-chunked-prefill", "--max_num_batched_tokens", "1024"]
+    more = ["--served-model-name", "one", "two", "-tp", "1", "--disable-log-requests", "--uvicorn-log-level", "warning"]
+    with ServerProcess(*line, *more, **ONE_THREAD, VLLM_API_KEY="secret") as server:
+        assert "enable_chunked_prefill=True, tensor_parallel_size=1, disable_log_requests=True" in server.log
+        assert "trust_remote_code=True: taken" in server.log
+        with server.http() as http:
+            assert http.get("/v1/models").status_code == 401
+        with server.client(api_key="secret") as client:
+            assert [model.id for model in client.models.list().data] == ["one", "two"]
+        assert "/v1/models" not in server.log  # its line is below the level
