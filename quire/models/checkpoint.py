@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quire.errors import CheckpointError
-from quire.models import strict_json
+from quire.models import smollm2, strict_json
 from quire.models.pickled import open_pickles
 from quire.models.safetensors_header import read_header
 
@@ -56,7 +56,7 @@ def resolve_checkpoint(
     """Return the local directory of a model: itself, or the hub's snapshot of `model`'s `files` at `revision`.
 
     A hub id is fetched once and then served from the cache; with HF_HUB_OFFLINE=1, from the cache only.
-    Whatever looks like a path is never sent to the hub. Raises CheckpointError.
+    Whatever looks like a path is never sent to the hub; `smollm2` is in a package. Raises CheckpointError.
     """
     name = os.fspath(model)
     # os.path's answer is no, where Path's may be an OSError: a name that is too long is no directory.
@@ -69,6 +69,10 @@ def resolve_checkpoint(
         raise CheckpointError(f"{name!r} is a file; give the directory that holds config.json and the weights.")
     if _looks_like_path(name):
         raise CheckpointError(f"{name!r}: there is no such directory.")
+    if name == smollm2.NAME:
+        if revision is not None:
+            raise CheckpointError(f"{name!r} comes from a package, which has no revision {revision!r}; leave it out.")
+        return smollm2.checkpoint_folder()
     if os.environ.get("VLLM_USE_MODELSCOPE", "").lower() in ("1", "true"):
         raise CheckpointError(
             f"{name!r}: VLLM_USE_MODELSCOPE is set, and models come from the Hugging Face hub or a directory alone."

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from quire.errors import QuireError
+from quire.models import smollm2
 
 _WEB = ("http://", "https://", "data:")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -64,7 +65,7 @@ def _check_prompt(word: str) -> None:
     """One word is the prompt, and not a model that was left without one."""
     way_out = "add a prompt, or '-' to read it from stdin, or --chat"
     # os.path's answer is no, where Path's may be an OSError: a long prompt is no name of a file
-    if word and os.path.isfile(os.path.join(word, "config.json")):
+    if word == smollm2.NAME or (word and os.path.isfile(os.path.join(word, "config.json"))):
         raise QuireError(f"{word} is a model: {way_out}.")
     if _HUB_ID.fullmatch(word):
         raise QuireError(f"{word} looks like a model's name: {way_out}. (As a prompt: echo {word} | quire run)")
