@@ -2,6 +2,9 @@
 #             (IMAGE= asks without a picture, LORAS= without adapters)
 # make test   the same set-up, then all tests that need no GPU; make test-gpu: those that do
 #
+# make test-clients    a server of the bundled model, called by the packages that people call such servers with; they
+#             are fetched from PyPI and npm into .clients
+#
 # PYTHON=python3.12 chooses the interpreter; VENV=dir another place for the environment.
 # On Linux, PyPI's torch brings gigabytes of CUDA packages: TORCH_INDEX offers a build for the CPU first.
 
@@ -17,7 +20,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: run test test-gpu lint bench clean setup
+.PHONY: run test test-clients test-gpu lint bench clean setup
 .DEFAULT_GOAL := run
 
 run: $(READY)
@@ -31,6 +34,9 @@ test-gpu: $(READY)
 	QUIRE_DEVICE=cuda $(BIN)/python -m pytest tests/platform/test_engine_parity.py tests/platform/test_promise.py \
 	  tests/multimodal/test_vision_parity.py tests/multimodal/test_image_promise.py tests/lora/test_adapter_parity.py \
 	  tests/lora/test_adapter_promise.py tests/lora/test_vision_adapter_parity.py
+
+test-clients: $(READY)
+	$(BIN)/python clients/run.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -56,5 +62,5 @@ $(READY): $(SOURCES)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis quire/kernels/_C*.so
+	rm -rf $(VENV) .clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis quire/kernels/_C*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

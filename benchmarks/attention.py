@@ -23,6 +23,7 @@ from quire.kernels import native
 SHAPES = [(16, 8, 64), (32, 8, 128), (16, 16, 64), (14, 2, 64)]
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
 STREAMS, CONTEXT, BLOCK = 16, 3500, 16
+BUFFER = 1 << 26  # float32 numbers, which no cache holds
 
 
 def best_of(
@@ -72,7 +73,7 @@ def sdpa_call(shape: tuple[int, int, int], dtype: torch.dtype, tokens: int) -> C
 def decode_table(rounds: int, clock: Callable[[], float]) -> None:
     print(f"\nDecode: {STREAMS} streams, {CONTEXT} tokens of context, blocks of {BLOCK}")
     print(f"{'H,G,D':>10} {'dtype':>9} {'ms':>8} {'GB/s':>7} {'read rate':>10} {'share':>6}")
-    buffer = torch.ones(1 << 26)
+    buffer = torch.ones(BUFFER)
     row = torch.ones(1 << 12)
     for shape in SHAPES:
         for dtype in DTYPES:

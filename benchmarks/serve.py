@@ -29,10 +29,11 @@ from typing import Any
 import psutil
 
 from quire import LLM, SamplingParams
-from quire.server.bench import VOCABULARY, Requests, workload
+from quire.server.bench import Requests, workload_for
 
 IDLE_STREAMS = 200
 SECONDS = 10  # over which idleness is watched
+COUNTS = (32, 64)  # requests of `throughput`
 
 
 @dataclass
@@ -137,8 +138,8 @@ def generate(llm: LLM, requests: Requests, salt: str) -> float:
 def throughput(model: str, rounds: int) -> None:
     llm = LLM(model)
     with Server(model) as server:
-        for count in (32, 64):
-            requests = workload(count, 0, vocab=min(VOCABULARY, llm.llm_engine.limits.vocab_size))
+        for count in COUNTS:
+            requests = workload_for(llm, count)
             warm = [(ids[:32], 4) for ids, _ in requests]
             generate(llm, warm, "warm")
             asyncio.run(together(server, warm, "warm", True))
@@ -174,10 +175,13 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def sweep(model: str, rates: Sequence[float], count: int, out: Path) -> None:
     rows = []
+    llm = LLM(model)  # says which token ids a prompt of text may have
+    drawn = {rate: workload_for(llm, count, int(rate * 100)) for rate in rates}
+    warm = workload_for(llm, 4, 1, output=(4, 4))
+    del llm
     with Server(model) as server:
-        asyncio.run(together(server, workload(4, 1, output=(4, 4)), "warm", True))
-        for rate in rates:
-            requests = workload(count, int(rate * 100))
+        asyncio.run(together(server, warm, "warm", True))
+        for rate, requests in drawn.items():
             begin = time.perf_counter()
             timings = asyncio.run(arriving(server, requests, rate, f"sweep-{rate}"))
             seconds = time.perf_counter() - begin
@@ -256,7 +260,7 @@ def idle(model: str, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
+    parser.add_argument("model", help="a directory or hub id")
     parser.add_argument("--case", choices=("throughput", "sweep", "idle", "all"), default="all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1, 2, 3, 4, 6])
