@@ -9,35 +9,12 @@ import torch
 from torch import nn
 
 from quire.contracts import ForwardContext, KVCache, KVSpec
-from quire.errors import UnsupportedModelError
+from quire.models.fields import check_fields, refuse
 from quire.models.layers import Linear
-from quire.models.layers.rotary import rope_parameters
+from quire.models.layers.rotary import check_rope, rope_parameters
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-# Configuration fields that change the arithmetic, with the values under which they do not. A class that
-# implements one names it in `supported_fields`; otherwise any other value is refused: it must never be
-# ignored.
-NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "is_encoder_decoder": (False, None),
-    "is_causal": (True, None),
-    "add_cross_attention": (False, None),
-    "is_heterogeneous": (False, None),
-    "sliding_window": (None,),
-    "attention_chunk_size": (None,),
-    "no_rope_layers": (None, []),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
-    "logit_scale": (None, 1.0),
-    "logits_scaling": (None, 1.0),
-    "embedding_multiplier": (None, 1.0),
-    "residual_multiplier": (None, 1.0),
-    "attention_multiplier": (None,),
-    "use_qk_norm": (False, None),
-    "qk_layernorm": (False, None),
-    "dual_chunk_attention_config": (None,),
-}
 
 # Fields by what their values must be, wherever a configuration has them: what is left out, or null, is another
 # matter. Name -> the largest that is taken (a damaged number must not build layers until the memory is gone).
@@ -90,7 +67,7 @@ class CausalLM(nn.Module):
     checkpoint_transposed: Sequence[str] = ()
     # Parameter -> whose tensor it shares if tie_word_embeddings is set:
     tied_weights: Mapping[str, str] = {}
-    # Fields of NEUTRAL_VALUES that the class implements:
+    # Configuration fields that the class implements, of those that `fields.py` refuses:
     supported_fields: ClassVar[frozenset[str]] = frozenset()
     # What the weights were read from; the loader sets it (`Checkpoint.stamp`).
     read_from: tuple[tuple[str, int, int, int], ...] = ()
@@ -105,12 +82,8 @@ class CausalLM(nn.Module):
         """Raise UnsupportedModelError for a value that makes no sense, and for a field that changes the arithmetic
         and is not implemented."""
         _check_values(config)
-        for field, neutral in NEUTRAL_VALUES.items():
-            if field not in cls.supported_fields and getattr(config, field, neutral[0]) not in neutral:
-                refuse(config, field, f"served only with {' or '.join(map(repr, neutral))}")
-        layer_types = getattr(config, "layer_types", None)
-        if "layer_types" not in cls.supported_fields and set(layer_types or ()) - {"full_attention"}:
-            refuse(config, "layer_types", "every layer must be 'full_attention'")
+        check_fields(config, cls.supported_fields)
+        check_rope(config, cls.supported_fields)
 
     @property
     def vocab_size(self) -> int:
@@ -183,10 +156,4 @@ def _is_number(value: Any, zero: bool) -> bool:
     return bool(value > 0 or (zero and value == 0))
 
 
-def refuse(config: PretrainedConfig, field: str, reason: str, value: Any = None) -> None:
-    """Raise the error for a configuration field whose value (`value`, if the field is none of config's) is not
-    served."""
-    value = getattr(config, field, value)
-    raise UnsupportedModelError(
-        f"config.json: {field}={value!r} of a {config.model_type!r} model is not served: {reason}."
-    )
+__all__ = ["CausalLM", "refuse"]

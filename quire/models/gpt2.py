@@ -10,7 +10,7 @@ reorder_and_upcast_attn asks for sums in float32, which the kernels always keep.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -31,6 +31,9 @@ class GPT2LMHeadModel(CausalLM):
     checkpoint_ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",)
     # Written by a layer that multiplies from the other side ("Conv1D").
     checkpoint_transposed = (r"transformer\.h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight",)
+    supported_fields: ClassVar = frozenset(
+        {"scale_attn_weights", "scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"}
+    )
     tied_weights: Mapping[str, str] = {"lm_head.weight": "transformer.wte.weight"}
 
     def __init__(self, config: PretrainedConfig) -> None:

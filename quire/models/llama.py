@@ -9,7 +9,7 @@ tie_word_embeddings, vocab_size, max_position_embeddings, and the rotary ones (s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from quire.contracts import ForwardContext, KVCache, KVSpec
 from quire.errors import UnsupportedModelError
 from quire.models.base import CausalLM
 from quire.models.layers import (
+    ROTARY_FIELDS,
     Embedding,
     Linear,
     MergedLinear,
@@ -43,6 +44,7 @@ class Biases(NamedTuple):
 
 class LlamaForCausalLM(CausalLM):
     tied_weights: Mapping[str, str] = {"lm_head.weight": "model.embed_tokens.weight"}
+    supported_fields: ClassVar = ROTARY_FIELDS | {"attention_bias", "mlp_bias"}
     checkpoint_ignored = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def __init__(self, config: PretrainedConfig) -> None:

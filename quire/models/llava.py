@@ -27,6 +27,7 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         (r"(?:model\.)?(multi_modal_projector\..+|image_newline)", r"\1"),
     )
 
+    supported_fields: ClassVar = frozenset({"projector_hidden_act", "multimodal_projector_bias"})
     published_parts: ClassVar = {
         "vision_tower": ("vision_tower.vision_model", "model.vision_tower.vision_model", "model.vision_tower"),
         "multi_modal_projector": ("multi_modal_projector", *["model.multi_modal_projector"] * 2),

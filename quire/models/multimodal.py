@@ -13,6 +13,7 @@ from quire import registry
 from quire.contracts import ForwardContext, ImageLayout, KVCache, MediaItem
 from quire.errors import UnsupportedModelError
 from quire.models.base import CausalLM, refuse
+from quire.models.fields import check_fields
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -49,7 +50,8 @@ class VisionLanguageModel(CausalLM):
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
-        """The text model checks its own part."""
+        """Checks what is not the text model's, which checks its own part."""
+        check_fields(config, cls.supported_fields)
 
     def image_layout(self, inputs: ImageInputs) -> ImageLayout:
         """What an image takes in a prompt. Raises ValueError when it does not fit the model."""

@@ -11,7 +11,7 @@ tie_word_embeddings and _remove_final_layer_norm.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
@@ -31,6 +31,9 @@ POSITION_OFFSET = 2
 class OPTForCausalLM(CausalLM):
     # Checkpoints saved from the bare model, and the oldest ones, leave out parts of the prefix.
     checkpoint_renames = ((r"decoder\.(.+)", r"model.decoder.\1"),)
+    supported_fields: ClassVar = frozenset(
+        {"do_layer_norm_before", "_remove_final_layer_norm", "enable_bias", "layer_norm_elementwise_affine"}
+    )
     tied_weights: Mapping[str, str] = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
 
     def __init__(self, config: PretrainedConfig) -> None:

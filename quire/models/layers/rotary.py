@@ -16,7 +16,7 @@ width (`mrope_section`, in frequencies of each). The three are one number for te
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,19 @@ if TYPE_CHECKING:
 # 131072 positions would take 64 MB and a second at start-up. A page is always made whole, by a call of one
 # shape, so that a row's bits do not depend on when it was made.
 _PAGE = 2048
+
+# What a class that turns by a RotaryEmbedding implements, for its `supported_fields`.
+ROTARY_FIELDS = frozenset(
+    {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+)
+# What a RotaryEmbedding, or transformers' functions for it, take of the rotary parameters.
+ROPE_KEYS = frozenset({
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+    "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
+    "low_freq_factor", "high_freq_factor", "mrope_section",
+})  # fmt: skip
+# What transformers' functions do not look at, in any model.
+SILENT_ROPE_KEYS = frozenset({"finetuned"})
 
 # (inverse frequencies [R / 2] float32, factor on cosine and sine)
 Frequencies = tuple[torch.Tensor, float]
@@ -155,6 +168,22 @@ def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
     parameters.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
     parameters.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None) or 1.0)
     return parameters
+
+
+def check_rope(config: PretrainedConfig, supported: Collection[str]) -> None:
+    """Refuse a rotary parameter that a RotaryEmbedding would ignore, unless `supported` has it.
+
+    supported: of a class, where such a field is called "rope_parameters.mrope_interleaved". Raises
+    UnsupportedModelError, which names the parameter.
+    """
+    for field, value in rope_parameters(config).items():
+        if field in ROPE_KEYS or field in SILENT_ROPE_KEYS or f"rope_parameters.{field}" in supported:
+            continue
+        if value is not None and value is not False:
+            raise UnsupportedModelError(
+                f"config.json: {field}={value!r} among the rotary parameters of a {config.model_type!r} model is not "
+                "served, and leaving it out of account would give wrong answers."
+            )
 
 
 def _axes(parameters: dict[str, Any], frequencies: int) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from torch import nn
 from quire.contracts import KVSpec
 from quire.models.base import CausalLM, refuse
 from quire.models.layers import (
+    ROTARY_FIELDS,
     Embedding,
     LayerNorm,
     Linear,
@@ -25,6 +26,7 @@ from quire.models.layers import (
 
 class Starcoder2ForCausalLM(CausalLM):
     tied_weights: Mapping[str, str] = {"lm_head.weight": "model.embed_tokens.weight"}
+    supported_fields = ROTARY_FIELDS | {"use_bias", "norm_epsilon"}
 
     def __init__(self, config):
         super().__init__(config)

@@ -1,0 +1,207 @@
+"""No configuration field that changes the arithmetic is ignored: the tables against the installed transformers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tiny
+import transformers
+from transformers.modeling_rope_utils import RopeParameters
+
+from quire import registry
+from quire.errors import UnsupportedModelError
+from quire.models import fields
+from quire.models.layers.rotary import ROPE_KEYS, ROTARY_FIELDS, SILENT_ROPE_KEYS
+
+LLAMA, QWEN2, OPT, GPT2 = tiny.TABLE
+KNOWN = {*fields.OTHERS, *fields.NEUTRAL_VALUES, *fields.EVERYWHERE, *fields.SILENT, *ROTARY_FIELDS, "layer_types"}
+
+
+def unknown(sources: Iterator[str]) -> set[str]:
+    """The fields of all configuration classes whose names say that they matter, and that no table has."""
+    found: set[str] = set()
+    for source in sources:
+        for node in ast.walk(ast.parse(source)):
+            for part in node.body if isinstance(node, ast.ClassDef) else []:
+                if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+                    found.add(part.target.id)
+                elif isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                    found.update(argument.arg for argument in (*part.args.args, *part.args.kwonlyargs))
+    matter = {name for name in found if fields.WORDS.search(name) and not fields.TRAINING_WORDS.search(name)}
+    return matter - KNOWN
+
+
+def sources() -> Iterator[str]:
+    root = Path(transformers.__file__).parent
+    files = [*sorted(root.glob("models/*/configuration_*.py")), root / "configuration_utils.py"]
+    assert len(files) > 300
+    return (file.read_text(encoding="utf-8") for file in files)
+
+
+def test_every_field_of_transformers_is_in_a_table() -> None:
+    """A new one is to be implemented, or to be put where it belongs in `quire/models/fields.py`."""
+    assert sorted(unknown(sources())) == []
+
+
+def test_the_walk_sees_a_new_field() -> None:
+    new = "class C:\n    rope_twist: float = 1.0\n    hidden_size: int = 8\n    attention_dropout: float = 0.0\n"
+    old = "class C:\n    def __init__(self, attn_twist=None, vocab_size=5, *, qk_twist=1): ...\n"
+    assert unknown(iter([new, old])) == {"rope_twist", "attn_twist", "qk_twist"}
+
+
+def test_every_rotary_parameter_of_transformers_is_in_a_table() -> None:
+    """What its functions read, a RotaryEmbedding has; what single models read beside, is refused."""
+    assert set(RopeParameters.__annotations__) <= ROPE_KEYS
+    source = (Path(transformers.__file__).parent / "modeling_rope_utils.py").read_text(encoding="utf-8")
+    read = set(re.findall(r"rope_parameters(?:_dict)?(?:\[|\.get\()\s*['\"](\w+)['\"]", source))
+    assert len(read) > 5
+    assert read <= ROPE_KEYS | SILENT_ROPE_KEYS | {"full_attention", "sliding_attention"}
+
+
+def config_of(architecture: str, **settings: Any) -> Any:
+    kind, base, _ = tiny.TABLE[architecture]
+    config = getattr(transformers, kind)(**base)
+    vars(config).update(settings)  # past transformers' checks of types
+    return config
+
+
+def check(architecture: str, config: Any) -> None:
+    registry.resolve([architecture]).check_config(config)
+
+
+@pytest.mark.parametrize("architecture", [LLAMA, QWEN2, OPT, GPT2])
+def test_what_a_class_does_not_implement_is_refused(architecture: str) -> None:
+    served = registry.resolve([architecture]).supported_fields
+    check(architecture, config_of(architecture))
+    taken = []
+    for field in sorted(fields.OTHERS - served):
+        if field in config_of(architecture).attribute_map:
+            continue
+        try:
+            fields.check_fields(config_of(architecture, **{field: 7}), served)
+            taken.append(field)
+        except UnsupportedModelError as error:
+            assert f"{field}=7" in str(error)
+        for value in fields.NEUTRAL:
+            fields.check_fields(config_of(architecture, **{field: value}), served)
+    assert not taken
+
+
+def test_what_a_class_says_that_it_implements_is_in_a_table() -> None:
+    for row in registry.BUILT_IN:
+        assert registry.resolve([row.architecture]).supported_fields <= KNOWN
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"qk_norm_twist": True}, "qk_norm_twist=True"),
+        ({"rope_ratio": 2.0}, "rope_ratio=2.0"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention='all'"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier=0.22"),
+        ({"routed_scaling_factor": 2.5}, "routed_scaling_factor=2.5"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ({"alibi": True}, "alibi=True"),
+        ({"parallel_attn": True}, "parallel_attn=True"),
+    ],
+)
+def test_fields_that_a_llama_does_not_have(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=re.escape(named)):
+        check(LLAMA, config_of(LLAMA, **settings))
+
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"mrope_section": [1, 1, 2], "mrope_interleaved": True}, "mrope_interleaved=True"),
+        ({"alpha": 1000.0}, "alpha=1000.0"),
+        ({"llama_4_scaling_beta": 0.1}, "llama_4_scaling_beta=0.1"),
+        ({"xdrope_section": [1, 1, 1, 1]}, "xdrope_section"),
+        ({"short_mscale": 1.2}, "short_mscale=1.2"),
+        ({"full_attention": dict(ROPE), "sliding_attention": dict(ROPE)}, "full_attention="),
+    ],
+)
+@pytest.mark.parametrize("architecture", [LLAMA, QWEN2])
+def test_rotary_parameters_that_would_be_ignored(architecture, parameters, named) -> None:
+    with pytest.raises(UnsupportedModelError, match=re.escape(named)):
+        check(architecture, config_of(architecture, rope_parameters={**ROPE, **parameters}))
+
+
+def test_neutral_rotary_parameters_are_taken() -> None:
+    check(
+        LLAMA, config_of(LLAMA, rope_parameters={**ROPE, "mrope_interleaved": False, "alpha": None, "finetuned": True})
+    )
+
+
+def test_a_class_may_implement_a_rotary_parameter() -> None:
+    class Interleaved(registry.resolve([QWEN2])):
+        supported_fields = registry.resolve([QWEN2]).supported_fields | {"rope_parameters.mrope_interleaved"}
+
+    Interleaved.check_config(config_of(QWEN2, rope_parameters={**ROPE, "mrope_interleaved": True}))
+
+
+def test_qwen3_vls_rotation_is_refused(tmp_path: Path) -> None:
+    """It says so by one more rotary parameter; without it, the axes would be those of Qwen2-VL."""
+    text = {**tiny._LLAMA, "rope_parameters": {**ROPE, "mrope_section": [1, 1, 2], "mrope_interleaved": True}}
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2}
+    config = transformers.Qwen2VLConfig(vision_config=vision, text_config=text, image_token_id=5)
+    with pytest.raises(UnsupportedModelError, match="mrope_interleaved=True"):
+        registry.resolve(["Qwen2VLForConditionalGeneration"])(config)
+
+
+# As published, but for sizes.
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "SmolLM2": (LLAMA, {
+        "attention_bias": False, "attention_dropout": 0.0, "initializer_range": 0.02, "is_llama_config": True,
+        "mlp_bias": False, "pretraining_tp": 1, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 1e5,
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}, "use_cache": True,
+    }),
+    "Llama 3.1": (LLAMA, {
+        "rope_theta": 5e5, "pretraining_tp": 1, "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+            "rope_type": "llama3",
+        },
+    }),
+    "Yarn-Llama-2": (LLAMA, {"rope_scaling": {
+        "factor": 16.0, "original_max_position_embeddings": 64, "type": "yarn", "finetuned": True,
+    }}),
+    "Yi": (LLAMA, {"rope_scaling": None, "sliding_window": None, "attention_bias": False, "pad_token_id": 0}),
+    "Qwen2.5": (QWEN2, {
+        "attention_dropout": 0.0, "max_window_layers": 21, "rope_theta": 1e6, "sliding_window": 32768,
+        "use_mrope": False, "use_sliding_window": False, "rms_norm_eps": 1e-6,
+    }),
+    "OPT": (OPT, {
+        "_remove_final_layer_norm": False, "activation_dropout": 0.0, "attention_dropout": 0.0, "dropout": 0.1,
+        "do_layer_norm_before": True, "init_std": 0.02, "layerdrop": 0.0, "prefix": "</s>",
+    }),
+    "Galactica": (OPT, {
+        "enable_bias": False, "layer_norm_elementwise_affine": False, "learned_embeddings": True,
+        "scale_embeddings": False, "layerdrop": 0.0,
+    }),
+    "GPT-2": (GPT2, {
+        "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1, "n_ctx": 1024, "summary_activation": None,
+        "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+        "summary_use_proj": True, "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configurations_are_taken(name: str) -> None:
+    architecture, published = PUBLISHED[name]
+    kind, base, _ = tiny.TABLE[architecture]
+    check(architecture, getattr(transformers, kind).from_dict({**base, **published}))
+
+
+def test_a_field_without_a_value_is_none() -> None:
+    """`vars` of a configuration has more than its file: what is private there is nobody's setting."""
+    fields.check_fields(SimpleNamespace(model_type="x", _attn_implementation="sdpa", rope_ratio=None), set())  # type: ignore[arg-type]
