@@ -3,8 +3,9 @@
 A .bin file is a pickle beside raw numbers (https://pytorch.org/docs/stable/notes/serialization.html). The process
 (`quire.models.confined`) runs the pickle and says where each tensor's numbers lie; the numbers themselves are read from
 the file by this process, as those of a safetensors file are. So nothing is converted, copied or left behind, and what
-the pickle could do at its worst is to describe other tensors. Only of files written before torch 1.6, which are no zip
-archives, the numbers are copied once, into a temporary file without a name.
+the pickle could do at its worst is to describe other tensors. Only where the system does not say where something is
+mapped (it is no Linux), and of files from before torch 1.6, which are no zip archives, the numbers are copied once,
+into a temporary file without a name.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _BYTES_A_SECOND = 20_000_000  # of a file that has to be read whole, on a slow d
 _ROOM = 512 << 20  # bytes beside what is in the file
 _TORCH = 1 << 30  # bytes that torch itself may take
 _ALIGNMENT = 64  # bytes
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)  # nothing of it is written, so no memory need be kept for it
 _ZIP = b"PK\x03\x04"
 
 
@@ -65,7 +67,7 @@ class PickledFile:
         self.shapes = {name: stored.shape for name, stored in tensors.items()}
         size = os.fstat(file.fileno()).st_size
         # Private and writable, as torch wants a buffer; nobody writes.
-        self._map = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE) if size else None
+        self._map = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE | _NO_RESERVE) if size else None
 
     def keys(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -163,13 +165,35 @@ def describe(descriptor: int, copy: Copy) -> dict[str, Any]:
         if is_zip:
             _check_archive(file)
         file.seek(0)
-        path = f"/proc/self/fd/{descriptor}"
-        if is_zip and os.path.exists(path) and sys.byteorder == "little":
-            mapped = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            regions = _regions(os.fstat(descriptor))
-            return {"copied": False, "tensors": {n: _place(n, t, regions) for n, t in _state_dict(mapped).items()}}
+        if is_zip and (tensors := _described_in_place(descriptor)) is not None:
+            return {"copied": False, "tensors": tensors}
         read = torch.load(file, map_location="cpu", weights_only=True)
         return {"copied": True, "tensors": {n: copy.place(t) for n, t in _state_dict(read).items()}}
+
+
+def _described_in_place(descriptor: int) -> dict[str, list[Any]] | None:
+    """The tensors of an archive, and where in it their numbers are; None where the system does not say."""
+    path = f"/proc/self/fd/{descriptor}"
+    if not os.path.exists(path) or sys.byteorder != "little":
+        return None
+    mapped = _state_dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    regions = _regions(descriptor, path)
+    tensors = {}
+    for name, tensor in mapped.items():
+        address = tensor.data_ptr()
+        inside = [offset + address - first for first, end, offset in regions if first <= address < end]
+        start = inside[0] if inside else 0
+        if tensor.numel() and not (inside and _is_there(tensor, descriptor, start)):
+            return None
+        tensors[name] = _place(tensor, start)
+    return tensors
+
+
+def _is_there(tensor: torch.Tensor, descriptor: int, start: int) -> bool:
+    """Whether the file has a tensor's first numbers there: what says so is not its loader, but the system."""
+    count = min(_extent(tensor.shape, tensor.stride()), 64)
+    first = tensor.detach().as_strided((count,), (1,)).contiguous().view(torch.uint8).numpy().tobytes()
+    return os.pread(descriptor, len(first), start) == first
 
 
 def _check_archive(file: Any) -> None:
@@ -203,26 +227,22 @@ def _state_dict(loaded: object) -> dict[str, torch.Tensor]:
     return loaded
 
 
-def _regions(status: os.stat_result) -> list[tuple[int, int, int]]:
-    """Where a file is mapped: [(first address, end, offset in the file)]."""
+def _regions(descriptor: int, path: str) -> list[tuple[int, int, int]]:
+    """Where a file is mapped: [(first address, end, offset in the file)].
+
+    By its name or its inode: file systems in layers show another device here, some another inode too.
+    """
+    name, inode = os.readlink(path), str(os.fstat(descriptor).st_ino)
     regions = []
-    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, _, offset, where, inode = line.split()[:5]
-        if int(inode) == status.st_ino and where == device:
+        addresses, _, offset, _, number, *shown = line.split(maxsplit=5)
+        if number == inode or shown == [name]:
             first, end = (int(address, 16) for address in addresses.split("-"))
             regions.append((first, end, int(offset, 16)))
     return regions
 
 
-def _place(name: str, tensor: torch.Tensor, regions: Sequence[tuple[int, int, int]]) -> list[Any]:
-    start = 0
-    if tensor.numel():
-        address = tensor.data_ptr()
-        inside = [offset + address - first for first, end, offset in regions if first <= address < end]
-        if not inside:
-            raise _RefusedError(f"the numbers of {name!r} are not in it")
-        start = inside[0]
+def _place(tensor: torch.Tensor, start: int) -> list[Any]:
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride()), start]
 
 
@@ -244,8 +264,8 @@ class Copy:
             self._file.flush()
             self._end += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
         first = self._starts[storage.data_ptr()] if tensor.numel() else 0
-        start = first + tensor.storage_offset() * tensor.element_size() if tensor.numel() else 0
-        return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), list(tensor.stride()), start]
+        start = first + int(tensor.storage_offset()) * tensor.element_size() if tensor.numel() else 0
+        return _place(tensor, start)
 
 
 def explain(error: Exception) -> str:

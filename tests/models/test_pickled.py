@@ -258,6 +258,29 @@ def test_quantized_tensors_are_refused(tmp_path):
     assert "a tensor of qint8 numbers" in refusal(tmp_path / "a.bin", saved({"a": tensor}))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="where a file is mapped, Linux alone says")
+@pytest.mark.parametrize("regions", [lambda found: [], lambda found: [(a, b, offset + 4096) for a, b, offset in found]])
+def test_where_the_system_does_not_say_where_numbers_are(tmp_path, monkeypatch, regions):
+    """Nothing is taken from a wrong place: they are copied."""
+    tensors = {"a": torch.arange(5000.0), "b": torch.arange(3000).view(30, 100).t(), "c": torch.empty(0)}
+    (tmp_path / "a.bin").write_bytes(saved(tensors))
+    found = pickled._regions
+
+    def described() -> tuple[dict, bytes]:
+        with (tmp_path / "a.bin").open("rb") as file, (tmp_path / "copy").open("wb") as copy:
+            return pickled.describe(file.fileno(), pickled.Copy(copy.fileno())), (tmp_path / "copy").read_bytes()
+
+    answer, data = described()
+    assert not answer["copied"] and not data
+    monkeypatch.setattr(pickled, "_regions", lambda *arguments: regions(found(*arguments)))
+    answer, data = described()
+    assert answer["copied"]
+    dtype, shape, stride, start = answer["tensors"]["b"]
+    assert (dtype, shape, stride) == ("int64", [100, 30], [1, 100])
+    copied = torch.frombuffer(bytearray(data), dtype=torch.int64, count=3000, offset=start)
+    assert torch.equal(copied, torch.arange(3000))
+
+
 def test_sizes_that_lie_take_no_memory(pickled_copy):
     """400 GB in a file of 700 bytes; and a view that would be as large, were it made real."""
     path = pickled_copy()
