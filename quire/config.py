@@ -214,6 +214,8 @@ class ServerConfig:
     default_sampling: SamplingParams that hold where a request says nothing.
     allow_runtime_lora: adapters may be loaded and unloaded over HTTP, from under `lora_roots` alone.
     enable_admin_routes: the engine may be put to sleep, woken up and its prefix cache be reset over HTTP.
+    lora_hub: of whom the hub's adapters may be taken: "owner", "owner/name", or "*" for all.
+    lora_resolver: with allow_runtime_lora, an adapter that a request names is loaded when it is first named.
     max_queue: sequences that may wait for those that run; more are answered with 429.
     max_request_bytes: of a body. max_prompts, max_n: of one request.
     max_connections: that may be open at once; as many as the limit of open files allows, where that is less.
@@ -244,6 +246,8 @@ class ServerConfig:
     allow_runtime_lora: bool = False
     enable_admin_routes: bool = False
     lora_roots: tuple[str, ...] = ()
+    lora_hub: tuple[str, ...] = ()
+    lora_resolver: bool = True
     max_queue: int = 1024
     max_request_bytes: int = 32 << 20
     max_prompts: int = 256
@@ -270,7 +274,7 @@ class ServerConfig:
         _of_type(str, metrics_prefix=self.metrics_prefix)
         _of_type(str, host=self.host, uds=self.uds, chat_template=self.chat_template, root_path=self.root_path)
         _of_type(bool, allow_runtime_lora=self.allow_runtime_lora, enable_admin_routes=self.enable_admin_routes)
-        _of_type(bool, log_probes=self.log_probes)
+        _of_type(bool, lora_resolver=self.lora_resolver, log_probes=self.log_probes)
         for name in (
             "header_timeout", "body_timeout", "timeout_keep_alive", "send_timeout", "unload_timeout",
             "shutdown_timeout", "step_timeout",

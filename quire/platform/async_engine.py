@@ -129,11 +129,6 @@ class AsyncEngine:
         """Whether the step loop has ended with an error."""
         return self._error is not None
 
-    @property
-    def num_accepted(self) -> int:
-        """Requests that are being answered, whatever state they are in."""
-        return self._accepted
-
     async def close(self, timeout: float = 0.0) -> None:
         """Take no more requests, let those that run finish for `timeout` seconds, end the rest, and stop.
 

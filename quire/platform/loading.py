@@ -39,6 +39,9 @@ from quire.platform.tokenizer import eos_token_ids, load_tokenizer
 
 logger = logging.getLogger("quire")
 
+_HUB_SECONDS = 10.0  # for what the hub says of a repository
+_MOST_CONFIG = 1 << 20  # bytes of an adapter_config.json
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -121,6 +124,50 @@ def resolve_adapter(path: str, config: LoRAConfig, model: ModelConfig | None = N
         return resolve_checkpoint(path, files=(CONFIG_FILE, WEIGHTS_FILE), hub=_hub(model or ModelConfig()))
     except CheckpointError as error:
         raise AdapterError(str(error)) from None
+
+
+class NotOnHubError(AdapterError):
+    """The hub has no such adapter, or cannot be asked."""
+
+
+def fetch_adapter(name: str, most_bytes: int, model: ModelConfig) -> Path:
+    """An adapter of the hub's: the folder of the snapshot that has its two files, and nothing else of it.
+
+    most_bytes: of its weights; they are not fetched where there are more. model: says how files come from the hub.
+    With HF_HUB_OFFLINE, from the cache only.
+    Raises NotOnHubError, and AdapterError for one that is not to be fetched.
+    """
+    import huggingface_hub
+
+    try:
+        revision = None
+        if not huggingface_hub.constants.HF_HUB_OFFLINE:
+            api = huggingface_hub.HfApi(token=model.hf_token)
+            info = api.model_info(name, files_metadata=True, timeout=_HUB_SECONDS)
+            _check_sizes(name, {file.rfilename: file.size for file in info.siblings or ()}, most_bytes)
+            revision = info.sha  # what was looked at is what is fetched
+        folder = huggingface_hub.snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=[CONFIG_FILE, WEIGHTS_FILE],
+            cache_dir=os.path.expanduser(model.download_dir) if model.download_dir else None,
+            token=model.hf_token,
+        )
+    except AdapterError:
+        raise
+    except Exception as error:  # the hub's, the network's or the disk's
+        kind = type(error).__name__
+        raise NotOnHubError(f"{name!r}: cannot be had from the Hugging Face hub ({kind}).") from error
+    return Path(folder)
+
+
+def _check_sizes(name: str, sizes: dict[str, int | None], most_bytes: int) -> None:
+    for file, most in ((CONFIG_FILE, _MOST_CONFIG), (WEIGHTS_FILE, most_bytes)):
+        size = sizes.get(file)
+        if size is None:
+            raise AdapterError(f"{name!r}: the hub has no {file} of it.")
+        if size > most:
+            raise AdapterError(f"{name!r}: {file} has {size:,} bytes on the hub, and the limit is {most:,}.")
 
 
 def _eyes(

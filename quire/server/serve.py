@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -99,12 +100,14 @@ def serve(task: Task) -> int:
         raise QuireError("--lora-modules needs --enable-lora.")
     roots = tuple(str(root) for root in task.server.get("lora_roots") or ())
     hub = engine_config(**{name: task.engine.get(name) for name in ("download_dir", "hf_token")}).model
+    modules = _found(modules, hub)
     check_generation_config(task.generation_config)
+    allowed = roots or task.server.get("lora_hub") or task.server.get("allow_runtime_lora")
     config = engine_config(
         **{
             **task.engine,
             "enable_lora": bool(modules) or task.engine.get("enable_lora") or None,
-            "lora_roots": _readable(modules, roots, hub) if roots or task.server.get("allow_runtime_lora") else None,
+            "lora_roots": _readable(modules, roots, hub if task.server.get("lora_hub") else None) if allowed else None,
         }
     )
     server = ServerConfig(
@@ -128,14 +131,23 @@ def serve(task: Task) -> int:
     return _run(HttpServer(app, server), engine, server)
 
 
-def _readable(modules: Sequence[Module], roots: tuple[str, ...], hub: ModelConfig) -> tuple[str, ...]:
-    """The folders that the engine may read adapters from: the roots, and what was named at the start.
+def _found(modules: Sequence[Module], hub: ModelConfig) -> list[Module]:
+    """Where they are: the hub's in its cache. hub: says how files come from there."""
+    anywhere = LoRAConfig(enabled=True)
+    return [replace(module, path=str(resolve_adapter(module.path, anywhere, hub))) for module in modules]
 
-    hub: says how files come from there.
+
+def _readable(modules: Sequence[Module], roots: tuple[str, ...], hub: ModelConfig | None) -> tuple[str, ...]:
+    """The folders that the engine may read adapters from: the roots, what was named at the start, and what comes from
+    the hub, where anything may.
     """
     folders = list(roots)
+    if hub is not None:
+        import huggingface_hub
+
+        folders.append(hub.download_dir or huggingface_hub.constants.HF_HUB_CACHE)
     for module in modules:
-        folder = resolve_adapter(module.path, LoRAConfig(enabled=True), hub)
+        folder = Path(module.path)
         folders.append(str(folder.resolve()))
         # A snapshot of the hub's is a folder of links.
         folders += {str(file.resolve().parent) for file in folder.glob("adapter_*")}

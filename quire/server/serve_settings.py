@@ -146,6 +146,14 @@ _LORA = (
         "allow_runtime_lora", _SWITCH, "Let adapters be loaded and unloaded over HTTP.", _SERVER,
         variables=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",),
     ),
+    Setting(
+        "lora_hub", _TEXTS, "Whose adapters may be taken from the hub over HTTP: OWNER, OWNER/NAME, or * for all.",
+        _SERVER, metavar="NAME",
+    ),
+    Setting(
+        "lora_resolver", _SWITCH, "With --allow-runtime-lora: load an adapter when it is first named (the default).",
+        _SERVER,
+    ),
     Setting("max_loras", _WHOLE, "Most adapters that steps can use."),
     Setting("max_cpu_loras", _WHOLE, "Most adapters in main memory."),
     Setting("max_lora_rank", _WHOLE, "A larger rank is refused."),

@@ -418,8 +418,21 @@ def test_a_folder_that_is_not_there(http: Any, adapter_root: Path, voices: dict[
     for path in (adapter_root / "nothing", file):
         error = refusal(http, LOAD, 404, lora_name="new", lora_path=str(path))
         assert error["param"] == "lora_path"
-    assert refusal(http, LOAD, lora_name="new", lora_path="french")["param"] == "lora_path"  # relative to what?
+    for name in ("../french", "./french", "~/french", "french/../french", "a/b/c/d", "french/", "\\french", "a b"):
+        assert refusal(http, LOAD, lora_name="new", lora_path=name)["param"] == "lora_path"
+    for name in ("nobody", "org/nobody", "french/nobody"):
+        assert refusal(http, LOAD, 404, lora_name="new", lora_path=name)["param"] == "lora_path"
     refusal(http, LOAD, 404, lora_name="new", lora_path=f"{adapter_root}/\0")
+
+
+def test_a_name_is_looked_for_under_the_roots(http: Any, llm: LLM, voices: dict[str, Path], loaded: list[str]) -> None:
+    """And vLLM's further field says nothing, or is refused."""
+    body = {"lora_name": "by-name", "lora_path": "french"}
+    assert refusal(http, LOAD, **body, is_3d_lora_weight=True)["param"] == "is_3d_lora_weight"
+    assert post(http, LOAD, **body, is_3d_lora_weight=False)["name"] == "by-name"
+    loaded.append("by-name")
+    assert answer_of(http, "by-name") == voice(llm, "french")
+    assert http.get("/v1/models/by-name").json()["root"] == str(voices["french"].resolve())
 
 
 def broken(root: Path, how: str) -> Path:

@@ -51,6 +51,15 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
+async def adapter_of(context: Context, request: Request, model: str | None) -> LoRARequest | None:
+    """What a request runs with that names this model; an adapter may be loaded for it. Raises ApiError 404."""
+    try:
+        return context.served.find(model)
+    except ApiError:
+        with context.engine.accepted(), context.place(1):
+            return await unless_gone(request, context.served.resolve(model))
+
+
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

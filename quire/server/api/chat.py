@@ -13,7 +13,7 @@ from quire.platform.async_engine import Output
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.intake import PromptType
 from quire.platform.outputs import CompletionOutput, RequestOutput
-from quire.server.api.answers import EventAnswer, Wanted, best
+from quire.server.api.answers import EventAnswer, Wanted, adapter_of, best
 from quire.server.api.body import JsonRoute
 from quire.server.api.context import Context, context_of, note, pass_over
 from quire.server.api.errors import ApiError, as_api_error
@@ -31,7 +31,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:  # 
     """Answer a conversation, pictures in it included."""
     context, asked = context_of(request), untyped(body)
     pass_over(request, check_fields(asked, REFUSED_IN_CHAT, context.config.unknown_fields == "warn"))
-    adapter = context.served.find(asked.model)
+    adapter = await adapter_of(context, request, asked.model)
     name = context.served.name_of(asked.model)
     note(request, model=name, user=asked.user or asked.safety_identifier)
     try:

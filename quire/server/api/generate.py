@@ -13,7 +13,7 @@ from quire.platform.async_engine import Output
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.intake import PromptType
 from quire.platform.outputs import RequestOutput
-from quire.server.api.answers import Answer, Wanted, best
+from quire.server.api.answers import Answer, Wanted, adapter_of, best
 from quire.server.api.body import JsonRoute
 from quire.server.api.context import Context, context_of, note, pass_over
 from quire.server.api.errors import ApiError, as_api_error
@@ -48,7 +48,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:  # type
     context, asked = context_of(request), untyped(body)
     pass_over(request, [name for name in _NOT_TOLD if getattr(asked, name) is not None])
     asked = asked.model_copy(update=dict.fromkeys(_NOT_TOLD))
-    adapter = context.served.find(asked.model)
+    adapter = await adapter_of(context, request, asked.model)
     note(request, model=context.served.name_of(asked.model), user=asked.user)
     wait = asked.wait is not False
     if asked.stream and not wait:

@@ -39,7 +39,7 @@ async def load(request: Request) -> JSONResponse:
     context = context_of(request)
     stats = context.engine.stats()
     return JSONResponse(
-        {"server_load": context.engine.num_accepted, "running": stats.running, "waiting": stats.waiting}
+        {"server_load": context.engine.num_requests, "running": stats.running, "waiting": stats.waiting}
     )
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from quire.config import ServerConfig
-from quire.errors import AdapterError, OutsideRootsError, QuireError
+from quire.errors import QuireError
 from quire.lora import LoRARequest
-from quire.lora.memory import allowed_folder
 from quire.platform.async_engine import AsyncEngine
 from quire.server.api.errors import ApiError
+from quire.server.api.places import Places
+from quire.server.api.resolver import Resolver
 from quire.server.api.schemas import LoadAdapterRequest, UnloadAdapterRequest
 
 _OWNER = "quire"
@@ -32,6 +31,28 @@ class Served:
         root = engine.core.config.model.model
         self._root = root or "quire-demo"
         self.names = config.served_model_names or (self._root,)
+        lora = engine.core.config.lora
+        self._places = Places(config, min(lora.host_bytes, lora.device_bytes), engine.core.config.model)
+        self._resolver: Resolver | None = None
+        if lora.enabled and config.allow_runtime_lora and config.lora_resolver:
+            self._resolver = Resolver(engine, self._places, self._is_part)
+
+    async def resolve(self, model: str | None) -> LoRARequest | None:
+        """As `find`; an adapter that is not loaded is looked for where adapters may come from, and loaded."""
+        try:
+            found = self.find(model)
+        except ApiError:
+            if model is None or self._resolver is None:
+                raise
+            await self._resolver.load(model)
+            return self.find(model)
+        if model is not None and self._resolver is not None:
+            self._resolver.used(model)
+        return found
+
+    def _is_part(self, name: str) -> bool:
+        """Whether a mixture needs an adapter."""
+        return any(name in dict(parts.adapters or ()) for parts in self._mixtures.values())
 
     def find(self, model: str | None) -> LoRARequest | None:
         """What a request runs with; None: the base model. Raises ApiError 404."""
@@ -77,11 +98,15 @@ class Served:
         """Load an adapter from under the allowed folders, or name a mixture. Raises ApiError and AdapterError."""
         if (body.lora_path is None) == (body.adapters is None):
             raise ApiError(400, "lora_path: give the adapter's folder here, or a mixture in adapters.", "lora_path")
+        if body.is_3d_lora_weight:
+            raise ApiError(
+                400, "is_3d_lora_weight: weights of several experts in one tensor are not served.", "is_3d_lora_weight"
+            )
         self._check_name(body)
         if body.adapters is not None:
             return self._mix(body)
         assert body.lora_path is not None
-        folder = await asyncio.to_thread(self._folder, body.lora_path)
+        folder = await asyncio.to_thread(self._places.folder, body.lora_path)
         report = await self._engine.load_lora_adapter(body.lora_name, str(folder), body.load_inplace)
         self._mixtures.pop(body.lora_name, None)
         self._name_parent(body)
@@ -103,23 +128,6 @@ class Served:
             raise ApiError(
                 400, f"lora_name: {body.lora_name!r} is loaded already; load_inplace replaces it.", "lora_name"
             )
-
-    def _folder(self, path: str) -> Path:
-        """Where the path leads, links resolved. Raises ApiError 403 outside the allowed folders, 404 for none."""
-        roots = self._config.lora_roots
-        if not roots:
-            raise ApiError(
-                403, "lora_path: no folder may be read; start the server with --lora-root FOLDER.", "lora_path"
-            )
-        if not os.path.isabs(path):
-            raise ApiError(
-                400, "lora_path: must be an absolute path, under one of the --lora-root folders.", "lora_path"
-            )
-        try:
-            return allowed_folder(Path(path), roots)
-        except AdapterError as error:
-            status = 403 if isinstance(error, OutsideRootsError) else 404
-            raise ApiError(status, f"lora_path: {error}", "lora_path") from None
 
     def _mix(self, body: LoadAdapterRequest) -> dict[str, Any]:
         adapters = self._engine.core.adapters

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from quire.server.api.answers import adapter_of
 from quire.server.api.body import JsonRoute
 from quire.server.api.context import Context, context_of
 from quire.server.api.errors import ApiError, Json, as_api_error
@@ -23,7 +24,7 @@ router = APIRouter(route_class=JsonRoute)
 async def tokenize(body: TokenizeRequest, request: Request) -> JSONResponse:
     """The token ids of a prompt, or of a conversation after the chat template. An image counts as one token."""
     context = context_of(request)
-    context.served.find(body.model)
+    await adapter_of(context, request, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt: give either a prompt or messages.", "prompt")
     if body.chat_template is not None:
@@ -63,7 +64,7 @@ def _tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
 async def detokenize(body: DetokenizeRequest, request: Request) -> JSONResponse:
     """The text of token ids."""
     context = context_of(request)
-    context.served.find(body.model)
+    await adapter_of(context, request, body.model)
     engine = context.engine.core
     if engine.tokenizer is None:
         raise ApiError(400, "tokens: no tokenizer is loaded.", "tokens")
