@@ -66,6 +66,9 @@ class Words:
                 self._read.append(word)
         if not self._has_model:
             self._part_model()
+        for name in self._objects:
+            if any(isinstance(read, str) and read.split("=")[0] == name for read in self._read):
+                raise ValueError(f"{name} is given whole, and {name}.KEY too: give one of them.")
         words = [word for name, held in self._objects.items() for word in (name, json.dumps(held))]
         for read in self._read:
             words += [read] if isinstance(read, str) else [word for value in read.values for word in (read.name, value)]

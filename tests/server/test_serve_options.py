@@ -257,6 +257,9 @@ def test_limits_and_objects_in_vllms_forms(served: Served) -> None:
     assert served(yaml="limit-mm-per-prompt: image=4").engine["limit_mm_per_prompt"] == {"image": 4}
     task = served("--mm-processor-kwargs.size.shortest_edge", "32", "--mm-processor-kwargs.do_resize", "true")
     assert task.engine["mm_processor_kwargs"] == {"size": {"shortest_edge": 32}, "do_resize": True}
+    assert "give one of them" in served.complaint(
+        "--limit-mm-per-prompt", "image=3", "--limit-mm-per-prompt.image", "4"
+    )
     assert "image=few" in served.complaint("--limit-mm-per-prompt", "image=few")
 
 
