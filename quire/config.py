@@ -110,6 +110,7 @@ class MediaConfig:
     """Images in prompts.
 
     max_image_bytes, max_image_pixels: of one image, as it comes and as it is decoded.
+    max_image_seconds: CPU time that decoding one image may take.
     allowed_local_media_path: the folder that file: URLs may read; None refuses them.
     allowed_media_domains: hosts that http: and https: URLs may name, "host" or "host:port"; none refuses all.
     media_fetch_timeout: seconds for one URL, its redirects included.
@@ -121,6 +122,7 @@ class MediaConfig:
 
     max_image_bytes: int = 20_000_000
     max_image_pixels: int = 50_000_000
+    max_image_seconds: float = 10.0
     allowed_local_media_path: str | None = None
     allowed_media_domains: tuple[str, ...] = ()
     media_fetch_timeout: float = 10.0
@@ -131,6 +133,8 @@ class MediaConfig:
 
     def __post_init__(self) -> None:
         _at_least(1, max_image_bytes=self.max_image_bytes, max_image_pixels=self.max_image_pixels)
+        if not isinstance(self.max_image_seconds, (int, float)) or not 0 < self.max_image_seconds <= 3600:
+            raise QuireError(f"max_image_seconds={self.max_image_seconds!r}: must be above 0 and at most 3600.")
         _of_type(str, allowed_local_media_path=self.allowed_local_media_path)
         _of_type(tuple, allowed_media_domains=self.allowed_media_domains)
         if not isinstance(self.media_fetch_timeout, (int, float)) or not 0 < self.media_fetch_timeout <= 3600:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import RequestError
+
+# Of an adapter in a mixture, of either sign: ordinary ones are about 1, and half precision ends at 65,504.
+MAX_WEIGHT = 100.0
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class LoRARequest:
         call; `LLMEngine.add_request` for each request.
     adapters: instead of one adapter, a mixture: (name, weight) of loaded ones. The result is that of PEFT's
         add_weighted_adapter(combination_type="cat"): every adapter's share, times its weight, is added to the base
-        model's. Of these, each must be plain LoRA (no DoRA, biases, saved modules or trained tokens).
+        model's. Of these, each must be plain LoRA (no DoRA, biases, saved modules or trained tokens). Weights are from
+        -MAX_WEIGHT to MAX_WEIGHT.
 
     lora_local_path: vLLM's older name of lora_path. long_lora_max_len, tensorizer_config_dict, is_3d_lora_weight: of
     vLLM's; refused but for None and False.
@@ -91,10 +94,14 @@ class LoRARequest:
             raise RequestError(f"LoRARequest {self.lora_name!r}: takes lora_path or adapters, not both")
         if isinstance(adapters, str) or not isinstance(adapters, Sequence) or not adapters:
             raise RequestError(f"adapters={adapters!r}: must be a list of (name, weight)")
-        for pair in adapters:
+        for place, pair in enumerate(adapters):
             good = isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], str)
-            if not good or type(pair[1]) not in (int, float) or not abs(pair[1]) <= sys.float_info.max:
-                raise RequestError(f"adapters: {pair!r} is no (name, finite weight)")
+            if not good or type(pair[1]) not in (int, float):
+                raise RequestError(f"adapters[{place}]: it is no (name, weight)")
+            if not abs(pair[1]) <= MAX_WEIGHT:  # false for NaN
+                weight = "of over 300 digits" if type(pair[1]) is int and abs(pair[1]) > 10**300 else f"{pair[1]!r}"
+                limits = f"{-MAX_WEIGHT:g} to {MAX_WEIGHT:g}"
+                raise RequestError(f"adapters: {pair[0]!r:.200} has the weight {weight}, and weights are from {limits}")
         names = [name for name, _ in adapters]
         if len(set(names)) != len(names):
             raise RequestError(f"adapters={names}: each may be named once; add the weights")

@@ -67,15 +67,20 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         self._check_pixels(inputs["pixel_values"])
         return ImageLayout(self.see.tokens)
 
+    def planned_layout(self, size: tuple[int, int], final: tuple[int, int]) -> ImageLayout | None:
+        self._check_sides((3, *final))
+        return ImageLayout(self.see.tokens)
+
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         return self._project(inputs["pixel_values"])[0]
 
     def _check_pixels(self, pixels: torch.Tensor) -> None:
+        self._check_sides(tuple(pixels.shape[-3:]))
+
+    def _check_sides(self, sides: tuple[int, ...]) -> None:
         side = self.see.side
-        if tuple(pixels.shape[-3:]) != (3, side, side):
-            raise ValueError(
-                f"the image processor makes {list(pixels.shape[-3:])} of it, and the tower takes [3, {side}, {side}]"
-            )
+        if sides != (3, side, side):
+            raise ValueError(f"the image processor makes {list(sides)} of it, and the tower takes [3, {side}, {side}]")
 
     def _project(self, pixels: torch.Tensor) -> torch.Tensor:
         """[N, 3, side, side] -> [N, tokens, C]."""

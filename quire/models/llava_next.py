@@ -61,6 +61,13 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
                 f"the image processor makes {inputs['pixel_values'].shape[1]} tiles of it, and "
                 f"image_grid_pinpoints asks for {1 + rows * columns}"
             )
+        return self._layout(inputs)
+
+    def planned_layout(self, size: tuple[int, int], final: tuple[int, int]) -> ImageLayout | None:
+        self._check_sides((3, *final))
+        return self._layout({"image_sizes": torch.tensor([size])})
+
+    def _layout(self, inputs: ImageInputs) -> ImageLayout:
         (top, bottom), (left, right) = self._kept(inputs)
         return ImageLayout(self.see.tokens + (bottom - top) * (right - left + 1))  # each row has its newline
 

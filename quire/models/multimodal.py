@@ -57,6 +57,13 @@ class VisionLanguageModel(CausalLM):
         """What an image takes in a prompt. Raises ValueError when it does not fit the model."""
         raise NotImplementedError
 
+    def planned_layout(self, size: tuple[int, int], final: tuple[int, int]) -> ImageLayout | None:
+        """What an image of `size` (height, width) will take, of which the image processor will make `final`.
+
+        None: that is known only when it is made. Raises ValueError when it will not fit the model.
+        """
+        return None
+
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         """The features of one image: [tokens, E], to stand in the place of embeddings."""
         raise NotImplementedError

@@ -45,6 +45,7 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
         self.visual = build_tower(lambda: Qwen2VisionTransformerPretrainedModel._from_config(config.vision_config))
         self.merge: int = config.vision_config.spatial_merge_size
         vision = config.vision_config
+        self.patch: int = vision.patch_size
         self.columns: int = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2  # of a patch
         text = Qwen2ForCausalLM(config.text_config)
         if not text.model.rotary.mrope:
@@ -64,6 +65,10 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
                 f"{[height * width, self.columns]}: their patch sizes differ"
             )
         return ImageLayout(height * width // merge**2, (time, height // merge, width // merge))
+
+    def planned_layout(self, size: tuple[int, int], final: tuple[int, int]) -> ImageLayout | None:
+        grid = torch.tensor([[1, *(side // self.patch for side in final)]])
+        return self.image_layout({"image_grid_thw": grid})
 
     def check_processor(self, settings: Mapping[str, Any]) -> None:
         merge = settings.get("merge_size", self.merge)

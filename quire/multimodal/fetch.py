@@ -15,6 +15,7 @@ import ssl
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
@@ -64,17 +65,17 @@ def _resolved(path: str) -> Path | None:
         return None
 
 
-def read_http(url: str, config: MediaConfig) -> bytes:
+def read_http(url: str, config: MediaConfig, check: Callable[[], object] = lambda: None) -> bytes:
     """The bytes behind an http: or https: URL of config.allowed_media_domains, redirects included.
 
     All of it together takes at most config.media_fetch_timeout seconds (but for resolving names, where the system's
-    own limit holds). Raises RequestError.
+    own limit holds). check: called again and again; what it raises ends the reading. Raises RequestError.
     """
     deadline = time.monotonic() + config.media_fetch_timeout
     for _ in range(_MOST_REDIRECTS + 1):
         parts = _checked(url, config)
         try:
-            answer = _get(parts, deadline, config)
+            answer = _get(parts, deadline, config, check)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if isinstance(error, RequestError):
                 raise
@@ -108,7 +109,7 @@ def _checked(url: str, config: MediaConfig) -> SplitResult:
     return parts
 
 
-def _get(parts: SplitResult, deadline: float, config: MediaConfig) -> bytes | str:
+def _get(parts: SplitResult, deadline: float, config: MediaConfig, check: Callable[[], object]) -> bytes | str:
     """The body, or where it redirects to."""
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     plain = socket.create_connection((_public_address(host, port), port), timeout=_left(deadline))
@@ -129,6 +130,7 @@ def _get(parts: SplitResult, deadline: float, config: MediaConfig) -> bytes | st
             raise RequestError(f"the host answered with status {response.status}")
         data = bytearray()
         while piece := response.read(_PIECE):
+            check()
             data += piece
             _check_length(len(data), config)
         if time.monotonic() >= deadline:  # cut, which looks like the end of the body

@@ -1,8 +1,9 @@
 """From what a caller calls an image to RGB pixels and their digest.
 
-What an image costs is known before anything of it is decoded: bytes by their number, pixels by the header. Modes are
-treated as transformers' `load_image` and `convert_rgb` do: EXIF orientation is applied, an animation gives its first
-frame, transparency is dropped; what would lose its meaning on the way to 8 bits a channel is refused.
+What an image costs is known before anything of it is decoded: bytes by their number, pixels by the header, passes over
+them by the file's structure (formats.py); decoding has a limit of CPU time besides. Modes are treated as transformers'
+`load_image` and `convert_rgb` do: EXIF orientation is applied, an animation gives its first frame, transparency is
+dropped; what would lose its meaning on the way to 8 bits a channel is refused.
 """
 
 from __future__ import annotations
@@ -14,21 +15,36 @@ import io
 import re
 import struct
 import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from quire.config import MediaConfig
 from quire.errors import RequestError
 from quire.multimodal.fetch import read_file, read_http
+from quire.multimodal.formats import FORMATS, read_encoded
 
-# Pillow's decoders that are tried; it has dozens, some of them old and little used.
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 # Deeper than 8 bits a channel: to make 8 of them is to choose a range, which is the caller's to choose.
 _DEEP = re.compile(r"I|F|I;.*")
 _CHANNELS = (1, 3, 4)
+# EXIF's orientations -> what undoes them.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_STEP = 4096  # bytes that a decoder gets of a JPEG at once: a few of them may mean a pass over all pixels
+_ROWS = 64  # that are hashed at once
 # A caller's image may be in several requests, and Pillow's are decoded when they are first used, by one thread only.
 _DECODING = threading.Lock()
 
@@ -44,33 +60,115 @@ class Picture:
     digest: bytes
 
 
-def read_source(source: Any, config: MediaConfig, item: int = 0) -> Any:
-    """A URL's bytes; any other source as it is. What is prepared again later must not be fetched again."""
+class GoneError(Exception):
+    """Nobody waits for the image any more."""
+
+
+class Watch:
+    """Lets work on one image end early: after so much CPU time of its thread, or when `gone`."""
+
+    def __init__(self, seconds: float, gone: Callable[[], bool] = lambda: False) -> None:
+        self._seconds = seconds
+        self._gone = gone
+        self._begun = time.thread_time()
+
+    def restart(self) -> None:
+        """From here on it is over this thread's work."""
+        self._begun = time.thread_time()
+
+    def check(self) -> None:
+        """Raises RequestError or GoneError."""
+        if self._gone():
+            raise GoneError
+        if time.thread_time() - self._begun > self._seconds:
+            raise RequestError(f"decoding it takes more than {self._seconds:g} s of CPU time: save it anew, or smaller")
+
+
+class _Watched(io.BytesIO):
+    """A file that is read only as long as it may be."""
+
+    def __init__(self, data: bytes, watch: Watch) -> None:
+        super().__init__(data)
+        self._watch = watch
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._watch.check()
+        return super().read(size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """An image whose cost is known and within the limits, and of which nothing is decoded yet.
+
+    work: pixels that are gone over, all passes together. own: nobody else has the image. orientation: EXIF's, 1 to 8.
+    watch: over its decoding.
+    """
+
+    image: Image.Image
+    work: int
+    own: bool
+    orientation: int
+    watch: Watch
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the picture that it will be."""
+        width, height = self.image.size
+        return (width, height) if self.orientation >= 5 else (height, width)
+
+
+def read_source(source: Any, config: MediaConfig, item: int = 0, gone: Callable[[], bool] = lambda: False) -> Any:
+    """A URL's bytes; any other source as it is. What is prepared again later must not be fetched again.
+
+    Raises RequestError, and GoneError once `gone`.
+    """
     if not isinstance(source, str):
         return source
     try:
-        return _read_url(source, config)
+        return _read_url(source, config, gone)
     except RequestError as error:
         raise RequestError(f"image {item}: {error}") from None
 
 
 def load_picture(source: Any, config: MediaConfig, item: int = 0) -> Picture:
-    """Return the picture that `source` holds.
+    """Return the picture that `source` holds: `open_picture` and `decode` in one."""
+    watch = Watch(config.max_image_seconds)
+    return decode(open_picture(source, config, item, watch), item)
+
+
+def open_picture(source: Any, config: MediaConfig, item: int, watch: Watch) -> Opened:
+    """Look at what `source` holds, as far as its header.
 
     source: a PIL image, a uint8 array [height, width] or [height, width, 1, 3 or 4], the bytes of a file in one of
         FORMATS, or a URL: data:, file: (under config.allowed_local_media_path), http: or https: (of
         config.allowed_media_domains).
     item: the image's place among the prompt's, for messages.
+    watch: over the work on it, from here on and in `decode`.
 
-    Raises RequestError, and nothing else, for whatever is wrong with it.
+    Raises RequestError for whatever is wrong with it, GoneError when the watch says so, and nothing else.
     """
-    try:
-        image = _image(source, config)
-        _check_size(image.size, config)
-        if image is not source:
-            return _picture(image)
+    with _named(item):
+        opened = _opened(source, config, watch)
+        _check_size(opened.image.size, config)
+        return opened
+
+
+def decode(opened: Opened, item: int) -> Picture:
+    """The picture that was opened. Raises as `open_picture` does."""
+    with _named(item):
+        opened.watch.restart()
+        if opened.own:
+            return _picture(opened)
         with _DECODING:
-            return _picture(image)
+            return _picture(opened)
+
+
+@contextmanager
+def _named(item: int) -> Iterator[None]:
+    try:
+        yield
+    except GoneError:
+        raise
     except RequestError as error:
         raise RequestError(f"image {item}: {error}") from None
     except MemoryError:
@@ -80,15 +178,18 @@ def load_picture(source: Any, config: MediaConfig, item: int = 0) -> Picture:
         raise RequestError(f"image {item}: it cannot be decoded: {described(error)}") from None
 
 
-def _image(source: Any, config: MediaConfig) -> Image.Image:
+def _opened(source: Any, config: MediaConfig, watch: Watch) -> Opened:
     if isinstance(source, Image.Image):
-        return source
+        with _DECODING:
+            said = source.getexif().get(ExifTags.Base.Orientation, 1)
+        return Opened(source, source.width * source.height, False, said if said in _TURNS else 1, watch)
     if isinstance(source, np.ndarray):
-        return _from_array(source, config)
+        image = _from_array(source, config)
+        return Opened(image, image.width * image.height, True, 1, watch)
     if isinstance(source, (bytes, bytearray, memoryview)):
-        return _open(bytes(source), config)
+        return _open(bytes(source), config, watch)
     if isinstance(source, str):
-        return _open(_read_url(source, config), config)
+        return _open(_read_url(source, config, lambda: False), config, watch)
     raise RequestError(
         f"expected a PIL image, a numpy array, bytes or a URL, got {type(source).__name__} (a file is opened by "
         "PIL.Image.open, or given as its bytes)"
@@ -106,15 +207,20 @@ def _from_array(array: np.ndarray, config: MediaConfig) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array.squeeze(2) if shape[2:] == (1,) else array))
 
 
-def _read_url(url: str, config: MediaConfig) -> bytes:
+def _read_url(url: str, config: MediaConfig, gone: Callable[[], bool]) -> bytes:
     scheme = url[:10].split(":", 1)[0].lower()
     if scheme == "data":
         return _read_data(url, config)
     if scheme == "file":
         return read_file(url, config)
     if scheme in ("http", "https"):
-        return read_http(url, config)
+        return read_http(url, config, partial(_stop_if, gone))
     raise RequestError("a text must be a URL that begins with data:, file:, http: or https:")
+
+
+def _stop_if(gone: Callable[[], bool]) -> None:
+    if gone():
+        raise GoneError
 
 
 def _read_data(url: str, config: MediaConfig) -> bytes:
@@ -129,17 +235,21 @@ def _read_data(url: str, config: MediaConfig) -> bytes:
         raise RequestError("the data: URL does not hold valid base64") from None
 
 
-def _open(data: bytes, config: MediaConfig) -> Image.Image:
+def _open(data: bytes, config: MediaConfig, watch: Watch) -> Opened:
     """Reads the header only; pixels are decoded after their number has been checked."""
     _check_bytes(len(data), config)
     if not data:
         raise RequestError("it has no bytes")
+    encoded = read_encoded(data, config.max_image_pixels)
     try:
-        return Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(_Watched(encoded.data, watch), formats=(encoded.kind,))
     except UnidentifiedImageError:
         raise RequestError(f"it is not an image in one of the formats {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
         raise RequestError(f"it declares more than {config.max_image_pixels:,} pixels; scale it down") from None
+    if encoded.kind == "JPEG":
+        image.decodermaxblock = _STEP
+    return Opened(image, image.width * image.height * encoded.passes, True, encoded.orientation, watch)
 
 
 def _check_bytes(count: int, config: MediaConfig) -> None:
@@ -161,13 +271,19 @@ def _check_size(size: tuple[int, int], config: MediaConfig) -> None:
         )
 
 
-def _picture(image: Image.Image) -> Picture:
+def _picture(opened: Opened) -> Picture:
+    image = opened.image
     if _DEEP.fullmatch(image.mode):
         raise RequestError(f"its mode is {image.mode!r}, more than 8 bits a channel: convert it to 'L' or 'RGB' first")
     image.load()
-    rgb = ImageOps.exif_transpose(image).convert("RGB")
+    if not opened.own:
+        image = ImageOps.exif_transpose(image)  # a copy, whatever it says
+    elif opened.orientation in _TURNS:
+        image = image.transpose(_TURNS[opened.orientation])
+    rgb = image if image.mode == "RGB" and not isinstance(image, ImageFile.ImageFile) else image.convert("RGB")
     digest = hashlib.sha256(struct.pack("<3sII", b"RGB", *rgb.size))
-    digest.update(rgb.tobytes())
+    for top in range(0, rgb.height, _ROWS):  # all at once would be one more copy of them
+        digest.update(rgb.crop((0, top, rgb.width, min(top + _ROWS, rgb.height))).tobytes())
     return Picture(rgb, digest.digest())
 
 

@@ -1,19 +1,22 @@
 """Images made ready for the model by a few workers, so that the engine's steps do not wait for it.
 
 A job is all the images of one request. Jobs begin in the order in which they came; while the pixels of those that are
-ready and not yet encoded fill their share of the budget, no further one begins.
+ready and not yet encoded fill their share of the budget, no further one begins. Workers take one image at a time, and a
+job that takes long lets others past: whoever sends many large images waits for them, and nobody else does.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,10 +24,16 @@ import torch
 from quire.config import MediaConfig
 from quire.contracts import ImageLayout
 from quire.errors import RequestError
-from quire.multimodal.images import load_picture, read_source
+from quire.multimodal.embeds import checked_features, is_embeds
+from quire.multimodal.images import GoneError, Opened, Watch, decode, open_picture, read_source
 from quire.multimodal.processor import ImageProcessor
 
 _LAYOUTS = 65_536  # remembered by digest
+# Pixels of an image that is large: such images leave a worker to others, and take turns for memory.
+_LARGE = 4_000_000
+# A job that has taken more seconds than the first of these lets pass who came up to so many times as much later.
+_FREE, _LATER = 0.25, 4.0
+_SECONDS = 2e-8  # of work on a pixel, roughly, that is still to be decoded
 
 
 class NoRoomError(RequestError):
@@ -63,14 +72,34 @@ class Prepared:
     source: Any
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Job:
+    """The images of a request.
+
+    images: those that are ready. seconds: how long workers have been at it. opened: the next one, where it waits for
+    its turn to be decoded: (what it was read from, the image); pixels: what it takes then. gone: nobody waits for it
+    any more.
+    """
+
     key: Hashable
     sources: Sequence[Any]
     settings: Mapping[str, Any]
     first: int
     room: int | None
     variant: bytes
+    urgent: bool
+    arrival: float = field(default_factory=time.monotonic)
+    images: list[Prepared] = field(default_factory=list)
+    seconds: float = 0.0
+    opened: tuple[Any, Opened] | None = None
+    pixels: int = 0
+    gone: bool = False
+
+    @property
+    def due(self) -> float:
+        """When it is its turn: earlier ones go first."""
+        coming = 0.0 if self.opened is None else _SECONDS * self.opened[1].work
+        return -math.inf if self.urgent else self.arrival + _LATER * max(0.0, self.seconds + coming - _FREE)
 
 
 class Preparer:
@@ -78,7 +107,8 @@ class Preparer:
 
     layout_of: what processed inputs take in a prompt (the model says it). has_features: whether a digest's features
     are there already. width: size of an embedding, which given features must have. ring: called when a job is
-    done.
+    done. planned_layout: of an image's (height, width) and what the processor will make of it: what it will take in a
+    prompt, where the model can say.
     All methods are the engine's thread's; nothing here raises for what is wrong with an image: `done` tells it.
     """
 
@@ -90,6 +120,7 @@ class Preparer:
         has_features: Callable[[bytes], bool],
         width: int,
         ring: Callable[[], object] = lambda: None,
+        planned_layout: Callable[[tuple[int, int], tuple[int, int]], ImageLayout | None] = lambda size, final: None,
     ) -> None:
         self.processor = processor
         self._config = config
@@ -97,12 +128,16 @@ class Preparer:
         self._has_features = has_features
         self._width = width
         self._ring = ring
+        self._planned_layout = planned_layout
         self._workers_count = config.workers or min(4, os.cpu_count() or 1)
         self._workers: ThreadPoolExecutor | None = None  # started by the first job
         self._queue: deque[_Job] = deque()
         self._urgent: deque[_Job] = deque()
         self._busy = 0
-        self._running: list[_Job] = []  # those whose results somebody waits for
+        self._begun: set[_Job] = set()  # and no worker is at them
+        self._running: list[_Job] = []  # those that have begun, and whose results somebody waits for
+        self._decoding: list[int] = []  # pixels of each image that is being decoded and processed
+        self._closed = False
         self._finished: list[tuple[Hashable, list[Prepared] | RequestError]] = []
         self._changed = threading.Condition()
         self._shared: weakref.WeakValueDictionary[bytes, Pixels] = weakref.WeakValueDictionary()  # all that are alive
@@ -138,12 +173,18 @@ class Preparer:
         it becomes a part of their digests.
         """
         with self._changed:
-            (self._urgent if urgent else self._queue).append(_Job(key, sources, settings, first, room, variant))
+            job = _Job(key, sources, settings, first, room, variant, urgent)
+            (self._urgent if urgent else self._queue).append(job)
             self._begin()
 
     def cancel(self, key: Hashable) -> None:
-        """Forget a job; if it runs, its result will be let go of at once."""
+        """Forget a job; if it runs, it ends as soon as it can, and what it has made is let go of at once."""
         with self._changed:
+            for job in self._running:
+                job.gone = job.gone or job.key == key
+            for job in [job for job in self._begun if job.gone]:
+                self._begun.remove(job)
+                job.opened = None  # which knows the job
             self._queue = deque(job for job in self._queue if job.key != key)
             self._urgent = deque(job for job in self._urgent if job.key != key)
             self._running = [job for job in self._running if job.key != key]
@@ -160,63 +201,141 @@ class Preparer:
 
     def close(self) -> None:
         """Stop the workers once they are done with what they are at."""
-        self._queue.clear()
-        self._urgent.clear()
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._urgent.clear()
+            self._begun.clear()
         if self._workers is not None:
             self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self) -> None:
-        """Start jobs while there are workers and room. (How much room a job takes is known when it is done.)"""
+        """Give jobs to workers while there are some. (How much room a job takes is known when it is done.)"""
         with self._changed:
-            while self._busy < self._workers_count:
-                queue = self._urgent or self._queue
-                if not queue or (queue is self._queue and self.pixel_bytes > self._config.pixel_bytes):
+            while self._busy < self._workers_count and not self._closed:
+                job = self._next()
+                if job is None:
                     break
                 self._busy += 1
                 if self._workers is None:
                     self._workers = ThreadPoolExecutor(self._workers_count, thread_name_prefix="quire-images")
-                self._running.append(queue[0])
-                self._workers.submit(self._run, queue.popleft())
+                self._workers.submit(self._run, job)
+
+    def _next(self) -> _Job | None:
+        """The job whose turn it is."""
+        if self._urgent:
+            self._running.append(self._urgent[0])
+            return self._urgent.popleft()
+        full = self.pixel_bytes > self._config.pixel_bytes
+        # What has begun must end, also where the pixels of others fill their share; but not all of it at once.
+        ready = self._running[: self._workers_count] if full else self._running
+        ready = [job for job in ready if job in self._begun and (job.opened is None or self._fits(job.pixels))]
+        job = min(ready, key=lambda job: job.due, default=None)
+        if self._queue and not full and (job is None or self._queue[0].due < job.due):
+            self._running.append(self._queue[0])
+            return self._queue.popleft()
+        if job is not None:
+            self._begun.remove(job)
+        return job
+
+    def _fits(self, pixels: int) -> bool:
+        """Whether an image can be decoded now: with all others, it takes no more memory than the largest may alone.
+
+        Large ones leave a worker to the others.
+        """
+        if pixels <= _LARGE or not self._decoding:
+            return True
+        large = sum(others > _LARGE for others in self._decoding)
+        if large and large >= self._workers_count - 1:
+            return False
+        return sum(self._decoding) + pixels <= self._config.max_image_pixels
 
     def _run(self, job: _Job) -> None:
-        result = self._result(job)
+        """One image of a job."""
+        begun = time.monotonic()
+        result = self._advance(job)
         with self._changed:
             self._busy -= 1
-            if job in self._running:
+            job.seconds += time.monotonic() - begun
+            waited_for = job in self._running
+            if waited_for and result is None and not self._closed:
+                self._begun.add(job)
+            elif waited_for:
                 self._running.remove(job)
-                self._finished.append((job.key, result))
-            del result  # from here on it is the engine's alone
+                if result is not None:
+                    self._finished.append((job.key, result))
+            ended = result is not None or not waited_for
+            job.opened = None if ended else job.opened  # which knows the job
+            del result, job  # from here on what was made is the engine's alone
             self._changed.notify_all()
             self._begin()
-        self._ring()
+        if ended:
+            self._ring()
 
-    def _result(self, job: _Job) -> list[Prepared] | RequestError:
-        item, images = job.first, list[Prepared]()
+    def _advance(self, job: _Job) -> list[Prepared] | RequestError | None:
+        """Prepare the next image of a job. None: there is more to do."""
+        item = job.first + len(job.images)
         try:
-            for item, source in enumerate(job.sources, job.first):
-                images.append(self._prepare(source, job, item))
-                self._check_room(images, item, job.room)
+            if len(job.images) < len(job.sources):
+                image = self._prepare(job.sources[len(job.images)], job, item)
+                if image is None:
+                    return None
+                job.images.append(image)
+                self._check_room([one.layout for one in job.images], item, job.room)
+            return job.images if len(job.images) == len(job.sources) else None
+        except GoneError:
+            return None
         except NoRoomError as error:
             return error.with_traceback(None)  # which holds all that was decoded
         except RequestError as error:
             return RequestError(str(error))  # the same, and without what it came from
         except BaseException as error:  # a fault of ours must not leave the request waiting for ever
             return RequestError(f"image {item}: it cannot be prepared: {type(error).__name__}")
-        return images
 
-    def _check_room(self, images: Sequence[Prepared], item: int, room: int | None) -> None:
-        """Before further images of a prompt that cannot be served take time and memory."""
-        tokens = sum(image.layout.tokens for image in images)
+    def _check_room(self, layouts: Sequence[ImageLayout], item: int, room: int | None) -> None:
+        """Before an image, or further ones of a prompt that cannot be served take time and memory."""
+        tokens = sum(layout.tokens for layout in layouts)
         if room is not None and tokens > room:
             raise NoRoomError(item, tokens, room)
 
-    def _prepare(self, source: Any, job: _Job, item: int) -> Prepared:
+    def _prepare(self, source: Any, job: _Job, item: int) -> Prepared | None:
+        """None where it waits until there is room to decode it. Raises RequestError, and GoneError for a gone job."""
         if is_embeds(source):
             return self._given_features(source, item, job.room)
-        settings = job.settings
-        source = read_source(source, self._config, item)
-        picture = load_picture(source, self._config, item)
-        digest = self.processor.digest(picture, settings)
+        watch = Watch(self._config.max_image_seconds, lambda: job.gone)
+        if job.opened is None:
+            source = read_source(source, self._config, item, lambda: job.gone)
+            job.opened = source, open_picture(source, self._config, item, watch)
+            job.pixels = self._planned(job, item)
+        source, opened = job.opened
+        with self._changed:
+            if not self._fits(job.pixels):
+                return None
+            self._decoding.append(pixels := job.pixels)
+        job.opened = None
+        try:
+            return self._see(source, opened, job, item)
+        finally:
+            with self._changed:
+                self._decoding.remove(pixels)
+
+    def _planned(self, job: _Job, item: int) -> int:
+        """The pixels that preparing the opened image takes. Raises RequestError if it could not be served then."""
+        assert job.opened is not None
+        opened = job.opened[1]
+        height, width = opened.size
+        try:
+            plan = self.processor.plan(height, width, job.settings)
+            layout = self._planned_layout((height, width), plan.final)
+        except ValueError as error:
+            raise RequestError(f"image {item}: {error}") from None
+        if layout is not None:
+            self._check_room([*(image.layout for image in job.images), layout], item, job.room)
+        return max(height * width, plan.pixels)
+
+    def _see(self, source: Any, opened: Opened, job: _Job, item: int) -> Prepared:
+        picture = decode(opened, item)
+        digest = self.processor.digest(picture, job.settings)
         features = hashlib.sha256(digest + job.variant).digest() if job.variant else digest
         layout = self._layouts.get(digest)
         if layout is not None and self._has_features(features):
@@ -224,7 +343,7 @@ class Preparer:
         pixels = self._shared.get(digest)
         if layout is None or pixels is None:
             try:
-                inputs = self.processor(picture, settings)
+                inputs = self.processor(picture, job.settings)
                 layout = self._layout_of(inputs)
             except ValueError as error:
                 raise RequestError(f"image {item}: {error}") from None
@@ -245,7 +364,7 @@ class Preparer:
         """Features that the caller has computed: [tokens, width], checked as strictly as an image is."""
         tensor, grid = source["image_embeds"], source.get("image_grid_thw")
         try:
-            features = _checked_features(tensor, self._width, room)
+            features = checked_features(tensor, self._width, room)
             layout = self._layout_of_features(features, grid)
         except ValueError as error:
             raise RequestError(f"image {item}: {error}") from None
@@ -268,23 +387,3 @@ class Preparer:
                 f"image_grid_thw={grid} asks for {layout.tokens} rows of image_embeds, not {len(features)}"
             )
         return layout
-
-
-def is_embeds(source: Any) -> bool:
-    """Whether an image is given as features: {"image_embeds": tensor, "image_grid_thw": ...}."""
-    return isinstance(source, Mapping) and "image_embeds" in source
-
-
-def _checked_features(tensor: Any, width: int, room: int | None) -> torch.Tensor:
-    wanted = f"image_embeds must be a dense float tensor [tokens, {width}]"
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or not tensor.is_floating_point():
-        kind = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-        raise ValueError(f"{wanted}, not {kind}")
-    if tensor.dim() != 2 or tensor.shape[0] < 1 or tensor.shape[1] != width:
-        raise ValueError(f"{wanted}, not {list(tensor.shape)}")
-    if room is not None and len(tensor) > room:
-        raise ValueError(f"image_embeds has {len(tensor)} rows, and max_model_len leaves room for {room}")
-    features = tensor.detach().to("cpu", copy=True).contiguous()
-    if not bool(features.isfinite().all()):
-        raise ValueError("image_embeds has values that are infinite or no numbers")
-    return features

@@ -9,7 +9,8 @@ import torch
 
 from quire.contracts import MediaItem
 from quire.errors import RequestError
-from quire.multimodal.prepare import Prepared, is_embeds
+from quire.multimodal.embeds import is_embeds
+from quire.multimodal.prepare import Prepared
 
 _KEYS = {"image", "image_embeds"}
 

@@ -178,7 +178,7 @@ def _eyes(
     model.check_processor(processor.known)
     features = FeatureCache(media.feature_bytes)
     width = model.embed(torch.zeros(1, dtype=torch.int64, device=next(model.parameters()).device)).shape[1]
-    preparer = Preparer(media, processor, model.image_layout, features.__contains__, width, ring)
+    preparer = Preparer(media, processor, model.image_layout, features.__contains__, width, ring, model.planned_layout)
     sight = Sight(
         marker_id=model.image_token_id,
         marker=None if tokenizer is None else tokenizer.convert_ids_to_tokens(model.image_token_id),

@@ -440,7 +440,8 @@ def test_what_is_no_lora_request(llm, wanted):
 
 @pytest.mark.parametrize(
     "adapters", [[], "ab", 3, [("a",)], [("a", "1")], [("a", float("nan"))], [("a", 10**400)], [("a", True)],
-                 [(3, 1.0)], [("a", 1.0), ("a", 2.0)], [None]],
+                 [(3, 1.0)], [("a", 1.0), ("a", 2.0)], [None], [("a", 1e308)], [("a", 0.5), ("b", -101)],
+                 [("a", float("-inf"))], [("a", 10**5000)], [(10**5000, 10**5000)]],
 )  # fmt: skip
 def test_what_is_no_mixture(adapters):
     with pytest.raises(RequestError, match="adapters"):

@@ -185,14 +185,34 @@ def test_settings_change_the_answer(llm, kind):
         ({"size": "large"}, "must be a dict of whole numbers"),
         ({"size": {1: 2, "a": 3}}, "must be a dict of whole numbers"),
         ({"size": {"height": 0, "width": 0}}, "more than max_image_pixels=50,000,000, or none"),
-        ({"image_mean": "x"}, "must be a number or a flag"),
-        ({"image_mean": [[1.0]]}, "must be a number or a flag"),
+        ({"image_mean": "x"}, "image_mean='x' must be a number, or one for each channel"),
+        ({"image_mean": [[1.0]]}, "image_mean=.* must be a number, or one for each channel"),
+        ({"image_mean": [0.1, 0.2]}, "image_mean=.* must be a number, or one for each channel"),
+        ({"image_mean": [0.1, 0.2, True]}, "image_mean=.* must be a number, or one for each channel"),
+        ({"image_mean": None}, "image_mean=None must be a number, or one for each channel"),
+        ({"image_std": [1e-30] * 3}, r"image_std=\[1e-30, .* would make values above 4096 of pixels"),
+        ({"image_std": 0}, "image_std=0 would make values above 4096"),
+        ({"image_std": [0.5, 0.5, -0.0]}, "image_std=.* would make values above 4096"),
+        ({"image_std": float("inf")}, "image_std=inf must be a number"),
+        ({"image_mean": -1e9}, "image_mean=-1000000000.0 would make values above 4096"),
+        ({"rescale_factor": 1e308}, r"rescale_factor=1e\+308 must be a number"),
+        ({"rescale_factor": 100}, "rescale_factor=100 would make values above 4096"),
+        ({"rescale_factor": True}, "rescale_factor=True must be a number"),
+        ({"rescale_factor": "1"}, "rescale_factor='1' must be a number"),
+        ({"do_rescale": False, "image_std": 0.01}, "image_std=0.01 would make values above 4096"),
+        ({"do_resize": "no"}, "do_resize='no' must be true or false"),
+        ({"do_normalize": 0}, "do_normalize=0 must be true or false"),
+        ({"resample": 10**9}, "resample=1000000000 must be one of Pillow's filters"),
+        ({"resample": 1.5}, "resample=1.5 must be one of Pillow's filters"),
+        ({"size": {"height": 24.0, "width": 24}}, "must be a dict of whole numbers"),
+        ({"size": {"height": True, "width": 24}}, "must be a dict of whole numbers"),
+        ({"size": {"shortest_edge": -5}}, "or none"),
         ({"image_grid_pinpoints": [[3360, 3360]]}, "has no setting"),
         ({"temporal_patch_size": 500}, "has no setting"),
         ({"patch_size": 28, "merge_size": 1}, "has no setting"),
         ({"size": 10**400}, "more than max_image_pixels"),
-        ({"rescale_factor": float("nan")}, "more than max_image_pixels"),
-        ({"rescale_factor": float("-inf")}, "more than max_image_pixels"),
+        ({"rescale_factor": float("nan")}, "rescale_factor=nan must be a number"),
+        ({"rescale_factor": float("-inf")}, "rescale_factor=-inf must be a number"),
         (["size"], "must be a dict, not list|must be of type Mapping"),
     ],
 )
@@ -205,7 +225,7 @@ def test_settings_that_are_refused(llm, path, settings, message):
 
 def test_settings_that_do_not_fit_the_tower_fail_the_request(llm, kind):
     small = {"crop_size": {"height": 12, "width": 12}}
-    settings = {"image_mean": [0.1, 0.2]} if kind.name == "qwen" else small  # which has no size of its own
+    settings = {"do_resize": False} if kind.name == "qwen" else small  # 24 x 23 are no groups of its patches
     failed, good = ask(llm, [one(A, mm_processor_kwargs=settings), one(A)])
     assert error_of(failed) and good.outputs[0].token_ids == tokens(llm, one(A))[0]
 

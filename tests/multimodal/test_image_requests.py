@@ -240,5 +240,5 @@ def test_images_beyond_the_model_s_length_are_refused_before_all_are_processed(l
     monkeypatch.setattr(type(processor), "__call__", lambda self, *args: seen.append(1) or call(self, *args))
     many = prompt([IMAGE] * 20, [picture(number, (24, 24)) for number in range(20)])
     assert re.search(r"image 4: .* 45 tokens .* room for 40", error_of(ask(llm, many)[0]))
-    assert len(seen) == 5
+    assert len(seen) == 4
     nothing_left(llm)

@@ -514,6 +514,8 @@ def test_a_mixture_is_a_name_for_several(http: Any, llm: LLM, loaded: list[str])
         ([{"name": "quire-demo"}], "adapters"),
         ([], "adapters"),
         ([{"name": "french", "weight": "1"}], "adapters"),
+        ([{"name": "french", "weight": 1e308}, {"name": "shout", "weight": -1e308}], "adapters"),
+        ([{"name": "french", "weight": 100.1}], "adapters"),
         ([{"name": "french"}, {"name": "french"}], "adapters"),
         ([{"name": "french", "scale": 1}], "adapters"),
     ],

@@ -26,9 +26,7 @@ access = logging.getLogger("quire.server.access")
 
 OPEN = frozenset({"/health", "/ready", "/ping"})  # without a key, and answered when there is no room for others
 _PROBES = frozenset({*OPEN, "/metrics"})  # asked for every few seconds
-_ADMIN = frozenset(
-    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/reset_prefix_cache"}
-)
+_ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/reset_prefix_cache"})
 _BODIES = 8  # of the largest size, that there may be at once
 _LONGEST_PATH = 256  # characters in the log
 
