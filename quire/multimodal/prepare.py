@@ -212,14 +212,18 @@ class Preparer:
     def _begin(self) -> None:
         """Give jobs to workers while there are some. (How much room a job takes is known when it is done.)"""
         with self._changed:
-            while self._busy < self._workers_count and not self._closed:
-                job = self._next()
-                if job is None:
-                    break
+            while self._busy < self._workers_count and self._start_next():
                 self._busy += 1
-                if self._workers is None:
-                    self._workers = ThreadPoolExecutor(self._workers_count, thread_name_prefix="quire-images")
-                self._workers.submit(self._run, job)
+
+    def _start_next(self) -> bool:
+        """Give the job whose turn it is to a worker that is counted as busy; False: there is none."""
+        job = None if self._closed else self._next()
+        if job is None:
+            return False
+        if self._workers is None:
+            self._workers = ThreadPoolExecutor(self._workers_count, thread_name_prefix="quire-images")
+        self._workers.submit(self._run, job)
+        return True
 
     def _next(self) -> _Job | None:
         """The job whose turn it is."""
@@ -255,7 +259,6 @@ class Preparer:
         begun = time.monotonic()
         result = self._advance(job)
         with self._changed:
-            self._busy -= 1
             job.seconds += time.monotonic() - begun
             waited_for = job in self._running
             if waited_for and result is None and not self._closed:
@@ -265,10 +268,12 @@ class Preparer:
                 if result is not None:
                     self._finished.append((job.key, result))
             ended = result is not None or not waited_for
-            job.opened = None if ended else job.opened  # which knows the job
-            del result, job  # from here on what was made is the engine's alone
-            self._changed.notify_all()
+            if ended:  # from here on what was made is the engine's alone
+                job.images, job.opened = [], None
+            del result
+            self._busy -= not self._start_next()  # never fewer, for a moment, than there are
             self._begin()
+            self._changed.notify_all()
         if ended:
             self._ring()
 
@@ -328,7 +333,8 @@ class Preparer:
             plan = self.processor.plan(height, width, job.settings)
             layout = self._planned_layout((height, width), plan.final)
         except ValueError as error:
-            raise RequestError(f"image {item}: {error}") from None
+            named = f" (mm_processor_kwargs has {', '.join(sorted(job.settings))})" if job.settings else ""
+            raise RequestError(f"image {item}: {error}{named}") from None
         if layout is not None:
             self._check_room([*(image.layout for image in job.images), layout], item, job.room)
         return max(height * width, plan.pixels)

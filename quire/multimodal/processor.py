@@ -81,7 +81,7 @@ class ImageProcessor:
                     f"{', '.join(sorted(known))}"
                 )
             self._check_value(name, value)
-        settings = {**self._settings, **given}
+        settings = {**self._settings, **{name: _as_floats(name, value) for name, value in given.items()}}
         if given:
             self._check_peak(given, settings)
         return settings
@@ -252,6 +252,13 @@ def _size(values: Mapping[str, Any], name: str) -> Mapping[str, int]:
     if isinstance(size, int):
         return {"height": size, "width": size} if name == "crop_size" else {"shortest_edge": size}
     return size if isinstance(size, Mapping) else dict(vars(size))
+
+
+def _as_floats(name: str, value: Any) -> Any:
+    """Numbers of pixels' values as the processor wants them, which takes no whole ones."""
+    if name in _BY_CHANNEL and isinstance(value, (list, tuple)):
+        return [float(number) for number in value]
+    return float(value) if name in (*_BY_CHANNEL, "rescale_factor") else value
 
 
 def _is_number(value: Any) -> bool:

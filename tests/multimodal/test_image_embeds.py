@@ -158,7 +158,7 @@ def test_features_without_a_grid_where_one_is_needed(llm, kind):
 # Settings of the image processor
 
 VALID = {
-    "llava": [{"do_normalize": False}, {"image_mean": [0.1, 0.2, 0.3]}, {"resample": 0}],
+    "llava": [{"do_normalize": False}, {"image_mean": [0.1, 0.2, 0.3]}, {"image_mean": [0, 1, 0]}, {"resample": 0}],
     "next": [{"do_normalize": False}, {"do_pad": True, "image_std": [0.5, 0.5, 0.5]}],
     "qwen": [{"size": {"shortest_edge": 64, "longest_edge": 512}}, {"max_pixels": 512}, {"do_rescale": False}],
 }

@@ -395,9 +395,10 @@ def test_a_large_image_that_waits_can_be_cancelled(monkeypatch):
     monkeypatch.setattr(prepare, "_LARGE", 3)
     preparer = Made(workers=2)
     gate = preparer.processor.gates[1] = threading.Event()
-    for name in (1, 2):
-        preparer.submit(name, [image(name)], {})
-    until(lambda: preparer.processor.calls == [1] and preparer._busy == 1)
+    preparer.submit(1, [image(1)], {})
+    until(lambda: preparer.processor.calls == [1])
+    preparer.submit(2, [image(2)], {})
+    until(lambda: preparer._busy == 1)
     preparer.cancel(2)
     gate.set()
     assert [key for key, _ in preparer.collect(2)] == [1] and preparer.processor.calls == [1] and not preparer._begun

@@ -303,6 +303,11 @@ def test_processor_settings_reach_the_pictures(http: Any) -> None:
 
     assert first() != first(image_mean=[0.9, 0.9, 0.9])
     assert "nonsense" in refusal(http, PATH, messages=LOOK, mm_processor_kwargs={"nonsense": 1})["message"]
+    for name, value in (("image_std", [1e-30] * 3), ("image_mean", 1e308), ("rescale_factor", 1e300)):
+        error = refusal(http, PATH, messages=LOOK, mm_processor_kwargs={name: value})
+        assert error["param"] == "mm_processor_kwargs" and name in error["message"]
+    error = refusal(http, PATH, messages=LOOK, mm_processor_kwargs={"size": {"height": 7071, "width": 7071}})
+    assert "the tower takes [3, 96, 96]" in error["message"] and "mm_processor_kwargs has size" in error["message"]
 
 
 # -- how the answer begins --------------------------------------------------------------------------------------
