@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ KEY, ADMIN = "the-key", "the-admin-key"
 @pytest.fixture(scope="module")
 def server(plain_model: Path) -> Iterator[LocalServer]:
     engine = {"model": str(plain_model), "enable_lora": True, "num_gpu_blocks_override": 256}
-    with LocalServer(engine, enable_admin_routes=True, allow_runtime_lora=True, unload_timeout=1.0) as server:
+    with LocalServer(engine, enable_admin_routes=True, allow_runtime_lora=True) as server:
         yield server
 
 
@@ -93,52 +95,71 @@ def test_asleep(server: LocalServer) -> None:
     server.until_idle()
 
 
+@contextmanager
+def held(server: LocalServer) -> Iterator[threading.Event]:
+    """Every step but the first waits for the event."""
+    gate, on_step = threading.Event(), server.engine._on_step
+    steps = itertools.count()
+    server.engine._on_step = lambda *_: next(steps) and gate.wait(30)
+    try:
+        yield gate
+    finally:
+        gate.set()
+        server.engine._on_step = on_step
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def test_what_runs_is_finished_first(server: LocalServer) -> None:
     """New requests are refused from the moment that sleep is asked for."""
-    with server.http() as http, server.http() as other:
-        name = model_of(http)
-        fields = {"model": name, "max_tokens": 150, "ignore_eos": True}
+    with server.http() as http, server.http() as other, server.http() as third:
+        fields = {"model": model_of(http), "max_tokens": 20, "ignore_eos": True}
         alone = text_of(complete(http, **fields))
-        server.engine._on_step, on_step = lambda *_: time.sleep(0.002), server.engine._on_step  # 0.3 s for the answer
-        answers: list[Any] = []
-        running = threading.Thread(target=lambda: answers.append(complete(other, **fields)))
-        running.start()
-        while not server.engine.core.has_unfinished_requests():
-            time.sleep(0.001)
-        asked = threading.Thread(target=lambda: answers.append(http.post("/sleep")))
-        asked.start()
-        while not server.engine.is_sleeping:
-            time.sleep(0.001)
-        with server.http() as third:
-            assert complete(third, model=name).status_code == 503
-        running.join()
-        asked.join()
-        server.engine._on_step = on_step
-        assert [answer.status_code for answer in answers] == [200, 200]
-        assert text_of(answers[0]) == alone
-        http.post("/wake_up")
+        answers: dict[str, Any] = {}
+        with held(server) as gate:
+            running = threading.Thread(target=lambda: answers.update(text=complete(other, **fields)))
+            running.start()
+            until(server.engine.core.has_unfinished_requests)
+            asked = threading.Thread(target=lambda: answers.update(sleep=http.post("/sleep")))
+            asked.start()
+            until(lambda: server.engine.is_sleeping)
+            assert complete(third, **fields).status_code == 503
+            assert not answers
+            gate.set()
+            running.join()
+            asked.join()
+        assert text_of(answers["text"]) == alone and answers["sleep"].status_code == 200
+        assert http.post("/wake_up").status_code == 200
         assert text_of(complete(http, **fields)) == alone
     server.until_idle()
 
 
-def test_what_runs_too_long(server: LocalServer) -> None:
-    with server.http() as http, server.http() as other:
-        name = model_of(http)
-        body = {"model": name, "prompt": "abc", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-        server.engine._on_step, on_step = lambda *_: time.sleep(0.005), server.engine._on_step
-        with other.stream("POST", "/v1/completions", json=body) as stream:
-            lines = stream.iter_lines()
-            next(lines)
+def test_what_runs_too_long(plain_model: Path) -> None:
+    engine = {"model": str(plain_model), "num_gpu_blocks_override": 256}
+    with (
+        LocalServer(engine, enable_admin_routes=True, unload_timeout=0.2) as server,
+        server.http() as http,
+        server.http() as other,
+    ):
+        fields = {"model": model_of(http), "max_tokens": 20, "ignore_eos": True}
+        answers: list[Any] = []
+        with held(server) as gate:
+            running = threading.Thread(target=lambda: answers.append(complete(other, **fields)))
+            running.start()
+            until(server.engine.core.has_unfinished_requests)
             refused = http.post("/sleep")
-            assert refused.status_code == 409 and "not finished in 1 s" in refused.text
-            assert not server.engine.is_sleeping
-            assert text_of(complete(http, model=name))  # it serves on
-            next(lines)
-        server.engine._on_step = on_step
+            assert refused.status_code == 409 and "1 requests have not finished in 0.2 s" in refused.text
+            assert not server.engine.is_sleeping and not answers
+            gate.set()
+            running.join()
+        assert text_of(answers[0]) == text_of(complete(http, **fields))  # it serves on
         server.until_idle()
         assert http.post("/sleep").status_code == 200
-        assert http.post("/wake_up").status_code == 200
-    server.until_idle()
 
 
 def test_many_at_once(server: LocalServer) -> None:
