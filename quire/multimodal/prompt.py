@@ -43,8 +43,12 @@ def _as_list(images: Any) -> list[Any]:
     if is_embeds(images):
         return _as_features(images)
     sources = list(images) if isinstance(images, (list, tuple)) else [images]
-    # As in vLLM, a float tensor among images is their features.
-    return [{"image_embeds": one} if isinstance(one, torch.Tensor) else one for one in sources]
+    # As in vLLM, a float tensor among images is one's features, or with three dimensions those of several.
+    found: list[Any] = []
+    for one in sources:
+        features = list(one) if isinstance(one, torch.Tensor) and one.dim() == 3 else [one]
+        found += [{"image_embeds": each} if isinstance(each, torch.Tensor) else each for each in features]
+    return found
 
 
 def _as_features(given: Any) -> list[Any]:

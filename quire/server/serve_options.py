@@ -181,6 +181,8 @@ def _value(setting: Setting, given: Any) -> Any:
     """What an option's value means. None: it was not given. Raises BadParameter."""
     if given is None or setting.kind in (Kind.WHOLE, Kind.NUMBER, Kind.SWITCH):
         return given
+    if setting.name == "max_model_len" and given == "auto":
+        return -1  # vLLM's way of leaving it open
     if setting.kind is Kind.SIZE:
         return _size(setting.flag, given)
     if setting.kind is Kind.TEXTS:
@@ -207,7 +209,9 @@ def _size(option: str, text: str) -> int:
 def _object(setting: Setting, text: str) -> Mapping[str, Any]:
     if setting.kind is Kind.LIMITS and "=" in text and not text.lstrip().startswith("{"):
         pairs = [pair.partition("=") for pair in text.split(",")]
-        if all(name.strip() and number.strip().isdecimal() for name, _, number in pairs):
+        if len({name.strip() for name, _, _ in pairs}) == len(pairs) and all(
+            name.strip() and number.strip().isdecimal() for name, _, number in pairs
+        ):
             return {name.strip(): int(number) for name, _, number in pairs}
     try:
         value = json.loads(text)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import quire
 from quire.config import CacheConfig, MediaConfig, ServerConfig
+from quire.platform.arguments import engine_config
 from quire.server import serve, serve_settings
 from quire.server.cli import app
 
@@ -260,6 +261,7 @@ def test_limits_and_objects_in_vllms_forms(served: Served) -> None:
     assert "give one of them" in served.complaint(
         "--limit-mm-per-prompt", "image=3", "--limit-mm-per-prompt.image", "4"
     )
+    assert "image=3,image=4" in served.complaint("--limit-mm-per-prompt", "image=3,image=4")
     assert "image=few" in served.complaint("--limit-mm-per-prompt", "image=few")
 
 
@@ -272,6 +274,7 @@ def test_sizes(served: Served, text: str, size: int) -> None:
 
 
 def test_a_size_that_is_none(served: Served) -> None:
+    assert engine_config(**served("--max-model-len", "auto").engine).model.max_model_len is None
     assert "--max-model-len" in served.complaint("--max-model-len", "long")
     assert "--max-model-len" in served.complaint("--max-model-len", "1e999k")
 

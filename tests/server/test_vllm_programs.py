@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from openai import BadRequestError, OpenAI
 from PIL import Image
 
@@ -181,6 +182,12 @@ def test_the_vision_page(llm: LLM, picture: Image.Image) -> None:
     [alone] = llm.generate(one, GREEDY)
     batch = llm.generate([dict(one), {"prompt": SEEN, "multi_modal_data": {"image": [picture]}}], GREEDY)
     assert [output.outputs[0].text for output in batch] == [alone.outputs[0].text] * 2
+    width = llm.llm_engine.runner.model.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
+    dtype = next(llm.llm_engine.runner.model.parameters()).dtype
+    features = torch.randn(1, 9, width).to(dtype)  # of one image
+    [tensor] = llm.generate({"prompt": SEEN, "multi_modal_data": {"image": features}}, GREEDY)
+    [named] = llm.generate({"prompt": SEEN, "multi_modal_data": {"image": {"image_embeds": features[0]}}}, GREEDY)
+    assert tensor.failure is None and tensor.outputs[0].text == named.outputs[0].text
     buffer = io.BytesIO()
     picture.convert("RGB").save(buffer, format="PNG")
     url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -9,8 +9,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +23,7 @@ from quire.platform.async_engine import EngineRequest, Output, Outputs
 from quire.platform.beam import BeamSearchOutput
 from quire.platform.intake import PromptType
 from quire.platform.outputs import CompletionOutput, RequestOutput
+from quire.platform.results import beams_as_output
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
 from quire.server.api.context import Context, new_id, note
 from quire.server.api.errors import ApiError, ClientGoneError, Json, as_api_error, remember
@@ -151,13 +152,8 @@ class Answer(ABC):
 
     def beams(self, output: BeamSearchOutput) -> list[CompletionOutput]:
         """A beam search's sequences without the prompt, best first."""
-        made = []
-        for index, beam in enumerate(output.sequences):
-            new = beam.tokens[len(output.prompt_token_ids) :]
-            text = self._tokenizer.decode(new, skip_special_tokens=True)
-            reason: Literal["stop", "length"] = "stop" if beam.finish_reason == "stop" else "length"
-            made.append(CompletionOutput(index, text, new, finish_reason=reason, stop_reason=beam.stop_reason))
-        return made
+        found = beams_as_output(self._tokenizer, output).outputs
+        return [replace(one, cumulative_logprob=None, logprobs=None) for one in found]  # which were not asked for
 
     async def run(
         self, prompts: Callable[[], Sequence[PromptType]], wanted: Wanted, sequences: int, stream: bool
