@@ -101,6 +101,25 @@ class AsyncLLMEngine:
         await self.engine.on_reader(self.engine.core.load_for, lora_request)
         return True
 
+    async def sleep(self, level: int = 1) -> None:
+        """Give weights and KV blocks back to the system, once what runs has finished; see `AsyncEngine.sleep`."""
+        await self._start()
+        await self.engine.sleep(level)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take them again; answers are what they were."""
+        await self._start()
+        await self.engine.wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether requests are refused until `wake_up`."""
+        return self.engine.is_sleeping
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget the beginnings of prompts that were computed before. True: it was done."""
+        await self._start()
+        return await self.engine.reset_prefix_cache()
+
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> Any:
         """The transformers tokenizer; None when skip_tokenizer_init was set."""
         return self.engine.core.tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import shutil
@@ -16,8 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from quire.demo import adapter_path, picture_path
-from quire.errors import CheckpointError, RequestError, SleepingError
+from quire.errors import CheckpointError, EngineClosedError, RequestError, SleepingError
 from quire.models.checkpoint import PICKLED, SINGLE
+from quire.platform.arguments import engine_config
+from quire.platform.async_llm_engine import AsyncLLMEngine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=3)
 
@@ -180,6 +183,37 @@ def test_pickled_weights_of_the_old_form(tiny_path, tmp_path):
     assert llm.generate("The red", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == before
     del llm
     gc.collect()
+
+
+def test_of_an_engine_for_asyncio(tiny_path):
+    """As vLLM's has it."""
+    settings = {"model": str(tiny_path), "num_gpu_blocks_override": 32}
+
+    async def talk() -> list[list[int]]:
+        engine = AsyncLLMEngine(engine_config(**settings))
+
+        async def answer(request_id: str) -> list[int]:
+            outputs = [output async for output in engine.generate("The red", GREEDY, request_id)]
+            return list(outputs[-1].outputs[0].token_ids)
+
+        assert await engine.reset_prefix_cache() is True
+        first = await answer("a")
+        running = asyncio.ensure_future(answer("b"))
+        await asyncio.sleep(0)
+        await asyncio.gather(engine.sleep(), engine.sleep(level=2))
+        assert await engine.is_sleeping()
+        with pytest.raises(SleepingError):
+            await answer("c")
+        await engine.wake_up()
+        assert not await engine.is_sleeping()
+        answers = [first, await running, await answer("d")]
+        await engine.close()
+        with pytest.raises(EngineClosedError):
+            await engine.sleep()
+        return answers
+
+    first, second, third = asyncio.run(talk())
+    assert first == second == third
 
 
 SCRIPT = """
