@@ -38,7 +38,7 @@ _METAVARS = {
     Kind.LIMITS: "image=N",
 }  # fmt: skip
 _OF_VLLM = "quire.of_vllm"  # where a context keeps options of vLLM's
-_OTHER_VARIABLES = {"QUIRE_KERNELS", "QUIRE_ISA", "QUIRE_CONFIG", "VLLM_USE_MODELSCOPE"}
+_OTHER_VARIABLES = {"QUIRE_KERNELS", "QUIRE_ISA", "QUIRE_CONFIG", "QUIRE_CACHE", "VLLM_USE_MODELSCOPE"}
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 

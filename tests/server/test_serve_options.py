@@ -326,3 +326,8 @@ def test_admin_routes_by_vllm_s_names(served: Served) -> None:
     ):
         assert task.server["enable_admin_routes"] is True
     assert served("--no-enable-admin-routes", VLLM_SERVER_DEV_MODE="1").server["enable_admin_routes"] is False
+
+
+def test_variables_that_are_no_options_are_known(served: Served) -> None:
+    assert "QUIRE_CACHE" not in served.run(QUIRE_CACHE="/tmp/x").output
+    assert "passed over: QUIRE_CASH" in served.run(QUIRE_CASH="/tmp/x").output
