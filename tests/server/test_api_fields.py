@@ -155,6 +155,8 @@ def test_a_lenient_server_still_refuses_what_is_wrong(lenient: Any) -> None:
 
 
 def test_unknown_fields_of_one_request_are_not_anothers(lenient: Any) -> None:
+    large = lenient.post(COMPLETIONS, json={"prompt": "abc", **GREEDY, "big": "x" * 200_000})  # read by a worker
+    assert (large.status_code, large.headers[IGNORED]) == (200, "big")
     many = {f"field{number}": number for number in range(1000)}
     response = lenient.post(COMPLETIONS, json={"prompt": "abc", **GREEDY, **many})
     assert response.status_code == 200 and response.headers[IGNORED].count(",") <= 16

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPT = "Once upon a time"
 WHO = [{"role": "user", "content": "Who are you?"}]
+PAGE = "https://page.example"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 
 
@@ -214,7 +215,8 @@ def test_a_result_that_is_not_there(http: Any, name: str) -> None:
 def keyed(chat_model: Path) -> Iterator[Any]:
     """A server with two keys and one for administration."""
     engine = {"model": str(chat_model), "max_model_len": 128, "num_gpu_blocks_override": 64}
-    with LocalServer(engine, api_keys=("one", "two"), admin_api_key="boss") as server, server.http() as http:
+    keys = {"api_keys": ("one", "two"), "admin_api_key": "boss"}
+    with LocalServer(engine, **keys, allowed_origins=(PAGE,)) as server, server.http() as http:
         yield http
 
 
@@ -239,6 +241,27 @@ def test_only_probes_are_open_without_a_key(keyed: Any) -> None:
     for path in ("/ping", "/health", "/ready"):
         assert keyed.get(path).status_code == 200, path
     assert keyed.post("/ping").status_code == 200
+
+
+def test_pages_may_call_where_they_are_allowed_to(http: Any, keyed: Any) -> None:
+    asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    for path in ("/v1/chat/completions", "/generate"):
+        answer = keyed.options(path, headers={"Origin": PAGE, **asks})  # without a key: browsers send none here
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
+        other = keyed.options(path, headers={"Origin": "https://other.example", **asks})
+        assert "access-control-allow-origin" not in other.headers
+        assert http.options(path, headers={"Origin": PAGE, **asks}).status_code == 405
+    answer = keyed.post("/generate", json={"prompt": "abc"}, headers={"Origin": PAGE, **bearer("one")})
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    assert "X-Quire-Ignored-Fields" in answer.headers["access-control-expose-headers"]
+    assert keyed.post("/generate", json={"prompt": "abc"}, headers={"Origin": PAGE}).status_code == 401
+
+
+def test_invocations_with_a_large_body(http: Any) -> None:
+    """Which a worker reads and checks."""
+    messages = [{"role": "user", "content": "red " * 30_000}]
+    assert refusal(http, "/invocations", messages=messages)["code"] == "context_length_exceeded"
+    assert refusal(http, "/invocations", messages=messages, temperature="warm")["param"] == "temperature"
 
 
 # -- what is kept of results ---------------------------------------------------------------------------------------

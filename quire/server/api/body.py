@@ -66,13 +66,28 @@ def _read(body: bytes) -> Any:
 def _read_large(body: bytes, model: type[BaseModel] | None) -> Any:
     """The body, checked: FastAPI takes the model as it is. Raises JSONDecodeError, ApiError, RequestValidationError."""
     _check_count(body)
+    with _no_collection():
+        given = _read(body)
+        return given if model is None else _checked(given, model)
+
+
+def _checked(given: Any, model: type[BaseModel]) -> BaseModel:
+    """Raises RequestValidationError."""
     try:
-        with _no_collection():
-            given = _read(body)
-            return given if model is None else model.model_validate(given, from_attributes=True)
+        return model.model_validate(given, from_attributes=True)
     except ValidationError as error:
         told = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
         raise RequestValidationError(told) from None
+
+
+async def checked(given: Any, model: type[BaseModel]) -> BaseModel:
+    """A body that was read without a model, checked by the worker of large ones. Raises RequestValidationError."""
+
+    def check() -> BaseModel:
+        with _no_collection():
+            return _checked(given, model)
+
+    return await asyncio.get_running_loop().run_in_executor(_one_at_a_time, copy_context().run, check)
 
 
 @dataclass
