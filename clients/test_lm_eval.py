@@ -43,3 +43,14 @@ def test_loglikelihood(model, url: str) -> None:
 def test_generate_until(model) -> None:
     settings = {"until": ["."], "max_gen_toks": 8, "temperature": 0}
     assert model.generate_until(asked("generate_until", (QUESTION, settings)))[0].startswith("Red")
+
+
+def test_the_servers_own_tokenizer(model, url: str) -> None:
+    """tokenizer_backend=remote asks /tokenizer_info and /tokenize."""
+    remote = LocalCompletionsAPI(
+        base_url=f"{url}/completions", model=MODEL, tokenizer_backend="remote", max_length=1000, max_retries=1
+    )
+    pairs = [(QUESTION, answer) for answer in ANSWERS]
+    found, expected = (one.loglikelihood(asked("loglikelihood", *pairs)) for one in (remote, model))
+    assert [value for value, _ in found] == pytest.approx([value for value, _ in expected], abs=0.01)
+    assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]

@@ -266,7 +266,8 @@ def _cache(
         _pool_share(config, model, max_model_len, available),
     )
     swap = SwapSpace(count_swap_blocks(config.cache, bytes_a_block, weight.device), size)
-    logger.info("KV pool: %d blocks of %d tokens; %d more in main memory", num_blocks, size, swap.num_blocks)
+    swapped = f"; {swap.num_blocks} more in main memory" if swap.num_blocks else ""
+    logger.info("KV pool: %d blocks of %d tokens%s", num_blocks, size, swapped)
     index = PrefixIndex() if config.cache.enable_prefix_caching else None
     pool = BlockPool(num_blocks, size, index)
     caches = allocate_cache(model.kv_spec, num_blocks, size, weight.dtype, weight.device)

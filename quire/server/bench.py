@@ -264,7 +264,7 @@ def show(report: Report, as_json: bool) -> None:
             line.engine,
             line.case,
             f"{line.rate:.1f}",
-            f"{min(rates):.1f} - {max(rates):.1f}" if len(rates) > 1 else "",
+            f"{min(rates):.0f}-{max(rates):.0f}" if len(rates) > 1 else "",
             "" if ratio is None else f"{ratio:.2f}",
             "" if waste is None else f"{100 * waste:.1f} %",
             "" if waste is None else str(sum(turn.preemptions or 0 for turn in line.turns)),

@@ -37,6 +37,8 @@ def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], ve
     use_share()
     params = SamplingParams(**sampling, output_kind=RequestOutputKind.DELTA)
     images = [read_image(source) for source in task.images]
+    for source, data in zip(task.images, images, strict=True):
+        picture_part(source, data)  # what is no picture is refused before the model is loaded
     # Whoever names a URL here wants it fetched.
     hosts = [_host(source) for source in images if isinstance(source, str)]
     adapters = [_adapter(name, task.model) for name in task.adapters] or [None]

@@ -186,6 +186,8 @@ def test_a_conversation_ends_with_its_input(chat_model: Path) -> None:
         (("PLAIN", "hello", "--max-model-len", "99999"), None, "4096"),
         (("hello", "--revision", "main"), None, "--revision"),
         (("--chat", "PLAIN", "hello"), "", "template"),
+        (("--image", "/nowhere.png", "hello"), None, "/nowhere.png: No such file"),
+        (("--image", __file__, "hello"), None, "is no picture"),
     ],
 )
 def test_an_error_is_one_line(plain_model: Path, args: tuple[str, ...], stdin: str | None, message: str) -> None:
