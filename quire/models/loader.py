@@ -20,6 +20,7 @@ from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.models.base import CausalLM
 from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_checkpoint
 from quire.models.config_numbers import check_numbers
+from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
 from quire.models.overrides import OverriddenConfig, check_taken, overridden
 from quire.models.torchvision import hide_if_broken
 from quire.models.weights import Wanted, read_into, read_weights
@@ -61,6 +62,7 @@ def load_model(
     path = Path(path)
     raw = overridden(read_json(path / "config.json"), overrides)
     model_class = _model_class(raw)
+    check_class(model_class)
     checkpoint = Checkpoint(path, load_format)
     check_numbers(raw, checkpoint, path / "config.json")
     config = _overridden_config(path, raw, overrides) if overrides else load_config(path)
@@ -72,6 +74,8 @@ def load_model(
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path / 'config.json'}: no model can be built of it: {error!r}") from error
+    check_model(model)
+    check_buffers(model)
     _check_size(path / "config.json", model)
     fill(model, checkpoint, wanted, device)
     model.read_from = checkpoint.stamp()
@@ -170,64 +174,73 @@ def _dtype(dtype: str | torch.dtype, raw: dict[str, Any], checkpoint: Checkpoint
 
 
 def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device = _CPU) -> None:
-    """Give every parameter of a model on the meta device its tensor. Raises CheckpointError."""
-    parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
-    source, partner = _sources(model, checkpoint, parameters)
-    tensors = [_wanted(model, name, source[name], parameters[name]) for name in source]
+    """Give every parameter of a model on the meta device its tensor, and every buffer that the files bring.
+
+    A buffer keeps the dtype with which it was registered. Raises CheckpointError.
+    """
+    filled = filled_by_files(model)
+    source, partner = _sources(model, checkpoint, filled)
+    tensors = [_wanted(model, name, source[name], filled[name]) for name in source]
     loaded = read_weights(checkpoint, tensors, dtype, device)
-    for name in parameters:
-        module, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(module), leaf, loaded[name if name in loaded else partner[name]])
+    for name, old in filled.items():
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        if isinstance(old, nn.Parameter):
+            setattr(module, leaf, loaded[name if name in loaded else partner[name]])
+        elif name in loaded:
+            module._buffers[leaf] = loaded[name].data
     for part in model.modules():  # what a tower has computed for itself
         for leaf, buffer in part._buffers.items():
             part._buffers[leaf] = None if buffer is None else buffer.to(device)
 
 
 def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
-    """Read the parameters' numbers once more, into the memory that they have. Raises CheckpointError."""
-    parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False)}
-    source, _ = _sources(model, checkpoint, parameters)
-    read_into(checkpoint, [(_wanted(model, n, source[n], parameters[n]), parameters[n].data) for n in source])
+    """Read all numbers once more, into the memory that they have. Raises CheckpointError."""
+    filled = filled_by_files(model)
+    source, _ = _sources(model, checkpoint, filled)
+    read_into(checkpoint, [(_wanted(model, n, source[n], filled[n]), filled[n].data) for n in source])
 
 
 def _sources(
-    model: CausalLM, checkpoint: Checkpoint, parameters: dict[str, nn.Parameter]
+    model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return (parameter -> the checkpoint's name for it, the other of each tied pair), all of it checked.
+    """Return (parameter or buffer -> the checkpoint's name for it, the other of each tied pair), all of it checked.
 
-    Of a tied pair one may be absent.
+    Of a tied pair one may be absent, and so may a buffer that has its numbers.
     """
-    source, unused = _match(model, checkpoint, parameters)
+    source, unused = _match(model, checkpoint, filled)
     pairs = model.tied_weights if model.is_tied else {}
     partner = {
         **pairs,
         **{shared: name for name, shared in pairs.items()},
     }  # the absent one takes the other's
-    missing = [name for name in parameters if name not in source and partner.get(name) not in source]
+    wanted = [name for name, old in filled.items() if isinstance(old, nn.Parameter) or old.is_meta]
+    missing = [name for name in wanted if name not in source and partner.get(name) not in source]
     _report(model, checkpoint, missing, unused)
-    _check_tensors(model, checkpoint, parameters, source)
+    _check_tensors(model, checkpoint, filled, source)
     for name, shared in pairs.items():
         if name in source and shared in source and _is_tied(checkpoint, source, name, shared):
             del source[name]
     return source, partner
 
 
-def _wanted(model: CausalLM, name: str, stored: str, parameter: nn.Parameter) -> Wanted:
+def _wanted(model: CausalLM, name: str, stored: str, old: torch.Tensor) -> Wanted:
     transposed = any(re.fullmatch(pattern, name) for pattern in model.checkpoint_transposed)
-    return Wanted(name, stored, parameter.shape, transposed and parameter.dim() == 2)
+    own_dtype = None if isinstance(old, nn.Parameter) else old.dtype
+    return Wanted(name, stored, old.shape, transposed and old.dim() == 2, own_dtype)
 
 
 def _match(
-    model: CausalLM, checkpoint: Checkpoint, parameters: dict[str, nn.Parameter]
+    model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return (parameter -> the checkpoint's name for it, names that belong to no parameter)."""
+    """Return (parameter or buffer -> the checkpoint's name for it, names that belong to none)."""
     source: dict[str, str] = {}
     unused = []
     for stored in checkpoint.names():
         name = _renamed(stored, model.checkpoint_renames)
         if name in source:
             raise CheckpointError(f"{checkpoint.directory}: {source[name]!r} and {stored!r} are both {name!r}.")
-        if name in parameters:
+        if name in filled:
             source[name] = stored
         elif not any(re.fullmatch(pattern, name) for pattern in model.checkpoint_ignored):
             unused.append(stored)
@@ -250,23 +263,30 @@ def _report(model: CausalLM, checkpoint: Checkpoint, missing: list[str], unused:
 
 
 def _check_tensors(
-    model: CausalLM, checkpoint: Checkpoint, parameters: dict[str, nn.Parameter], source: dict[str, str]
+    model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor], source: dict[str, str]
 ) -> None:
-    """Every tensor has the shape and a dtype that its parameter can take; nothing of it is read yet."""
+    """Every tensor has the shape and a dtype that its place can take; nothing of it is read yet."""
     problems = []
     for name, stored in source.items():
-        tensor, shape = checkpoint.tensor(stored), parameters[name].shape
-        if _wanted(model, name, stored, parameters[name]).transposed:
+        tensor, old = checkpoint.tensor(stored), filled[name]
+        shape = old.shape
+        if _wanted(model, name, stored, old).transposed:
             tensor = tensor.t()
         if tensor.shape != shape:
             problem = f"has shape {tuple(tensor.shape)}, config.json asks for {tuple(shape)}"
-        elif tensor.dtype not in _CASTABLE:
-            problem = f"is of dtype {str(tensor.dtype).removeprefix('torch.')}, no floating-point weight"
+        elif not old.is_floating_point() and tensor.dtype is not old.dtype:
+            problem = f"is of dtype {_short(tensor.dtype)}, and the model's buffer is of {_short(old.dtype)}"
+        elif old.is_floating_point() and tensor.dtype not in _CASTABLE:
+            problem = f"is of dtype {_short(tensor.dtype)}, no floating-point weight"
         else:
             continue
         problems.append(f"{stored} in {checkpoint.file_of(stored)} {problem}")
     if problems:
         raise CheckpointError(f"{checkpoint.directory}: tensors that do not fit: {listed(problems)}.")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_tied(checkpoint: Checkpoint, source: dict[str, str], name: str, shared: str) -> bool:

@@ -28,20 +28,24 @@ _THREADS = 4
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A parameter, and the name and the layout in which the checkpoint has it."""
+    """A parameter or a buffer, and the name and the layout in which the checkpoint has it.
+
+    dtype: that it is to have; None: the model's.
+    """
 
     name: str
     stored: str
     shape: torch.Size
     transposed: bool  # stored [in, out]
+    dtype: torch.dtype | None = None
 
 
 @torch.inference_mode(False)  # the caller's mode does not reach the threads, which could not write then
 def read_weights(
     checkpoint: Checkpoint, wanted: Sequence[Wanted], dtype: torch.dtype, device: torch.device
 ) -> dict[str, nn.Parameter]:
-    """Return the parameters on `device`, by name, all of `dtype`, read in several threads. Raises CheckpointError."""
-    sizes = [math.prod(w.shape) * dtype.itemsize for w in wanted]
+    """Return the tensors on `device`, by name, read in several threads. dtype: the model's. Raises CheckpointError."""
+    sizes = [math.prod(w.shape) * (w.dtype or dtype).itemsize for w in wanted]
     starts = [0]
     for size in sizes:
         starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
@@ -56,7 +60,7 @@ def read_weights(
     else:
         memory = torch.empty(starts[-1], dtype=torch.uint8, device=device)
     tensors = [
-        memory[start : start + size].view(dtype).view(w.shape)
+        memory[start : start + size].view(w.dtype or dtype).view(w.shape)
         for w, start, size in zip(wanted, starts, sizes)  # noqa: B905 (starts has one more: the end)
     ]
     read_into(checkpoint, list(zip(wanted, tensors, strict=True)))

@@ -1,0 +1,115 @@
+"""What a model's class has to keep to, looked at when a checkpoint is loaded and not when a request comes.
+
+Each error names the class, the module in it and the way out (docs/adding-a-model.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.contracts import KVSpec
+from quire.errors import UnsupportedModelError
+from quire.models.base import CausalLM
+from quire.models.layers import Linear
+from quire.models.multimodal import VisionLanguageModel
+
+_GUIDE = "see docs/adding-a-model.md"
+# torch's and transformers' modules that do nothing to a row, or to each number alone and exactly.
+_HARMLESS = (
+    nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.ReLU, nn.ReLU6, nn.Flatten,
+    nn.Sequential,
+)  # fmt: skip
+# The way out for the others, by a part of the class's name.
+_INSTEAD = (
+    ("Linear", "Linear"), ("Conv1D", "Linear"), ("Embedding", "Embedding"), ("LayerNorm", "LayerNorm"),
+    ("RMSNorm", "RMSNorm"),
+)  # fmt: skip
+_MOST_LISTED = 5
+
+
+def check_class(model_class: type[CausalLM]) -> None:
+    """Refuse a class that lacks a method. Raises UnsupportedModelError."""
+    wanted: list[tuple[type, str]] = [(CausalLM, "embed"), (CausalLM, "forward")]
+    if issubclass(model_class, VisionLanguageModel):
+        wanted = [(VisionLanguageModel, "image_layout"), (VisionLanguageModel, "encode")]
+        wanted += [(VisionLanguageModel, "rotary_positions")] if model_class.mrope else []
+    for base, name in wanted:
+        if getattr(model_class, name) is getattr(base, name):
+            raise UnsupportedModelError(f"{_named(model_class)} has no method `{name}`: define it, {_GUIDE}.")
+
+
+def check_model(model: CausalLM) -> None:
+    """Refuse a model, just built, that lacks an attribute, or that has torch's own layers in the text model's part.
+
+    Raises UnsupportedModelError.
+    """
+    kinds: dict[str, tuple[Any, str]] = {
+        "kv_spec": (KVSpec, "quire.contracts.KVSpec(layers, key/value heads, head_dim)"),
+        "max_model_len": (int, "the number of positions that it has"),
+    }
+    if isinstance(model, VisionLanguageModel):
+        kinds["language_model"] = (CausalLM, "by `adopt(text_model(config))`")
+    elif type(model).logits is CausalLM.logits or type(model).vocab_size is CausalLM.vocab_size:
+        kinds["lm_head"] = (Linear, "quire.models.layers.Linear(hidden size, vocabulary, bias=False)")
+    for name, (kind, how) in kinds.items():
+        value = getattr(model, name, None)
+        if not isinstance(value, kind):
+            what = "sets no" if value is None else f"has a {type(value).__name__} for"
+            raise UnsupportedModelError(
+                f"{_named(type(model))} {what} `{name}`: set it in __init__, as {how}; {_GUIDE}."
+            )
+    foreign = [(name, module) for name, module in model.named_modules() if _is_foreign(model, name, module)]
+    if foreign:
+        shown = [f"{name} is {_named(type(module))}{_instead(module)}" for name, module in foreign[:_MOST_LISTED]]
+        more = f", and {len(foreign) - _MOST_LISTED} more" if len(foreign) > _MOST_LISTED else ""
+        raise UnsupportedModelError(
+            f"{_named(type(model))}: {'; '.join(shown)}{more}. What these make of a row depends on what else is in the "
+            f"batch, and no LoRA adapter can change them: build the text model of quire's layers, {_GUIDE}."
+        )
+
+
+def _is_foreign(model: CausalLM, name: str, module: nn.Module) -> bool:
+    """Whether it computes something by torch's or transformers' own code. A vision tower may."""
+    forward = type(module).forward
+    if isinstance(module, _HARMLESS) or model.is_visual(name) or forward is nn.Module.forward:
+        return False
+    return forward.__module__.partition(".")[0] in ("torch", "transformers")
+
+
+def _instead(module: nn.Module) -> str:
+    kind = type(module).__name__
+    for part, own in _INSTEAD:
+        if part in kind:
+            return f" (use quire.models.layers.{own})"
+    if type(module).__module__.endswith("activation") or "activations" in type(module).__module__:
+        return " (use quire.models.layers.activation)"
+    return ""
+
+
+def check_buffers(model: CausalLM) -> None:
+    """Refuse a buffer that has no numbers, and that no file brings. Raises UnsupportedModelError."""
+    for name, module in model.named_modules():
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None and buffer.is_meta and leaf in module._non_persistent_buffers_set:
+                raise UnsupportedModelError(
+                    f"{_named(type(model))}: the buffer {f'{name}.{leaf}'.lstrip('.')} has no numbers, since models "
+                    "are built on the meta device. Make it under `with torch.device('cpu')`, or let the checkpoint "
+                    "bring it (persistent=True)."
+                )
+
+
+def filled_by_files(model: CausalLM) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers, by name: what a checkpoint has tensors for."""
+    filled: dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    for name, module in model.named_modules():
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None and leaf not in module._non_persistent_buffers_set:
+                filled[f"{name}.{leaf}".lstrip(".")] = buffer
+    return filled
+
+
+def _named(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,182 @@
+"""What a plug-in's class gets wrong is found when a checkpoint is loaded: by name, and with the way out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import run_model
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from quire.errors import CheckpointError, UnsupportedModelError
+from quire.models import loader
+from quire.models.base import CausalLM
+from quire.models.checkpoint import SINGLE, Checkpoint
+from quire.models.llama import LlamaForCausalLM
+from quire.models.loader import fill_again, load_model
+from quire.models.multimodal import VisionLanguageModel
+
+LLAMA = next(iter(tiny.TABLE))
+
+
+@pytest.fixture
+def load(checkpoint, tmp_path, monkeypatch) -> Callable[..., Any]:
+    """load(class or what to do to a Llama when it is built, extra tensors, dtype) -> the model."""
+
+    def loaded(what: Any, tensors: dict[str, torch.Tensor] | None = None, dtype: str = "auto") -> CausalLM:
+        path = tmp_path / "model"
+        shutil.copytree(checkpoint(LLAMA, "gqa"), path, dirs_exist_ok=True)
+        if tensors:
+            save_file(load_file(path / SINGLE) | tensors, path / SINGLE)
+        monkeypatch.setattr(loader, "_model_class", lambda raw: what if isinstance(what, type) else changed(what))
+        return load_model(path, dtype)
+
+    return loaded
+
+
+def changed(change: Callable[[Any], object]) -> type[CausalLM]:
+    class Changed(LlamaForCausalLM):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            change(self)
+
+    return Changed
+
+
+def refused(load: Any, what: Any, *parts: str, error: type[Exception] = UnsupportedModelError, **more: Any) -> None:
+    with pytest.raises(error) as caught:
+        load(what, **more)
+    for part in (*parts, "" if error is CheckpointError else "adding-a-model"):
+        assert part in str(caught.value)
+
+
+def put(name: str, module: nn.Module | None) -> Callable[[Any], None]:
+    owner, _, leaf = name.rpartition(".")
+    return lambda model: setattr(model.get_submodule(owner), leaf, module)
+
+
+# Layers that are not quire's
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "parts"),
+    [
+        ("model.layers.1.mlp.down_proj", nn.Linear(48, 32, bias=False), ["quire.models.layers.Linear"]),
+        ("model.layers.1.mlp.down_proj", Conv1D(32, 48), ["Conv1D", "quire.models.layers.Linear"]),
+        ("model.embed_tokens", nn.Embedding(97, 32), ["torch.nn", "quire.models.layers.Embedding"]),
+        ("model.norm", nn.LayerNorm(32), ["quire.models.layers.LayerNorm"]),
+        ("model.norm", nn.RMSNorm(32), ["quire.models.layers.RMSNorm"]),
+        ("model.layers.0.mlp.activate", nn.SiLU(), ["quire.models.layers.activation"]),
+        ("model.layers.0.attend", nn.MultiheadAttention(32, 4), ["MultiheadAttention"]),
+    ],
+)
+def test_layers_that_are_not_quires(load, name, module, parts):
+    refused(load, put(name, module), f"{name} is ", "batch", "LoRA", *parts)
+
+
+def test_many_of_them_are_counted(load):
+    def change(model):
+        for number in range(3):
+            for leaf in ("gate_proj", "up_proj", "down_proj"):
+                setattr(model.model.layers[number].mlp, leaf, nn.Linear(2, 2))
+
+    refused(load, change, "model.layers.0.mlp.gate_proj is torch.nn", "and 4 more")
+
+
+def test_what_does_nothing_to_a_row_is_taken(load, checkpoint):
+    want = run_model.logits(load_model(checkpoint(LLAMA, "gqa")), tiny.token_ids(8))
+    model = load(put("model.layers.0.drop", nn.Sequential(nn.Dropout(0.5), nn.Identity())))
+    assert torch.equal(run_model.logits(model, tiny.token_ids(8)), want)
+
+
+# What the engine asks of a class
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (lambda model: delattr(model, "kv_spec"), ["sets no `kv_spec`", "KVSpec("]),
+        (lambda model: setattr(model, "kv_spec", (3, 2, 8)), ["has a tuple for `kv_spec`"]),
+        (lambda model: delattr(model, "max_model_len"), ["sets no `max_model_len`"]),
+        (lambda model: delattr(model, "lm_head"), ["sets no `lm_head`", "quire.models.layers.Linear"]),
+    ],
+)
+def test_attributes_that_are_not_set(load, change, parts):
+    refused(load, change, "Changed", *parts)
+
+
+@pytest.mark.parametrize(
+    ("base", "method"), [(CausalLM, "embed"), (CausalLM, "forward"), (VisionLanguageModel, "encode")]
+)
+def test_methods_that_are_not_defined(load, base, method):
+    own = {"forward": lambda *_: None, "embed": lambda *_: None, "image_layout": lambda *_: None}
+    own.pop(method, None)
+    refused(load, type("Unfinished", (base,), own), f"Unfinished has no method `{method}`")
+
+
+# Buffers
+
+
+def with_buffer(dtype: torch.dtype = torch.float32, persistent: bool = True) -> Callable[[Any], None]:
+    return lambda model: model.model.layers[1].mlp.register_buffer(
+        "e_score_correction_bias", torch.empty(4, dtype=dtype), persistent=persistent
+    )
+
+
+NAME = "model.layers.1.mlp.e_score_correction_bias"
+BIAS = torch.tensor([0.1, 1e-9, 3.0, -7.7])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_buffer_is_loaded_and_keeps_its_dtype(load, tmp_path, dtype):
+    model = load(with_buffer(), {NAME: BIAS}, dtype)
+    buffer = model.get_buffer(NAME)
+    assert buffer.dtype is torch.float32 and torch.equal(buffer, BIAS)
+    assert NAME not in dict(model.named_parameters())
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for tensor in model.state_dict().values():
+        tensor.zero_()
+    fill_again(model, Checkpoint(tmp_path / "model"))
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_buffer_of_whole_numbers(load):
+    table = torch.arange(4)
+    assert torch.equal(load(with_buffer(torch.int64), {NAME: table}).get_buffer(NAME), table)
+    refused(load, with_buffer(torch.int64), NAME, "float32", "int64", error=CheckpointError, tensors={NAME: BIAS})
+    refused(load, with_buffer(), NAME, "int64", error=CheckpointError, tensors={NAME: table})
+
+
+def test_buffers_are_matched_both_ways(load):
+    refused(load, with_buffer(), f"missing: 1 ({NAME})", error=CheckpointError)
+    refused(load, lambda model: None, f"of no use: 1 ({NAME})", error=CheckpointError, tensors={NAME: BIAS})
+    refused(load, with_buffer(), "shape (5,)", error=CheckpointError, tensors={NAME: torch.ones(5)})
+
+
+def test_buffers_count_as_memory(load, monkeypatch):
+    monkeypatch.setattr("quire.models.weights.pages.available_bytes", lambda device: 100_000)
+    many = {NAME: torch.ones(30_000)}
+    size = lambda model: model.model.layers[1].mlp.register_buffer("e_score_correction_bias", torch.empty(30_000))  # noqa: E731
+    with pytest.raises(CheckpointError, match="weights take"):
+        load(size, many)
+
+
+def test_a_buffer_that_the_model_computes(load):
+    def change(model):
+        with torch.device("cpu"):
+            model.register_buffer("angles", torch.arange(4.0), persistent=False)
+            model.register_buffer("table", torch.arange(4.0))
+
+    assert load(change).table.tolist() == [0, 1, 2, 3]
+    assert load(change, {"table": BIAS}).table.tolist() == BIAS.tolist()  # the files outweigh it
+
+
+def test_a_buffer_without_numbers(load):
+    with pytest.raises(UnsupportedModelError, match=rf"{NAME} has no numbers.*torch\.device"):
+        load(with_buffer(persistent=False))
