@@ -67,7 +67,15 @@ def cuda_backend() -> ModuleType:
 
 def backend_of(x: torch.Tensor) -> ModuleType:
     """The module whose functions work on x."""
-    return cuda_backend() if x.is_cuda else backend()
+    if x.is_cpu:
+        return backend()
+    return _without_numbers() if x.is_meta else cuda_backend()
+
+
+def _without_numbers() -> ModuleType:
+    from quire.kernels import rehearsal
+
+    return rehearsal if rehearsal.is_on() else backend()
 
 
 def linear(

@@ -22,6 +22,7 @@ from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_check
 from quire.models.config_numbers import check_numbers
 from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
 from quire.models.overrides import OverriddenConfig, check_taken, overridden
+from quire.models.rehearsal import rehearse, run_once
 from quire.models.torchvision import hide_if_broken
 from quire.models.weights import Wanted, read_into, read_weights
 
@@ -77,7 +78,10 @@ def load_model(
     check_model(model)
     check_buffers(model)
     _check_size(path / "config.json", model)
+    rehearsed = rehearse(model, wanted, device)
     fill(model, checkpoint, wanted, device)
+    if not rehearsed:
+        run_once(model, device)
     model.read_from = checkpoint.stamp()
     return model.eval().requires_grad_(False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from quire import demo, kernels
 from quire.errors import CheckpointError, UnsupportedModelError
 from quire.models import loader
 from quire.models.base import CausalLM
@@ -180,3 +182,100 @@ def test_a_buffer_that_the_model_computes(load):
 def test_a_buffer_without_numbers(load):
     with pytest.raises(UnsupportedModelError, match=rf"{NAME} has no numbers.*torch\.device"):
         load(with_buffer(persistent=False))
+
+
+# What the kernels refuse
+
+
+def attending(**options: Any) -> Callable[[Any], None]:
+    """Let layer 1 ask for other attention."""
+
+    def change(model: Any) -> None:
+        module = model.model.layers[1].self_attn
+
+        def forward(x, rope, ctx, cache):
+            query, key, value = module.qkv(x).view(len(x), -1, 8).split([4, 2, 2], 1)
+            kernels.write_kv(key, value, cache.keys, cache.values, ctx.slot_mapping)
+            out = kernels.paged_attention(
+                query, cache.keys, cache.values, ctx.block_table, ctx.query_start, ctx.context_len, 0.3, **options
+            )
+            return module.o_proj(out.view(len(x), -1))
+
+        module.forward = forward
+
+    return change
+
+
+def test_options_of_attention_that_the_device_lacks(load, monkeypatch):
+    """Each set is tried once on the device, with one token."""
+    calls = []
+
+    def limited(query, keys, *others):
+        calls.append(len(query))
+        if others[5]:
+            raise ValueError("window: this device has none")
+        return torch.zeros_like(query)
+
+    monkeypatch.setattr(kernels.backend(), "paged_attention", limited)
+    refused(load, attending(window=4), "model.layers.1", "window: this device has none", "cpu")
+    load(attending())
+    assert set(calls) == {1} and len(calls) <= 5
+
+
+def wrong_kv_spec(model: Any) -> None:
+    model.kv_spec = dataclasses.replace(model.kv_spec, head_dim=16)
+
+
+def wrong_activation(model: Any) -> None:
+    model.model.layers[2].mlp.activate = lambda x: kernels.activation(x, "thunk")
+
+
+@pytest.mark.parametrize(
+    ("change", "dtype", "parts"),
+    [
+        (wrong_kv_spec, "auto", ["model.layers.0.self_attn", "(2, 2, 8)"]),
+        (wrong_activation, "auto", ["model.layers.2.mlp", "thunk"]),
+    ],
+)
+def test_arguments_that_no_kernel_takes(load, change, dtype, parts):
+    refused(load, change, *parts, dtype=dtype)
+
+
+def widening(model: Any) -> None:
+    norm = model.model.layers[1].post_attention_layernorm
+    own = type(norm).forward
+    norm.forward = lambda *arguments: own(norm, *arguments) * torch.ones(1, device=norm.weight.device)[0:1]
+
+
+def test_a_dtype_that_does_not_go_through(load):
+    """Multiplied by a float32, a row of bfloat16 is one of float32, which no product with the weights takes."""
+    load(widening)
+    refused(load, widening, "model.layers.1.mlp", "bfloat16", dtype="bfloat16")
+
+
+def looking(answer: Any) -> Callable[[Any], None]:
+    def change(model: Any) -> None:
+        embed = model.embed
+        model.embed = lambda ids: embed(ids) if ids.max().item() < 5 else answer
+        if answer is not None:
+            model.embed = lambda ids: embed(ids)[:, : 5 if ids.max().item() < 5 else 32]
+
+    return change
+
+
+def test_a_step_that_needs_numbers_is_run_with_the_weights(load):
+    load(looking(None))
+    refused(load, looking(5), "model.layers.0")
+
+
+@pytest.mark.parametrize("architecture", tiny.TABLE)
+def test_a_rehearsal_needs_no_numbers_and_leaves_nothing(checkpoint, monkeypatch, architecture):
+    monkeypatch.setattr(loader, "run_once", lambda *_: pytest.fail("it needs numbers"))
+    for variant in tiny.TABLE[architecture][2]:
+        model = load_model(checkpoint(architecture, variant), "bfloat16")
+        assert not any(tensor.is_meta for tensor in model.state_dict().values())
+
+
+def test_a_rehearsal_of_a_model_that_sees(monkeypatch):
+    monkeypatch.setattr(loader, "run_once", lambda *_: pytest.fail("it needs numbers"))
+    load_model(demo.model_path())
