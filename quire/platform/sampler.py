@@ -288,7 +288,10 @@ def _leading(row: Row, weights: Row, params: SamplingParams) -> tuple[Ids, NDArr
             limit = params.top_p * cumulative[-1]
         if top_k or is_all or cumulative[-1] >= limit:
             break
-        look *= _WIDEN
+        # No further token weighs more than the last of these: as many must still come, at the least.
+        last = float(weights[order[-1]])
+        missing = (limit - float(cumulative[-1])) / last if last > 0 else math.inf
+        look = max(look * _WIDEN, int(min(missing, len(row))))
     if params.top_p < 1:  # up to and with the first token that reaches the limit
         kept = int(np.searchsorted(cumulative, limit, side="left")) + 1
         order, cumulative = order[:kept], cumulative[:kept]
