@@ -22,6 +22,7 @@ from quire.config import ServerConfig
 from quire.errors import QuireError
 from quire.server.api.guard import BodyLimits
 from quire.server.http import connection as connections
+from quire.server.http.head import take_head
 from quire.server.http.listener import SPARE
 from quire.server.http.server import HttpServer, listening, room_for
 from tests.server.api_server import ONE_THREAD, ServerProcess
@@ -236,6 +237,7 @@ MALFORMED = {
     "lengths in a list": message("POST", "/echo", "Content-Length: 2, 3", body=b"abc"),
     "a length with a sign": message("POST", "/echo", "Content-Length: +2", body=b"ab"),
     "a negative length": message("POST", "/echo", "Content-Length: -2", body=b"ab"),
+    "a length of very many digits": message("POST", "/echo", "Content-Length: " + "9" * 5000, body=b"ab"),
     "a length in hex": message("POST", "/echo", "Content-Length: 0x2", body=b"ab"),
     "a length and chunks": message("POST", "/echo", "Content-Length: 5", CHUNKED, body=b"0\r\n\r\n"),
     "chunks and a length": message("POST", "/echo", CHUNKED, "Content-Length: 5", body=b"0\r\n\r\n"),
@@ -381,6 +383,44 @@ def test_who_waits_before_sending_is_told_to_go_on(server: InThread) -> None:
         early = client.recv(1000)  # what is refused unread is not asked for
         assert early.startswith(b"HTTP/1.1 200 ")
         client.sendall(message("GET", "/nothing")[:3])
+
+
+def test_a_body_that_goes_wrong_is_no_fault_of_the_server(server: InThread, caplog: pytest.LogCaptureFixture) -> None:
+    for first in (b"", b"5\r\nhello\r\n"):
+        with server.connect() as client:
+            client.sendall(message("POST", "/echo", CHUNKED, body=first))
+            time.sleep(0.1)  # so that the application waits for more
+            client.sendall(b"x\r\n")
+            assert until_closed(client).startswith(b"HTTP/1.1 400 ")
+    with server.connect() as client:
+        client.sendall(message("POST", "/echo", CHUNKED, body=b"5\r\nhel"))
+    _until(lambda: server.connections == 0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_a_body_that_goes_wrong_after_its_answer_has_no_second_one(server: InThread) -> None:
+    with server.connect() as client:
+        client.sendall(message("POST", "/early", CHUNKED, body=b"1\r\na\r\n"))
+        while not (text := client.recv(65536)).endswith(b"no thanks"):
+            assert text
+        client.sendall(b"x\r\n" + GET)
+        assert until_closed(client) == b""
+
+
+def test_a_header_in_drops_costs_no_more_than_another(server: InThread) -> None:
+    """What was looked at once is not looked at for every byte that follows."""
+
+    def spent(remembers: bool) -> float:
+        incoming, begun, seen = bytearray(b"GET / HTTP/1.1\r\nA: "), time.thread_time(), 0
+        while len(incoming) < 15_000:
+            incoming += b"b"
+            assert take_head(incoming, seen) is None
+            seen = len(incoming) if remembers else 0
+        incoming += b"\r\nHost: a\r\n\r\n"
+        assert (take_head(incoming, seen) or b"").endswith(b"Host: a\r\n\r\n") and not incoming
+        return time.thread_time() - begun
+
+    assert spent(True) < spent(False) / 3
 
 
 # -- answers -------------------------------------------------------------------------------------------------------

@@ -75,6 +75,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._incoming = bytearray()
+        self._seen = 0  # bytes of it that hold no whole header
         self._exchange: Exchange | None = None
         self._due = 0  # bytes of a body of known length that h11 has not got
         self._full = False  # of the body is as much here as the application wants for now
@@ -158,7 +159,7 @@ class Connection(asyncio.Protocol):
     # -- the exchange's side --------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        if self._transport is not None and data:
+        if self._transport is not None and data and self._state is not _State.CLOSING:
             self._written += len(data)
             self._transport.write(data)
 
@@ -191,11 +192,16 @@ class Connection(asyncio.Protocol):
     def refuse(self, status: int, message: str) -> None:
         """Answer what is no request, or in place of the application; the connection ends."""
         exchange = self._exchange
+        if self._state is _State.CLOSING:
+            return
         if self._state is _State.SERVING and exchange is not None:
             if exchange.begun:
                 self.abort()
                 return
             exchange.client_gone()
+        elif self._state is _State.DRAINING:  # it has its answer
+            self._end(unread=True)
+            return
         content = json.dumps(ApiError(status, message).body).encode()
         lines = [
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
@@ -244,7 +250,8 @@ class Connection(asyncio.Protocol):
         return False
 
     def _step_head(self) -> bool:
-        text = take_head(self._incoming)
+        text = take_head(self._incoming, self._seen)
+        self._seen = len(self._incoming) if text is None else 0
         if text is None:
             if self._incoming and self._state is _State.WAITING:
                 # A connection's first header has its time from the connection's first moment on.

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import h11
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from quire.server.http.head import Head
@@ -92,8 +93,10 @@ class Exchange:
             self._connection.abort()
             raise
         except Exception as error:
-            if not isinstance(error, OSError) or not self._gone:
-                logger.error("a request failed", exc_info=error)
+            if (self._gone or self._left) and isinstance(error, (ClientDisconnect, OSError)):
+                self._connection.abort()
+                return
+            logger.error("a request failed", exc_info=error)
             if self.begun:
                 self._connection.abort()
             else:

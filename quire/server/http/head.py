@@ -61,31 +61,36 @@ class Head:
         }
 
 
-def take_head(incoming: bytearray) -> bytes | None:
-    """Cut the first head off what has come; None while it is not whole. Raises BadRequestError."""
-    if incoming[:2] == b"\r\n":  # an old client's line after a body; one is forgiven
+def take_head(incoming: bytearray, seen: int) -> bytes | None:
+    """Cut the first head off what has come; None while it is not whole. Raises BadRequestError.
+
+    seen: bytes of it that were looked at before, so that a header which comes in drops costs no more than another.
+    """
+    if seen <= 2 and incoming[:2] == b"\r\n":  # an old client's line after a body; one is forgiven
         del incoming[:2]
-    end = incoming.find(_END, 0, MOST_HEAD)
-    if end >= 0:
-        head = bytes(incoming[: end + len(_END)])
-        del incoming[: len(head)]
-        _check_lines(head)
-        return head
-    if len(incoming) >= MOST_HEAD:
+        seen = 0
+    start = max(0, seen - len(_END))
+    end = incoming.find(_END, start, MOST_HEAD)
+    if end < 0 and len(incoming) >= MOST_HEAD:
         raise BadRequestError(431, f"the header has more than {MOST_HEAD} bytes, which is the limit.")
     if incoming[:1] in (b"\r", b"\n") and len(incoming) > 1:
         raise BadRequestError(400, "a request begins with its method.")
     # The last byte may be the first half of a line's end.
-    _check_lines(incoming[:-1] if incoming[-1:] == b"\r" else incoming)
-    return None
+    stop = end + len(_END) if end >= 0 else len(incoming) - (incoming[-1:] == b"\r")
+    _check_lines(incoming, start, stop)
+    if end < 0:
+        return None
+    head = bytes(incoming[:stop])
+    del incoming[:stop]
+    return head
 
 
-def _check_lines(head: bytes | bytearray) -> None:
-    if _LONE.search(head) is not None:
+def _check_lines(head: bytearray, start: int, stop: int) -> None:
+    if _LONE.search(head, start, stop) is not None:
         raise BadRequestError(400, "lines of a header end with CR and LF, and hold neither of them, nor NUL.")
-    if head.count(b"\n") > MOST_FIELDS + 2:
+    if head.count(b"\n", 0, stop) > MOST_FIELDS + 2:
         raise BadRequestError(431, f"the header has more than {MOST_FIELDS} lines, which is the limit.")
-    if _FOLD.search(head) is not None:
+    if _FOLD.search(head, start, stop) is not None:
         raise BadRequestError(400, "a line of a header goes on in the next, which is not taken any more.")
 
 
