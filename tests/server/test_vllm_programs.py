@@ -19,13 +19,17 @@ import pytest
 import torch
 from openai import BadRequestError, OpenAI
 from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import quire
 from quire import (
     LLM,
     AsyncEngineArgs,
     AsyncLLMEngine,
+    BeamSearchOutput,
     BeamSearchParams,
+    BeamSearchSequence,
     EngineArgs,
     FlexibleArgumentParser,
     LLMEngine,
@@ -40,6 +44,7 @@ from quire import (
 from quire.demo import adapter_path, picture_path
 from quire.errors import EngineClosedError
 from quire.platform.engine_metrics import Counter, Gauge
+from quire.platform.results import beams_as_output
 from quire.server import serve
 from tests.server.api_server import ONE_THREAD, ServerProcess
 from tests.server.test_serve_options import Served
@@ -85,6 +90,15 @@ def test_beam_search_through_generate(llm: LLM) -> None:
     both = llm.generate(["Once upon a time"] * 2, [params, GREEDY])
     assert both[0].outputs[0].text == output.outputs[0].text
     assert both[1].outputs[0].text == llm.generate("Once upon a time", GREEDY)[0].outputs[0].text
+
+
+def test_a_beams_text_goes_on_after_the_prompt() -> None:
+    """A SentencePiece token keeps its space, which decoding the new tokens alone would drop."""
+    words = Tokenizer(models.WordLevel({"\u2581a": 0, "\u2581b": 1}, unk_token="\u2581a"))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    found = BeamSearchOutput("1", [BeamSearchSequence([0, 1, 0], [], -1.0)], [0], prompt="a")
+    assert beams_as_output(tokenizer, found).outputs[0].text == " b a"
 
 
 def test_chat_shows_the_rendered_prompt(llm: LLM, picture: Image.Image, tmp_path: Path) -> None:
