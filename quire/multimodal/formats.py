@@ -35,6 +35,7 @@ FORMATS = {
 # JPEG: a marker that is not a restart, of which there may be millions.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 _SOI, _EOI, _SOS, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
+_ARITHMETIC = {0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}  # frames that are coded so: their decoder cannot stop on its way
 _FRAMES = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 # Those that make pixels: frames, tables, restart interval; and what says how colours are stored (JFIF's, Adobe's).
 _KEPT = _FRAMES | {0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE}
@@ -50,12 +51,14 @@ class Encoded:
     """A file without what makes no pixels.
 
     kind: its format, as Pillow calls it. orientation: EXIF's, or 1. passes: how often its decoder goes over all pixels.
+    whole: its decoder must get it in one piece.
     """
 
     kind: str
     data: bytes
     orientation: int = 1
     passes: int = 1
+    whole: bool = False
 
 
 def read_encoded(data: bytes, most_pixels: int) -> Encoded:
@@ -88,7 +91,7 @@ def _check_parts(count: int) -> None:
 
 def _jpeg(data: bytes, most_pixels: int) -> Encoded:
     kept, exif, xmp = [data[:2]], b"", b""
-    pixels, at, end = 0, 2, 2
+    pixels, at, end, whole = 0, 2, 2, False
     for count, (marker, at, end) in enumerate(_segments(data, 2)):
         _check_parts(count)
         if marker in (_SOS, _EOI):
@@ -96,7 +99,7 @@ def _jpeg(data: bytes, most_pixels: int) -> Encoded:
         body = data[at + 4 : end]
         if marker in _FRAMES:
             height, width = struct.unpack_from(">HH", body, 1)
-            pixels = max(pixels, height * width)
+            pixels, whole = max(pixels, height * width), whole or marker in _ARITHMETIC
         if marker == _APP1 and body.startswith(b"Exif\0\0"):
             exif = exif + body[6:] if exif else body
             if len(exif) > _MOST_TEXT:
@@ -115,7 +118,7 @@ def _jpeg(data: bytes, most_pixels: int) -> Encoded:
             f"it has {passes:,} scans of {pixels:,} pixels, and {_MOST_PASSES * most_pixels:,} in all are allowed: "
             "save it as an ordinary JPEG"
         )
-    return Encoded("JPEG", b"".join((*kept, scans)), _orientation(exif, xmp), passes)
+    return Encoded("JPEG", b"".join((*kept, scans)), _orientation(exif, xmp), passes, whole)
 
 
 def _segments(data: bytes, at: int) -> Iterator[tuple[int, int, int]]:

@@ -248,7 +248,7 @@ def _open(data: bytes, config: MediaConfig, watch: Watch) -> Opened:
     except Image.DecompressionBombError:
         raise RequestError(f"it declares more than {config.max_image_pixels:,} pixels; scale it down") from None
     if encoded.kind == "JPEG":
-        image.decodermaxblock = _STEP
+        image.decodermaxblock = len(encoded.data) if encoded.whole else _STEP
     return Opened(image, image.width * image.height * encoded.passes, True, encoded.orientation, watch)
 
 

@@ -249,3 +249,12 @@ def test_decoding_stops_when_nobody_waits() -> None:
 def test_the_limit_of_cpu_time_is_checked(value: Any) -> None:
     with pytest.raises(QuireError, match="max_image_seconds"):
         MediaConfig(max_image_seconds=value)
+
+
+def test_arithmetic_coding_is_fed_in_one_piece() -> None:
+    """Its decoder cannot stop half-way: in pieces, files of over one piece were found broken."""
+    data = encoded(picture(200, 200), "JPEG", progressive=True)
+    assert len(data) > 2 * 4096
+    for kind, marker, whole in (("as it is", 0xC2, False), ("arithmetic", 0xCA, True)):
+        opened = open_picture(data.replace(b"\xff\xc2", bytes((0xFF, marker)), 1), CONFIG, 0, Watch(60))
+        assert (opened.image.decodermaxblock >= len(read_encoded(data, 10**9).data)) is whole, kind
