@@ -22,6 +22,7 @@ from quire.config import ServerConfig
 from quire.errors import QuireError
 from quire.server.api.guard import BodyLimits
 from quire.server.http import connection as connections
+from quire.server.http.connection import Connection, Times
 from quire.server.http.head import take_head
 from quire.server.http.listener import SPARE
 from quire.server.http.server import HttpServer, listening, room_for
@@ -395,6 +396,29 @@ def test_a_body_that_goes_wrong_is_no_fault_of_the_server(server: InThread, capl
     with server.connect() as client:
         client.sendall(message("POST", "/echo", CHUNKED, body=b"5\r\nhel"))
     _until(lambda: server.connections == 0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_an_answer_to_a_reset_connection(server: InThread, caplog: pytest.LogCaptureFixture) -> None:
+    """The client has just closed: that is seen when the answer ends, as nothing was read meanwhile."""
+
+    async def meanwhile() -> None:
+        ends: list[Connection] = []
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as listens:
+            there = socket.create_connection(listens.getsockname())
+            here, _ = listens.accept()
+        here.setblocking(False)
+        connection = Connection(FastAPI(), Times(9, 9, 9, 9), lambda work: work.close(), ends.append)
+        await loop.connect_accepted_socket(lambda: connection, here)
+        there.sendall(message("POST", "/", "Content-Length: 9"))
+        await asyncio.sleep(0.05)
+        there.close()
+        connection.refuse(400, "no")  # in the same turn of the loop
+        await asyncio.sleep(0.05)
+        assert ends == [connection]
+
+    asyncio.run(meanwhile())
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

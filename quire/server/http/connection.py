@@ -342,7 +342,12 @@ class Connection(asyncio.Protocol):
         self._incoming.clear()
         self._enter(_State.CLOSING, _SILENCE if unread else _LINGER)
         if unread:
-            self._transport.write_eof()
+            if not self._transport.get_write_buffer_size():  # else the answer itself says where it ends
+                try:
+                    self._transport.write_eof()
+                except OSError:  # the client was faster
+                    self.abort()
+                    return
             self._full = self._turn_due = False
             self._read_on()
         else:
