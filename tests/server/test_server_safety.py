@@ -21,7 +21,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 KEYS, ADMIN = ("first-key", "second-key"), "the-admin-key"
 CLOSED = (LOAD, UNLOAD, "/sleep", "/wake_up", "/reset_prefix_cache")  # without a flag that opens them
-OPEN = {"/health", "/ready"}
+OPEN = {"/health", "/ready", "/ping"}
 USER = [{"role": "user", "content": "a"}]
 
 
@@ -182,7 +182,8 @@ def test_adapters_come_from_the_allowed_folders_alone(
     beside = root.parent / (root.name + "-beside")
     shutil.copytree(outside, beside)
     refused = {
-        "good": 400, "./good": 400, "../outside": 400, "org/adapter": 400, "~/outside": 400, "~": 400, "": 400,
+        "out": 404, "sly": 404, "./good": 400, "../outside": 400, "org/adapter": 404, "~/outside": 400, "~": 400,
+        "": 400,
         "file:///etc": 400, f"{root}/../{beside.name}": 403, str(beside): 403, str(outside): 403, "/": 403, "/etc": 403,
         str(root / "out"): 403, str(root / "sly"): 403, f"{root}/good/../../..": 403, f"{root}/out/../outside": 403,
         "/nowhere/at/all": 403, "/nowhere/secret": 403, f"{root}/nothing": 404, f"{root}/good\x00": 404,
