@@ -26,6 +26,7 @@ from quire import LLM
 from quire.models import loader
 from quire.models.base import CausalLM
 from quire.models.layers import Linear
+from quire.models.llama import LlamaForCausalLM
 from quire.models.weights import Wanted
 
 LLAMA_3_8B = {
@@ -60,14 +61,9 @@ class RandomModel:
             self.tensors[name] = tensor if tensor.dim() == 1 else tensor.normal_(std=0.02, generator=draw)
 
     def _skeleton(self) -> CausalLM:
-        """The model without weights: the loader, when it looks for a checkpoint, is stopped there."""
-        found: list[CausalLM] = []
-        with (
-            mock.patch.object(loader, "Checkpoint", return_value=None),
-            mock.patch.object(loader, "fill", lambda model, *_: found.append(model)),
-        ):
-            loader.load_model(self.directory, self.dtype, torch.device("cpu"))
-        return found[0]
+        """The model without weights."""
+        with torch.device("meta"):
+            return LlamaForCausalLM(loader.load_config(self.directory))
 
     # What the loader asks of a Checkpoint.
 
@@ -77,8 +73,14 @@ class RandomModel:
     def tensor(self, name: str) -> torch.Tensor:
         return self.tensors[name]
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+
     def file_of(self, name: str) -> str:
         return "memory"
+
+    def stamp(self) -> tuple[tuple[str, int, int, int], ...]:
+        return ()
 
     def _read(
         self, checkpoint: object, wanted: Sequence[Wanted], dtype: torch.dtype, device: torch.device

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from quire.server.api.errors import ApiError, remember
+from tests.lora.adapter_life import wait_for
 from tests.server.api_server import LocalServer, ServerProcess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,7 +107,8 @@ def test_probes_are_logged_where_this_is_asked_for(talkative: Any, caplog: pytes
     with caplog.at_level(logging.INFO, "quire.server.access"):
         for path in ("/health", "/ready", "/ping", "/metrics"):
             talkative.get(path)
-            assert any(record.message == f"GET {path}" for record in caplog.records)
+            # The line is written when the answer has been sent.
+            wait_for(lambda line=f"GET {path}": line in [record.message for record in caplog.records])
 
 
 @pytest.mark.parametrize(
