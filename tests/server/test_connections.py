@@ -29,14 +29,15 @@ from quire.server.http.server import HttpServer, listening, room_for
 from tests.server.api_server import ONE_THREAD, ServerProcess
 from tests.server.wire import InThread, message, seconds_open, until_closed
 
-TIME = 0.4  # seconds for everything
+TIME = 0.4  # seconds for everything, where this is what a test is about
+PATIENT = 20.0  # where it is not
 SLACK = 4.0  # more than that is a connection that does not end
 GET = message("GET", "/echo")
 BIG = 64 << 20
 
 
-def application() -> FastAPI:
-    """Tells what it was asked."""
+def application(seconds: float) -> FastAPI:
+    """Tells what it was asked. seconds: for a body."""
     app = FastAPI()
 
     @app.api_route("/echo", methods=["GET", "POST", "PUT", "HEAD", "OPTIONS"])
@@ -74,23 +75,30 @@ def application() -> FastAPI:
         app.state.waiting = False
         return PlainTextResponse("left")
 
-    app.add_middleware(BodyLimits, most=8 << 20, seconds=TIME)
+    app.add_middleware(BodyLimits, most=8 << 20, seconds=seconds)
     return app
 
 
-def config(**more: Any) -> ServerConfig:
-    times = dict.fromkeys(("header_timeout", "body_timeout", "timeout_keep_alive", "send_timeout"), TIME)
+def config(seconds: float = TIME, **more: Any) -> ServerConfig:
+    times = dict.fromkeys(("header_timeout", "body_timeout", "timeout_keep_alive", "send_timeout"), seconds)
     return ServerConfig(**{"port": 0, **times, **more})
 
 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
-    return application()
+    return application(PATIENT)
 
 
 @pytest.fixture(scope="module")
 def server(app: FastAPI) -> Iterator[InThread]:
-    with InThread(app, config()) as server:
+    with InThread(app, config(PATIENT)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[InThread]:
+    """A machine that is busy with other things may well need longer: for tests of what is too late alone."""
+    with InThread(application(TIME), config()) as server:
         yield server
 
 
@@ -129,8 +137,8 @@ def length_of(head: bytes) -> int:
         (GET + GET + b"GET /echo HT",), (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",),
     ],
 )  # fmt: skip
-def test_silence_ends_a_connection_in_every_state(server: InThread, sent: tuple[bytes, ...]) -> None:
-    with server.connect() as client:
+def test_silence_ends_a_connection_in_every_state(hasty: InThread, sent: tuple[bytes, ...]) -> None:
+    with hasty.connect() as client:
         for part in sent:
             client.sendall(part)
             time.sleep(0.05)
@@ -150,49 +158,50 @@ def test_silence_ends_a_connection_in_every_state(server: InThread, sent: tuple[
         (message("POST", "/early", "Connection: close", "Content-Length: 100000"), b"a"),
     ],
 )  # fmt: skip
-def test_drops_end_a_connection_in_every_state(server: InThread, first: bytes, drops: bytes) -> None:
-    with server.connect() as client:
+def test_drops_end_a_connection_in_every_state(hasty: InThread, first: bytes, drops: bytes) -> None:
+    with hasty.connect() as client:
         client.sendall(first)
         assert seconds_open(client, lambda: client.sendall(drops)) < TIME * 2 + connections._LINGER + SLACK
 
 
 @pytest.mark.parametrize("lines", [(), ("Connection: close",)])
 @pytest.mark.parametrize("path", ["/big", "/stream?parts=2000&size=65536"])
-def test_a_client_that_does_not_read_is_given_up(server: InThread, path: str, lines: tuple[str, ...]) -> None:
-    _until(lambda: server.connections == 0)
-    with server.connect(receive_buffer=4096) as client:
+def test_a_client_that_does_not_read_is_given_up(hasty: InThread, path: str, lines: tuple[str, ...]) -> None:
+    _until(lambda: hasty.connections == 0)
+    with hasty.connect(receive_buffer=4096) as client:
         client.sendall(message("GET", path, *lines))
-        _until(lambda: server.connections == 1)
-        _until(lambda: server.connections == 0)
+        _until(lambda: hasty.connections == 1)
+        _until(lambda: hasty.connections == 0)
         assert len(until_closed(client)) < BIG / 2  # what lay in the system's buffers
 
 
-def test_a_client_that_reads_slowly_gets_everything(server: InThread) -> None:
+def test_a_client_that_reads_slowly_gets_everything(app: FastAPI) -> None:
     """What it has not taken counts, not how long it takes."""
-    got = 0
-    with server.connect(receive_buffer=65536) as client:
+    got, seconds = 0, 1.5
+    with InThread(app, config(PATIENT, send_timeout=seconds)) as server, server.connect(receive_buffer=65536) as client:
         client.sendall(message("GET", "/big", "Connection: close"))
         begun = time.monotonic()
         while part := client.recv(1 << 20):
             got += len(part)
-            if time.monotonic() - begun < TIME * 4:
+            if time.monotonic() - begun < seconds * 2:
                 time.sleep(0.01)
     assert got > BIG
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_long_answer_may_take_its_time(server: InThread, version: str) -> None:
+def test_a_long_answer_may_take_its_time(hasty: InThread, version: str) -> None:
     """Between a request and its answer, and between an answer's parts, nothing is due."""
-    text = server.ask(message("GET", f"/stream?parts=3&seconds={TIME * 1.5}", "Connection: close", version=version))
+    text = hasty.ask(message("GET", f"/stream?parts=3&seconds={TIME * 1.5}", "Connection: close", version=version))
     assert text.count(b"y") == 15
 
 
-def test_a_connection_is_kept_for_the_next_request(server: InThread) -> None:
-    with server.connect() as client:
+def test_a_connection_is_kept_for_the_next_request(app: FastAPI) -> None:
+    seconds = 1.5
+    with InThread(app, config(PATIENT, timeout_keep_alive=seconds)) as server, server.connect() as client:
         for number in range(6):
             client.sendall(b"\r\n" * (number > 2) + message("POST", "/echo", "Content-Length: 1", body=b"%d" % number))
             assert answered(client)["body"] == str(number)
-            time.sleep(TIME / 4)
+            time.sleep(seconds / 4)
 
 
 def test_a_body_that_comes_after_its_answer_is_read_past(server: InThread) -> None:
@@ -335,22 +344,22 @@ def test_trailers_are_bounded_and_no_headers(server: InThread) -> None:
     assert sent < 16 << 20
 
 
-def test_bodies_in_tiny_chunks_leave_others_their_turn(server: InThread) -> None:
+def test_bodies_in_tiny_chunks_leave_others_their_turn(hasty: InThread) -> None:
     body = b"1\r\na\r\n" * 400_000
     longest, done = 0.0, threading.Event()
 
     def send() -> None:
-        with server.connect() as client, suppress(OSError):  # its time may be over
+        with hasty.connect() as client, suppress(OSError):  # its time may be over
             client.sendall(message("POST", "/early", CHUNKED, body=body))
         done.set()
 
     threading.Thread(target=send, daemon=True).start()
-    with server.connect() as client:
+    with hasty.connect() as client:
         while not done.wait(0.01):
-            begun = time.monotonic()
+            begun = time.process_time()
             client.sendall(GET)
             answered(client)
-            longest = max(longest, time.monotonic() - begun)
+            longest = max(longest, time.process_time() - begun)
     assert longest < 1.5
 
 
@@ -381,9 +390,11 @@ def test_who_waits_before_sending_is_told_to_go_on(server: InThread) -> None:
         client.sendall(b"abc")
         assert answered(client)["body"] == "abc"
         client.sendall(message("POST", "/early", "Content-Length: 3", "Expect: 100-continue"))
-        early = client.recv(1000)  # what is refused unread is not asked for
-        assert early.startswith(b"HTTP/1.1 200 ")
-        client.sendall(message("GET", "/nothing")[:3])
+        # What is refused unread is not asked for; and whether what comes next is the body, nobody could tell.
+        client.sendall(b"GET" + message("GET", "/smuggled"))
+        early = until_closed(client)
+        assert early.startswith(b"HTTP/1.1 200 ") and b"connection: close" in early
+        assert early.count(b"HTTP/1.1") == 1 and b"smuggled" not in early
 
 
 def test_a_body_that_goes_wrong_is_no_fault_of_the_server(server: InThread, caplog: pytest.LogCaptureFixture) -> None:
@@ -473,7 +484,7 @@ def test_pipelined_requests_are_answered_in_order(server: InThread) -> None:
     posts = [message("POST", "/echo", "Content-Length: 3", body=b"%03d" % n) for n in range(50)]
     text = server.ask(b"".join(posts) + message("GET", "/echo", "Connection: close"))
     assert [part[:3] for part in text.split(b'{"body":"')[1:]] == [b"%03d" % n for n in range(50)] + [b'","']
-    drops = b"".join(posts[:3])
+    drops = b"".join([*posts[:2], message("POST", "/echo", "Content-Length: 1", "Connection: close", body=b"a")])
     assert server.ask(*[drops[i : i + 1] for i in range(len(drops))]).count(b"200 OK") == 3
 
 
@@ -550,7 +561,7 @@ def test_without_any_descriptor_left_the_server_waits_and_says_so_once(
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with InThread(app, config(max_connections=50)) as server:
+    with InThread(app, config(PATIENT, max_connections=50)) as server:
         clients = [socket.socket() for _ in range(4)]
         host, port = server.url.removeprefix("http://").split(":")
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, before[1]))
@@ -593,7 +604,7 @@ def test_a_unix_socket_is_taken_over_from_the_dead_alone(app: FastAPI, tmp_path:
     path = str(tmp_path / "socket")
     for one in listening(config(uds=path)):
         one.close()  # and leaves its file
-    with InThread(app, config(uds=path)) as server:
+    with InThread(app, config(PATIENT, uds=path)) as server:
         assert server.url == f"unix:{path}"
         for _ in range(2):
             with socket.socket(socket.AF_UNIX) as client:
@@ -617,7 +628,7 @@ PEM = str(Path(__file__).with_name("tls.pem"))  # a key for these tests, and its
 
 @pytest.fixture(scope="module")
 def secure(app: FastAPI) -> Iterator[InThread]:
-    with InThread(app, config(ssl_keyfile=PEM, ssl_certfile=PEM, max_connections=20)) as server:
+    with InThread(app, config(1.0, ssl_keyfile=PEM, ssl_certfile=PEM, max_connections=20)) as server:
         yield server
 
 
@@ -641,7 +652,7 @@ def test_tls_is_http_as_well(secure: InThread) -> None:
 def test_who_does_not_set_up_tls_in_time_is_left(secure: InThread, sent: bytes) -> None:
     with secure.connect() as client:
         client.sendall(sent)
-        assert seconds_open(client) < TIME + SLACK
+        assert seconds_open(client) < 1.0 + SLACK
     _until(lambda: secure.connections == 0)
 
 

