@@ -137,6 +137,8 @@ class Exchange:
         self._bodyless = self.head.method == "HEAD" or status in _BODYLESS
         names = {name.lower() for name, _ in headers}
         self._chunked = b"content-length" not in names and self.head.version == "1.1" and not self._bodyless
+        if self._expects and not self.body_complete:
+            self._close = True  # a client that was not told to go on may send its body, or its next request
         if self._close:
             headers.append((b"connection", b"close"))
         headers.append((b"date", date()))
