@@ -20,11 +20,12 @@ import copy
 import json
 import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from quire.platform.sampling_params import SamplingParams
+from quire.platform.stop_strings import StopMatcher, StopStrings
 
 _BROKEN = "\ufffd"  # shown for what is not UTF-8
 _SPACE = "\u2581"  # SentencePiece's visible space
@@ -33,9 +34,14 @@ _LONGEST_HOLD = 8  # tokens that a window may keep back: more cannot be one char
 
 
 class Detokenizer:
-    """The text of one sequence. With params.detokenize=False or tokenizer None it stays empty, at no cost."""
+    """The text of one sequence. With params.detokenize=False or tokenizer None it stays empty, at no cost.
 
-    def __init__(self, tokenizer: Any, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    stops: params.stop, prepared; they are prepared here where it is not given.
+    """
+
+    def __init__(
+        self, tokenizer: Any, prompt_ids: Sequence[int], params: SamplingParams, stops: StopStrings | None = None
+    ) -> None:
         self._decoder: _Decoder | None = None
         self._skipped: frozenset[int] = frozenset()
         if tokenizer is not None and params.detokenize:
@@ -44,7 +50,7 @@ class Detokenizer:
             spaces = params.skip_special_tokens or params.spaces_between_special_tokens
             self._decoder = _DECODERS[vocabulary.kind](tokenizer, vocabulary, spaces)
             self._decoder.prime(self._tail(prompt_ids))
-        self._stops = _StopMatcher(params.stop) if params.stop else None
+        self._stops = StopMatcher(stops or StopStrings(params.stop)) if params.stop else None
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._tokens = 0
@@ -116,55 +122,6 @@ class Detokenizer:
 def decode_token(tokenizer: Any, token_id: int) -> str:
     """One token's own text, its leading space kept; bytes that are no whole character show as U+FFFD."""
     return _vocabulary(tokenizer).shown(token_id)
-
-
-class _StopMatcher:
-    """Knuth-Morris-Pratt for every stop string at once: constant work for each character."""
-
-    def __init__(self, stops: Iterable[str]) -> None:
-        self._stops = [(stop, _borders(stop)) for stop in dict.fromkeys(stops)]
-        self._first = frozenset(stop[0] for stop, _ in self._stops)
-        self._matched = [0] * len(self._stops)  # how many characters of each stop string the text ends with
-        self.held = 0  # the most of them: characters at the end that may belong to a stop string
-
-    def feed(self, text: str, armed: bool) -> tuple[str, int] | None:
-        """(stop string, characters of `text` past it) for the first match, if one counts (armed)."""
-        if not self.held and self._first.isdisjoint(text):
-            return None
-        for place, character in enumerate(text):
-            found = ""
-            for number, (stop, borders) in enumerate(self._stops):
-                matched = self._matched[number]
-                while matched and (matched == len(stop) or stop[matched] != character):
-                    matched = borders[matched]
-                matched += stop[matched] == character
-                self._matched[number] = matched
-                if matched == len(stop) > len(found):
-                    found = stop
-            if found and armed:
-                return found, len(text) - place - 1
-        # A whole stop string that did not count is past; what it ends with may still begin another.
-        self.held = max(
-            borders[matched] if matched == len(stop) else matched
-            for matched, (stop, borders) in zip(self._matched, self._stops, strict=True)
-        )
-        return None
-
-    def copy(self) -> _StopMatcher:
-        other = copy.copy(self)
-        other._matched = list(self._matched)
-        return other
-
-
-def _borders(stop: str) -> list[int]:
-    """borders[n]: the longest proper prefix of stop[:n] that is also its suffix."""
-    borders = [0, 0]
-    for end in range(1, len(stop)):
-        length = borders[end]
-        while length and stop[length] != stop[end]:
-            length = borders[length]
-        borders.append(length + (stop[length] == stop[end]))
-    return borders
 
 
 class _Vocabulary:

@@ -296,7 +296,7 @@ class LLMEngine:
     def _start(self, request: Request) -> None:
         detokenizer = None
         if self.tokenizer is not None and request.params.detokenize:
-            detokenizer = Detokenizer(self.tokenizer, request.prompt_ids, request.params)
+            detokenizer = Detokenizer(self.tokenizer, request.prompt_ids, request.params, request.stops)
         request.sequences.append(SequenceState(request, 0, detokenizer))
         self._requests[request.request_id] = request
         self.scheduler.add(request.sequences[0])

@@ -19,6 +19,7 @@ from quire.platform.constraints import Constraints, is_constrained
 from quire.platform.prefix_index import root_key
 from quire.platform.request import Media, Request
 from quire.platform.sampling_params import BeamSearchParams, SamplingParams
+from quire.platform.stop_strings import StopStrings
 from quire.platform.tokenizer import encode_bad_words, encode_prompt
 
 # A text; token ids; or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt", "multi_modal_data" and
@@ -62,8 +63,8 @@ class Prompt:
 
     ids: with one marker for each image (or with all placeholders). images: their sources; settings: for their
     processor. seed: the request's, drawn when it arrived: images are ready in any order. bad_words: tokenized;
-    constraints: what the parameters do to the logits, or None. adapters: the versions that it runs with, and lora, how
-    the caller named them.
+    constraints: what the parameters do to the logits, or None. stops: its stop strings, prepared, or None. adapters:
+    the versions that it runs with, and lora, how the caller named them.
     """
 
     text: str | None
@@ -74,6 +75,7 @@ class Prompt:
     seed: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
     constraints: Constraints | None = None
+    stops: StopStrings | None = None
     adapters: AdapterUse = ()
     lora: LoRARequest | None = None
 
@@ -103,7 +105,8 @@ class Intake:
             raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
         bad_words, constraints = self._constraints(params, read.ids)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
-        return replace(read, seed=seed, bad_words=bad_words, constraints=constraints)
+        stops = StopStrings(params.stop) if params.stop else None
+        return replace(read, seed=seed, bad_words=bad_words, constraints=constraints, stops=stops)
 
     def _constraints(
         self, params: SamplingParams, ids: list[int]
@@ -198,6 +201,7 @@ class Intake:
             bad_words=prompt.bad_words,
             prefix_root=self._prefix_root(len(ids), prompt),
             constraints=prompt.constraints,
+            stops=prompt.stops,
         )
 
     def _beam_request(self, request_id: str, prompt: Prompt, ids: list[int], params: BeamSearchParams) -> Request:

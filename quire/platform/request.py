@@ -20,6 +20,7 @@ from quire.platform.outputs import Failure, RequestMetrics
 from quire.platform.plan import NOT_YET_KNOWN, Draw
 from quire.platform.sampler import Sampled, TopLogprobs
 from quire.platform.sampling_params import SamplingParams
+from quire.platform.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from quire.platform.beam import BeamGroup
@@ -58,6 +59,7 @@ class Request:
     stop_ids: the tokens that end a sequence; eos_ids: those among them that end it without being named a reason.
     prefix_root: the root of the request's prefix keys.
     constraints: what the parameters do to the logits; None where they leave them alone.
+    stops: params.stop, prepared; None where there are none.
     media: the prompt's images, in their order; prompt_ids has their placeholders.
     rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
         rotary_end: what the first token behind them turns by.
@@ -78,6 +80,7 @@ class Request:
     prefix_root: bytes
     beam: BeamGroup | None = None
     constraints: Constraints | None = None
+    stops: StopStrings | None = None
     media: list[Media] = field(default_factory=list)
     rotary: np.ndarray | None = None
     rotary_end: int = 0
