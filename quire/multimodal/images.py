@@ -81,7 +81,10 @@ class Watch:
         if self._gone():
             raise GoneError
         if time.thread_time() - self._begun > self._seconds:
-            raise RequestError(f"decoding it takes more than {self._seconds:g} s of CPU time: save it anew, or smaller")
+            raise RequestError(
+                f"decoding it takes more than {self._seconds:g} s of CPU time: save it anew, or smaller, or raise "
+                "max_image_seconds"
+            )
 
 
 class _Watched(io.BytesIO):

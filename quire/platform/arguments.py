@@ -215,7 +215,7 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
         "media_cache_bytes": "cache_bytes",
         **_same(
             "allowed_local_media_path", "allowed_media_domains", "media_fetch_timeout", "max_image_bytes",
-            "max_image_pixels",
+            "max_image_pixels", "max_image_seconds",
         ),
     },
     "lora": {

@@ -73,7 +73,7 @@ class LLM:
         mm_processor_kwargs: settings for the checkpoint's image processor, on top of its own.
         allowed_local_media_path: the folder that file: URLs may read; allowed_media_domains: the hosts that http: and
             https: URLs may name. Without these both are refused. media_fetch_timeout: seconds for one URL.
-        max_image_bytes, max_image_pixels: the most of one image, as it comes and as it is decoded.
+        max_image_bytes, max_image_pixels, max_image_seconds: the most of one image: of its file, decoded, of CPU time.
         media_cache_bytes: for images that wait and the features of encoded ones.
         enable_lora: serve LoRA adapters. max_loras: most that steps can use at once; max_cpu_loras: most in main
             memory; max_lora_rank: a larger rank is refused. None sets no limit.
@@ -127,6 +127,7 @@ class LLM:
         media_fetch_timeout: float | None = None,
         max_image_bytes: int | None = None,
         max_image_pixels: int | None = None,
+        max_image_seconds: float | None = None,
         media_cache_bytes: int | None = None,
         enable_lora: bool | None = None,
         max_loras: int | None = None,

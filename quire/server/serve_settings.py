@@ -169,6 +169,7 @@ _IMAGES = (
     Setting("media_fetch_timeout", _NUMBER, "For one image's URL.", metavar="SECONDS"),
     Setting("max_image_bytes", _SIZE, "Most bytes of an image file."),
     Setting("max_image_pixels", _SIZE, "Most pixels of an image."),
+    Setting("max_image_seconds", _NUMBER, "Most CPU time to decode an image.", metavar="SECONDS"),
     Setting("media_cache_bytes", _SIZE, "For images and their features."),
 )
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import quire
 from quire.config import CacheConfig, MediaConfig, ServerConfig
+from quire.errors import QuireError
 from quire.platform.arguments import engine_config
 from quire.server import serve, serve_settings
 from quire.server.cli import app
@@ -303,6 +304,16 @@ def test_help_says_the_defaults_of_the_configuration() -> None:
     assert (shown["port"], shown["max_num_seqs"], shown["max_request_bytes"]) == ("8000", "64", "32 MiB")
     assert shown["limit_mm_per_prompt"] == str(MediaConfig().max_images)
     assert float(shown["swap_space"]) * (1 << 30) == CacheConfig().swap_bytes
+
+
+def test_the_limit_of_an_image_s_cpu_time(served: Served) -> None:
+    assert engine_config(**served("--max-image-seconds", "2.5").engine).media.max_image_seconds == 2.5
+    assert engine_config(**served(yaml="max_image_seconds: 30").engine).media.max_image_seconds == 30
+    assert engine_config(**served().engine).media.max_image_seconds == MediaConfig().max_image_seconds
+    with pytest.raises(QuireError, match=r"max_image_seconds=0\.0"):
+        engine_config(**served("--max-image-seconds", "0").engine)
+    with pytest.raises(QuireError, match="max_image_seconds=-1"):
+        quire.LLM(max_image_seconds=-1)
 
 
 def test_every_setting_goes_somewhere() -> None:
