@@ -8,6 +8,7 @@ neutral one (`NEUTRAL_VALUES`, and `OTHERS` with `NEUTRAL`). A test compares the
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,11 @@ TRAINING_WORDS = re.compile(
     r"dropout|_drop$|pdrop|droppath|drop_path|drop_rate|loss|init(ializer)?_|_init|label|_token_id|token_index"
     r"|normalize_loss|normalized_loss"
 )
+# Too common to mean anything in a configuration whose own class does not have them: files have them as notes (Falcon3's
+# "activation": "swiglu"), and transformers looks at none.
+COMMON = frozenset({
+    "activation", "bias", "epsilon", "norm", "norm_eps", "norm_epsilon", "norm_type", "normalization_type", "use_bias",
+})  # fmt: skip
 # Of names that no configuration of transformers has: those that hardly mean anything else.
 _PLAIN_WORDS = re.compile(r"rope|rotary|attn|attention|sliding_window|soft_?cap|alibi|qk_")
 
@@ -186,17 +192,22 @@ def check_fields(config: PretrainedConfig, supported: Collection[str]) -> None:
     if "layer_types" not in supported and set(getattr(config, "layer_types", None) or ()) - {"full_attention"}:
         refuse(config, "layer_types", "every layer must be 'full_attention'")
     for field, value in vars(config).items():
-        if field not in supported and value not in NEUTRAL and _is_unserved(field):
+        if field not in supported and value not in NEUTRAL and _is_unserved(config, field):
             refuse(config, field, "the class that serves it does not implement this, and leaving it out of account "
                    "could give wrong answers (a plug-in that does names it in supported_fields)")  # fmt: skip
 
 
-def _is_unserved(field: str) -> bool:
+def _is_unserved(config: PretrainedConfig, field: str) -> bool:
     if field in OTHERS:
-        return True
+        return field not in COMMON or _is_own(type(config), field)
     if field.startswith("_") or field in EVERYWHERE or field in SILENT or field in NEUTRAL_VALUES:
         return False
     return field != "layer_types" and bool(_PLAIN_WORDS.search(field)) and not TRAINING_WORDS.search(field)
+
+
+def _is_own(kind: type[PretrainedConfig], field: str) -> bool:
+    """Whether a configuration class has a field of its own accord, and not because a file does."""
+    return hasattr(kind, field) or field in inspect.signature(kind.__init__).parameters
 
 
 def refuse(config: PretrainedConfig, field: str, reason: str, value: Any = None) -> None:

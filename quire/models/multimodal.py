@@ -14,6 +14,7 @@ from quire.contracts import ForwardContext, ImageLayout, KVCache, MediaItem
 from quire.errors import UnsupportedModelError
 from quire.models.base import CausalLM, refuse
 from quire.models.fields import check_fields
+from quire.models.layers import ROTARY_FIELDS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -50,8 +51,12 @@ class VisionLanguageModel(CausalLM):
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
-        """Checks what is not the text model's, which checks its own part."""
-        check_fields(config, cls.supported_fields)
+        """Checks what is not the text model's, which checks its own part.
+
+        Files of transformers 4.52 to 4.56 have the text model's fields twice, outside too, where nobody reads them.
+        """
+        text = getattr(config, "text_config", None)
+        check_fields(config, {*cls.supported_fields, *(() if text is None else {*vars(text), *ROTARY_FIELDS})})
 
     def image_layout(self, inputs: ImageInputs) -> ImageLayout:
         """What an image takes in a prompt. Raises ValueError when it does not fit the model."""

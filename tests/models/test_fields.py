@@ -80,7 +80,7 @@ def test_what_a_class_does_not_implement_is_refused(architecture: str) -> None:
     served = registry.resolve([architecture]).supported_fields
     config, taken = config_of(architecture), []
     check(architecture, config)
-    for field in sorted(fields.OTHERS - served - set(config.attribute_map)):
+    for field in sorted(fields.OTHERS - fields.COMMON - served - set(config.attribute_map)):
         before = dict(vars(config))
         vars(config)[field] = 7
         try:
@@ -93,6 +93,15 @@ def test_what_a_class_does_not_implement_is_refused(architecture: str) -> None:
         vars(config).clear()
         vars(config).update(before)
     assert not taken
+
+
+@pytest.mark.parametrize("field", sorted(fields.COMMON))
+def test_common_names_mean_something_where_a_class_has_them(field: str) -> None:
+    check(LLAMA, config_of(LLAMA, **{field: "swiglu"}))
+    own = type("Own", (transformers.LlamaConfig,), {field: "swiglu"})(**tiny.TABLE[LLAMA][1])
+    vars(own)[field] = "swiglu"
+    with pytest.raises(UnsupportedModelError, match=f"{field}='swiglu'"):
+        check(LLAMA, own)
 
 
 def test_what_a_class_says_that_it_implements_is_in_a_table() -> None:
@@ -160,6 +169,20 @@ def test_qwen3_vls_rotation_is_refused(tmp_path: Path) -> None:
         registry.resolve(["Qwen2VLForConditionalGeneration"])(config)
 
 
+@pytest.mark.parametrize("outside", [{}, {"sliding_window": 8, "rope_scaling": {"type": "mrope"}, "clip_qkv": None}])
+def test_the_text_models_fields_outside_it_are_nobodys(outside: dict[str, Any]) -> None:
+    """Transformers 4.52 to 4.56 wrote a Qwen2-VL's text fields twice, and read those in text_config."""
+    rope = {**ROPE, "mrope_section": [1, 1, 2]}
+    text = {**tiny._LLAMA, "rope_parameters": rope, "use_sliding_window": False}
+    vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2}
+    config = transformers.Qwen2VLConfig(vision_config=vision, text_config=text, image_token_id=5)
+    vars(config).update({"rope_parameters": rope, "use_sliding_window": True, "max_window_layers": 28, **outside})
+    check("Qwen2VLForConditionalGeneration", config)
+    vars(config)["clip_qkv"] = 8.0
+    with pytest.raises(UnsupportedModelError, match="clip_qkv=8.0"):
+        check("Qwen2VLForConditionalGeneration", config)
+
+
 # As published, but for sizes.
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolLM2": (LLAMA, {
@@ -177,6 +200,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
         "factor": 16.0, "original_max_position_embeddings": 64, "type": "yarn", "finetuned": True,
     }}),
     "Yi": (LLAMA, {"rope_scaling": None, "sliding_window": None, "attention_bias": False, "pad_token_id": 0}),
+    "Falcon3": (LLAMA, {
+        "activation": "swiglu", "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False,
+        "rope_scaling": None, "rope_theta": 1000042,
+    }),
     "Qwen2.5": (QWEN2, {
         "attention_dropout": 0.0, "max_window_layers": 21, "rope_theta": 1e6, "sliding_window": 32768,
         "use_mrope": False, "use_sliding_window": False, "rms_norm_eps": 1e-6,
