@@ -172,6 +172,10 @@ class ImageProcessor:
                 plan = _plan_patches(height, width, values)
             elif values.get("image_grid_pinpoints"):
                 plan = _plan_tiles(height, width, values)
+            elif values.get("do_pad") and hasattr(self._processor, "pad_to_square"):  # LLaVA's, before all else
+                side = max(height, width)
+                plan = _plan_scaled(side, side, values)
+                plan = Plan(plan.final, max(plan.pixels, side * side))
             else:
                 plan = _plan_scaled(height, width, values)
         except (TypeError, KeyError, AttributeError, ZeroDivisionError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from quire.multimodal import load_picture, prepare
+from quire.config import MediaConfig
+from quire.errors import RequestError
+from quire.multimodal import ImageProcessor, load_picture, prepare
 from tests.multimodal.open_engine import ask, error_of, nothing_left, one, open_llm, tokens
 from tests.multimodal.tiny_vision import SIDE, build, picture
 
@@ -78,6 +81,26 @@ def compare(llm: Any, settings: list[dict[str, Any]]) -> None:
             else:
                 assert planned == made or isinstance(made, type), (width, height, given)
     assert seen == {True, False}
+
+
+def test_a_processor_that_pads_to_a_square(tmp_path):
+    """LLaVA's own: a strip that would become a square of 22 gigapixels is refused."""
+    edge = {"height": SIDE, "width": SIDE}
+    written: dict[str, Any] = {"image_processor_type": "LlavaImageProcessor", "do_pad": False, "do_center_crop": True}
+    written |= {"size": {"shortest_edge": SIDE}, "crop_size": edge}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(written))
+    processor = ImageProcessor(tmp_path, MediaConfig())
+    for number, (width, height) in enumerate(SIZES):
+        shown = load_picture(picture(number, (width, height)), MediaConfig())
+        for given in ({}, {"do_pad": True}, {"do_pad": True, "do_center_crop": False}):
+            settings = processor.settings(given)
+            made = processor(shown, settings)["pixel_values"].shape[-2:]
+            assert processor.plan(height, width, settings).final == tuple(made)
+    padded = processor.settings({"do_pad": True})
+    assert processor.plan(7071, 100, padded).pixels == 7071**2
+    for size in ((150_000, 330), (330, 150_000), (7072, 1)):
+        with pytest.raises(RequestError, match="pixels on the way, and 50,000,000 are allowed"):
+            processor.plan(*size, padded)
 
 
 TOO_LARGE: dict[str, list[tuple[dict[str, Any], str]]] = {
