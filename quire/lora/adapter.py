@@ -19,7 +19,16 @@ from torch import nn
 
 from quire import pages
 from quire.errors import AdapterError
-from quire.lora.files import TOKENS, WEIGHTS_FILE, Parts, read_tensors, read_text, sorted_tensors, weights_file
+from quire.lora.files import (
+    TOKENS,
+    WEIGHTS_FILE,
+    Parts,
+    read_tensors,
+    read_text,
+    sorted_tensors,
+    unused_tensors,
+    weights_file,
+)
 from quire.lora.fold import changed_parameter, embedding_change, linear_change, norm_change, token_rows
 from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, read_config
 from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
@@ -30,6 +39,7 @@ from quire.models.layers.adapters import EmbeddingChange, LinearChange, NormChan
 _ALIGNMENT = 64  # bytes
 _MOST_PLANS = 64
 _SLACK = 16
+_MOST_UNUSED = 1 << 20  # elements of a tensor that no parameter of the model's is known for
 
 Change = LinearChange | EmbeddingChange | NormChange
 _T = TypeVar("_T")
@@ -102,7 +112,7 @@ class AdapterReader:
             parts, plain = sorted_tensors(described, where)
             naming = choose_naming(self._namings, parts, plain)
             config, targets = self._plan(config_data, naming, where)
-            _Binding(self, config, targets, naming, parts, plain, where).check_sizes()
+            _Binding(self, config, targets, naming, parts, plain, where).check_sizes(unused_tensors(described))
             digest, tensors = read_tensors(file, config_data, where)
         parts, plain = sorted_tensors(tensors, where)
         changes, parameters = _Binding(self, config, targets, naming, parts, plain, where).run()
@@ -146,11 +156,19 @@ class _Binding:
     where: str
     problems: list[str] = field(default_factory=list)
 
-    def check_sizes(self) -> None:
+    def check_sizes(self, unused: Mapping[str, torch.Tensor]) -> None:
         """Raise AdapterError for tensors, of which the shapes alone are known, that cannot be this model's.
 
         Names are checked as `run` does it, and no tensor may be far too large; `run` says which shape each must have.
+        unused: those that `run` does not look at, by the published parameters that they repeat.
         """
+        for name, tensor in unused.items():
+            own = self.naming.parameters.get(name)
+            if tensor.numel() > max(_MOST_UNUSED, 0 if own is None else self._parameter(own).numel()):
+                raise AdapterError(
+                    f"{self.where}: {name} has an original_module of shape {list(tensor.shape)}, which is not this "
+                    "model's and of no use: take it out."
+                )
         own_parts = self._own_parts()
         self._check_complete(own_parts, self._owned())
         for own, kinds in own_parts.items():

@@ -32,7 +32,6 @@ _PART = re.compile(
 )
 _SAVED = re.compile(r"\.modules_to_save\.(?:[^.]+\.(?=.*\.))?")  # the adapter's name comes before a module's, only
 _UNUSED = ".original_module."
-_MOST_UNUSED = 1 << 20  # elements of a tensor
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -93,16 +92,20 @@ def read_tensors(file: BufferedReader, config_data: bytes, where: str) -> tuple[
         raise AdapterError(f"{where}/{WEIGHTS_FILE}: is damaged or no safetensors file: {error}") from None
 
 
+def unused_tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Published parameter -> the base model's own, which PEFT writes beside a saved module's with bias="all", and of
+    tables of embeddings with save_embedding_layers."""
+    found = {key.removeprefix(_PREFIX): tensor for key, tensor in tensors.items() if _UNUSED in key}
+    return {name.replace(_UNUSED, "."): tensor for name, tensor in found.items()}
+
+
 def sorted_tensors(tensors: Mapping[str, torch.Tensor], where: str) -> tuple[dict[str, Parts], dict[str, torch.Tensor]]:
     """(published module -> its LoRA tensors by kind, published parameter -> what replaces it)"""
     parts: dict[str, Parts] = {}
     plain: dict[str, torch.Tensor] = {}
     for key, tensor in tensors.items():
         name = key.removeprefix(_PREFIX)
-        # With bias="all", PEFT also writes the biases of saved modules by what its wrapper calls them.
         if _UNUSED in name:
-            if tensor.numel() > _MOST_UNUSED:
-                raise AdapterError(f"{where}: {key} has shape {list(tensor.shape)}, and is of no use: take it out.")
             continue
         name = _SAVED.sub(".", name)
         match = _PART.fullmatch(name)

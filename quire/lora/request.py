@@ -50,6 +50,7 @@ class LoRARequest:
         if number is not None and (type(number) is not int or number < 1):
             raise RequestError(f"lora_int_id={number!r}: must be a whole number of at least 1")
         if self.lora_local_path is not None:
+            object.__setattr__(self, "lora_local_path", str(self.lora_local_path))  # `replace` gives both
             if self.lora_path not in (None, "", self.lora_local_path):
                 raise RequestError("lora_local_path is the older name of lora_path: give one of them")
             object.__setattr__(self, "lora_path", self.lora_local_path)

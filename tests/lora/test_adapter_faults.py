@@ -397,7 +397,7 @@ def test_a_hub_id_is_looked_up_once(llm, tmp_path, monkeypatch):
 
     folder, asked = files.plain(tmp_path), []
 
-    def found(name: str, files: Any) -> Path:
+    def found(name: str, files: Any, hub: Any) -> Path:
         asked.append(name)
         return folder
 

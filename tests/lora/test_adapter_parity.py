@@ -316,6 +316,26 @@ def test_embeddings_saved_beside_their_lora_replace_the_base_s(worlds: Worlds) -
             assert world.agree(path)
 
 
+def test_what_save_embedding_layers_writes_beside_saved_tables(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PEFT then writes a saved module three times: as what replaces the base's, twice, and as the base's."""
+    monkeypatch.setattr("quire.lora.adapter._MOST_UNUSED", 8)  # the tables are small
+    world = worlds("LlamaForCausalLM", "gqa")
+    path = world.train(LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]))
+    tensors = load_file(path / "adapter_model.safetensors")
+    tables = [name for name in tensors if name.endswith(("embed_tokens.weight", "lm_head.weight"))]
+    assert len(tables) == 2
+    for name in tables:
+        module = name.removesuffix(".weight")
+        tensors[f"{module}.modules_to_save.weight"] = tensors[name].clone()
+        tensors[f"{module}.original_module.weight"] = torch.randn_like(tensors[name])
+    save_file(tensors, path / "adapter_model.safetensors")
+    assert world.agree(path)
+    tensors[f"{module}.original_module.weight"] = torch.zeros(2 * tensors[name].shape[0], tensors[name].shape[1])
+    save_file(tensors, path / "adapter_model.safetensors")
+    with pytest.raises(AdapterError, match="original_module"):
+        world.agree(path)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_files_in_another_dtype(worlds: Worlds, dtype: torch.dtype) -> None:
     """Weights are what they are in the file; the model's dtype is that of the arithmetic."""

@@ -149,6 +149,7 @@ def test_the_lora_page() -> None:
 
 def test_lora_requests_have_vllms_fields() -> None:
     assert LoRARequest("a", 1, lora_local_path="x").lora_path == "x"
+    assert dataclasses.replace(LoRARequest("a", 1, lora_local_path=Path("x")), load_inplace=True).lora_path == "x"
     assert LoRARequest("a", 1, "", lora_local_path="x", long_lora_max_len=None).lora_path == "x"
     assert LoRARequest("a", 1, "x", tensorizer_config_dict=None, is_3d_lora_weight=False) == LoRARequest("a", 1, "x")
     for wrong in (
