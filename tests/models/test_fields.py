@@ -179,7 +179,7 @@ def test_the_text_models_fields_outside_it_are_nobodys(outside: dict[str, Any]) 
     vars(config).update({"rope_parameters": rope, "use_sliding_window": True, "max_window_layers": 28, **outside})
     check("Qwen2VLForConditionalGeneration", config)
     vars(config)["clip_qkv"] = 8.0
-    with pytest.raises(UnsupportedModelError, match="clip_qkv=8.0"):
+    with pytest.raises(UnsupportedModelError, match=r"clip_qkv=8\.0"):
         check("Qwen2VLForConditionalGeneration", config)
 
 
