@@ -569,7 +569,7 @@ def test_without_any_descriptor_left_the_server_waits_and_says_so_once(
         try:
             with suppress(OSError):
                 while True:
-                    taken.append(os.dup(0))
+                    taken.append(os.dup(clients[0].fileno()))
             for client in clients:
                 client.settimeout(10)
                 client.connect((host, int(port)))
