@@ -98,10 +98,11 @@ class StopMatcher:
         ends with may still begin another.
     """
 
-    __slots__ = ("_node", "_stops", "held")
+    __slots__ = ("_first", "_node", "_stops", "held")
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
+        self._first = stops.first
         self._node = 0
         self.held = 0
 
@@ -110,9 +111,9 @@ class StopMatcher:
 
         Of those that end at the same character, the longest. After a match nothing more may be fed.
         """
-        stops = self._stops
-        if not self.held and stops.first.isdisjoint(text):
+        if not self.held and self._first.isdisjoint(text):
             return None
+        stops = self._stops
         letters, branches, falls, ends = stops.letters, stops.branches, stops.falls, stops.ends
         node = self._node
         for place, letter in enumerate(text):
