@@ -13,8 +13,8 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -322,6 +322,8 @@ class AsyncEngine:
         done: Future[_T] = Future()
         self._errands.add(done)
         self._tell(partial(_do, function, done))
+        if self._stopped:  # since it was looked at: the thread may not have seen this one
+            _forsake(done)
         try:
             return await asyncio.wrap_future(done)
         finally:
@@ -413,8 +415,7 @@ class AsyncEngine:
             for _, future in self._unloading:
                 self._call(partial(_give_up, future))
             for errand in list(self._errands):
-                if not errand.done():
-                    errand.set_exception(EngineClosedError("the engine has stopped"))
+                _forsake(errand)
 
     def _report(self, outputs: Sequence[Output]) -> None:
         try:
@@ -534,6 +535,11 @@ def _do(function: Callable[[], _T], done: Future[_T]) -> None:
         done.set_result(function())
     except Exception as error:
         done.set_exception(error)
+
+
+def _forsake(done: Future[Any]) -> None:
+    with suppress(InvalidStateError):  # it has its result, or another thread was faster
+        done.set_exception(EngineClosedError("the engine has stopped"))
 
 
 def _give_up(future: asyncio.Future[int]) -> None:

@@ -223,6 +223,20 @@ def test_closing_lets_what_runs_finish():
     run(work)
 
 
+def test_what_is_asked_of_a_thread_that_has_just_ended_is_told_so(monkeypatch):
+    """The engine may stop between the look at it and the message."""
+
+    async def work() -> None:
+        engine = AsyncEngine(engine_config())
+        await engine.start()
+        await engine.close(0)
+        monkeypatch.setattr(engine, "_check_runs", lambda: None)
+        with pytest.raises(EngineClosedError):
+            await asyncio.wait_for(engine.reset_prefix_cache(), 10)
+
+    run(work)
+
+
 def test_closing_ends_what_does_not_finish():
     async def work() -> None:
         engine = AsyncEngine(engine_config())
