@@ -66,8 +66,8 @@ def eos_token_ids(
     """The tokens that end a sequence: generation_config.json's (else config.json's) and the tokenizer's own.
 
     overrides: of config.json's fields; they outweigh both files. One that is not in the model's vocabulary can never be
-    drawn: it is left out, and the log says so. Raises CheckpointError for a file that is no JSON, for an id that is no
-    number, and where all ids are left out.
+    drawn: it is left out, and the log says so (a GPT-2 of another vocabulary has 50256, as its class's default). Raises
+    CheckpointError for a file that is no JSON, and for an id that is no number.
     """
     found: set[int] = set()
     for name in ("hf_overrides", "generation_config.json", "config.json"):
@@ -86,15 +86,11 @@ def eos_token_ids(
     own = getattr(tokenizer, "eos_token_id", None)
     found |= {own} if isinstance(own, int) else set()
     drawn = frozenset(one for one in found if one < vocab_size)
-    if found and not drawn:
-        raise CheckpointError(
-            f"{path}: eos_token_id is {sorted(found)}, and the model's vocabulary ends at {vocab_size - 1}: no answer "
-            "would ever end. Mend generation_config.json, or config.json where there is none."
-        )
     if found - drawn:
+        none = "" if drawn else "; no other is known, so answers end at max_tokens or at a stop that is asked for"
         logger.warning(
-            "%s: eos_token_id has %s, and the vocabulary ends at %d: they can never be drawn, and are left out",
-            path, sorted(found - drawn), vocab_size - 1,
+            "%s: eos_token_id has %s, and the vocabulary ends at %d: they can never be drawn, and are left out%s",
+            path, sorted(found - drawn), vocab_size - 1, none,
         )  # fmt: skip
     return drawn
 
