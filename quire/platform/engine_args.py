@@ -62,13 +62,13 @@ class EngineArgs(_Arguments):
         """Give a parser a flag for each of them."""
         group = parser.add_argument_group(cls.__name__, "What an engine is made with.")
         for field in dataclasses.fields(cls):
-            flag = "--" + field.name.replace("_", "-")
+            flag = "--" + field.name.strip("_").replace("_", "-")
             hint = type_of(field.name)
             beside = _BESIDE.get(field.name) or _BESIDE_ASYNC.get(field.name)
             if hint is bool or (beside is not None and beside.switch):
-                group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None)
+                group.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, default=None)
             else:
-                group.add_argument(flag, type=str if hint is str else _value, default=None)
+                group.add_argument(flag, dest=field.name, type=str if hint is str else _value, default=None)
         return parser
 
     @classmethod

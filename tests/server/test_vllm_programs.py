@@ -239,7 +239,7 @@ def test_engine_arguments_from_a_command_line(plain_model: Path) -> None:
         False,
         None,
     )
-    for llm in (LLM(**dataclasses.asdict(made)), LLM.from_engine_args(made)):
+    for llm in (LLM(**dataclasses.asdict(made)), LLM(**vars(args)), LLM.from_engine_args(made)):
         assert llm.llm_engine.config.scheduler.max_num_seqs == 3 and llm.generate("ab", GREEDY, use_tqdm=False)
     assert "secret" not in repr(EngineArgs(hf_token="secret"))
     with pytest.raises(quire.QuireError, match="tensor_parallel_size=2"):
