@@ -13,7 +13,7 @@ import typer
 
 from quire.errors import QuireError
 from quire.server.asked import undecodable
-from quire.server.terminal import error_console, note, print_error
+from quire.server.terminal import error_console, note, plain, print_error
 
 BASE = "base"  # what --lora and /lora call the model itself
 
@@ -246,4 +246,4 @@ def report(answer: Answer, verbose: bool) -> None:
         facts.append(f"first token after {answer.time_to_first_token:.2f} s")
     if answer.finish_reason != "stop":
         facts.append("cut off by the length limit" if answer.finish_reason == "length" else answer.finish_reason)
-    out.print(", ".join(facts), style="dim")
+    out.print(plain(", ".join(facts)), style="dim", markup=False)

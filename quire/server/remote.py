@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import openai
@@ -17,6 +17,10 @@ from quire.server.terminal import INTERRUPTED, note, write
 
 _PATH = "/v1"
 _CONNECT = 10.0  # seconds; an answer may take as long as it takes
+_LONGEST = 64 << 20  # bytes of an event, or of an answer in one piece
+
+# What the client raises, or we do, over an answer that is none of this API's.
+_NOT_THE_API = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def api_url(given: str) -> str:
@@ -26,6 +30,37 @@ def api_url(given: str) -> str:
         url = f"http://{url}"
     host = url.partition("://")[2]
     return url if "/" in host else url + _PATH
+
+
+class _Client(openai.DefaultHttpxClient):
+    """Reads no more than `_LONGEST` bytes of what has no end: the openai package would hold any line of any length."""
+
+    def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+        response = super().send(request, stream=True, **options)
+        response.iter_bytes = _bounded(response.iter_bytes, by_event=stream)  # type: ignore[method-assign]
+        if not stream:
+            try:
+                response.read()
+            except BaseException:
+                response.close()
+                raise
+        return response
+
+
+def _bounded(iter_bytes: Callable[..., Iterator[bytes]], by_event: bool) -> Callable[..., Iterator[bytes]]:
+    """The same, but QuireError once there is too much; by_event: counted from the last empty line on."""
+
+    def bounded(*args: Any) -> Iterator[bytes]:
+        held, tail = 0, b""
+        for part in iter_bytes(*args):
+            seen = tail + part  # an empty line may come in two parts
+            end = max(seen.rfind(line) for line in (b"\n\n", b"\r\r", b"\r\n\r\n")) if by_event else -1
+            held, tail = (len(seen) - end if end >= 0 else held + len(part)), seen[-3:]
+            if held > _LONGEST:
+                raise QuireError(f"the server's answer has no end: {_LONGEST} bytes of it are here.")
+            yield part
+
+    return bounded
 
 
 class Server:
@@ -40,7 +75,7 @@ class Server:
         key = key or os.environ.get("OPENAI_API_KEY") or "none"
         timeout = openai.Timeout(None, connect=_CONNECT)
         try:
-            self._client = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, timeout=timeout)
+            self._client = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, http_client=_Client(timeout=timeout))
         except Exception as error:  # whatever its transport makes of a URL
             raise QuireError(f"{self.url}: {error}") from None
         self._params = dict(params)
@@ -51,7 +86,7 @@ class Server:
     def _list(self, needed: bool) -> list[str]:
         """The models' names; servers that list none are served too, where the model is named."""
         try:
-            names = [one.id for one in self._client.models.list().data]
+            names = [_text(one.id) for one in self._client.models.list().data]
         except openai.NotFoundError as error:
             if needed:
                 raise self._error(error) from None
@@ -64,7 +99,7 @@ class Server:
 
     def answer(self, messages: Sequence[Message]) -> Answer:
         request = self._request(messages=messages)
-        return self._stream(lambda: self._client.chat.completions.create(**request), lambda one: one.delta.content)
+        return self._stream(lambda: self._client.chat.completions.create(**request), _content_of)
 
     def complete(self, prompt: str) -> Answer:
         """As `answer`, of a text that is continued."""
@@ -109,6 +144,8 @@ class Server:
         """What to raise for what the client raised, or its transport did while an answer came."""
         if isinstance(error, openai.APIConnectionError):
             cause = error.__cause__ or error
+            if isinstance(cause, QuireError):
+                return cause
             return QuireError(f"{self.url} cannot be reached ({cause}): does a server run there? (quire serve)")
         if isinstance(error, openai.APIStatusError):
             body = error.body if isinstance(error.body, dict) else {}
@@ -118,9 +155,24 @@ class Server:
         return self._broken(error)
 
     def _broken(self, error: Exception) -> QuireError:
+        if isinstance(error, QuireError):
+            return error
         if isinstance(error, openai.OpenAIError) or type(error).__module__.startswith("http"):
             return QuireError(f"{self.url}: the answer broke off ({error or type(error).__name__}).")
+        if isinstance(error, _NOT_THE_API):
+            return QuireError(f"{self.url}: the answer is none of OpenAI's API ({type(error).__name__}).")
         raise error
+
+
+def _text(value: Any) -> str:
+    """Raises TypeError: what a server sends may be anything."""
+    if not isinstance(value, str):
+        raise TypeError(f"a text was expected, not {type(value).__name__}")
+    return value
+
+
+def _content_of(choice: Any) -> Any:
+    return None if choice.delta is None else choice.delta.content
 
 
 class _Stream:
@@ -135,11 +187,12 @@ class _Stream:
 
     def read(self, events: Iterable[Any]) -> None:
         for event in events:
-            if getattr(event, "usage", None) is not None:
-                self._tokens = event.usage.completion_tokens
-            for choice in event.choices:
-                self.reason = choice.finish_reason or self.reason
-                if text := self._text_of(choice):
+            tokens = getattr(getattr(event, "usage", None), "completion_tokens", None)
+            self._tokens = tokens if isinstance(tokens, int) else self._tokens
+            for choice in event.choices or ():
+                if choice.finish_reason is not None:
+                    self.reason = _text(choice.finish_reason)
+                if text := _text(self._text_of(choice) or ""):
                     self._last = time.perf_counter()
                     self._first = self._first if self.pieces else self._last
                     self.pieces.append(text)

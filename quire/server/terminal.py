@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended, as shells have it
 
-# A model's text must not move the cursor or change the terminal's settings.
+# A model's text, and a server's, must not move the cursor or change the terminal's settings.
 _CONTROL = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\t"), ord("\n")})
 
 
@@ -43,19 +43,24 @@ def error_console() -> Console:
 def print_error(message: object) -> None:
     """One red line on standard error, if that can be written to."""
     with suppress(OSError):
-        error_console().print(f"error: {' '.join(str(message).split())}", style="red", markup=False)
+        error_console().print(f"error: {' '.join(plain(str(message)).split())}", style="red", markup=False)
+
+
+def plain(text: str) -> str:
+    """Without what would command a terminal."""
+    return text.translate(_CONTROL)
 
 
 def write(text: str) -> None:
     """A piece of an answer, at once."""
-    sys.stdout.write(text.translate(_CONTROL) if sys.stdout.isatty() else text)
+    sys.stdout.write(plain(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
     """A dim line on standard error for whoever sits there; nothing where that is no terminal."""
     if sys.stderr.isatty():
-        error_console().print(text, style="dim", markup=False)
+        error_console().print(plain(text), style="dim", markup=False)
 
 
 @contextmanager
