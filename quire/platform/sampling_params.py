@@ -237,9 +237,9 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
 def _temperature(value: Any) -> float:
     temperature = _number("temperature", value, 0.0, 1e4)
     if 0.0 < temperature < MIN_TEMPERATURE:
-        warnings.warn(
-            f"temperature={temperature:g} is raised to {MIN_TEMPERATURE:g}, the smallest that is computed "
-            "reliably; temperature=0 is greedy.",
+        warnings.warn(  # in the same words for all: Python remembers each text for good
+            f"a temperature between 0 and {MIN_TEMPERATURE:g} is raised to {MIN_TEMPERATURE:g}, the smallest that is "
+            "computed reliably; temperature=0 is greedy.",
             stacklevel=5,
         )
         return MIN_TEMPERATURE

@@ -75,7 +75,8 @@ class Server:
         key = key or os.environ.get("OPENAI_API_KEY") or "none"
         timeout = openai.Timeout(None, connect=_CONNECT)
         try:
-            self._client = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, http_client=_Client(timeout=timeout))
+            transport = _Client(timeout=timeout)
+            self._client = openai.OpenAI(base_url=self.url, api_key=key, max_retries=0, http_client=transport)
         except Exception as error:  # whatever its transport makes of a URL
             raise QuireError(f"{self.url}: {error}") from None
         self._params = dict(params)

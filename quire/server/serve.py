@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -215,6 +216,7 @@ def _waits_for(running: int, seconds: float) -> str:
 
 
 def _run(server: HttpServer, engine: AsyncEngine, settings: ServerConfig) -> int:
+    gc.freeze()  # what is loaded stays: looking through it for garbage stops everything for a third of a second
     asyncio.run(_serve(server, engine, settings))
     code = 1 if engine.failed else 0
     if engine.stuck:  # its thread would hold the process

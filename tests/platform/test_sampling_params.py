@@ -108,6 +108,14 @@ def test_tiny_temperature_is_raised_with_a_warning() -> None:
     assert SamplingParams(temperature=0).greedy and SamplingParams(temperature=0.01).temperature == 0.01
 
 
+def test_that_warning_has_one_text() -> None:
+    """Python keeps each text that was warned of, for good: clients choose the number."""
+    with pytest.warns(UserWarning) as warned:
+        for temperature in (1e-3, 1e-4, 1.2345e-5):
+            SamplingParams(temperature=temperature)
+    assert len({str(one.message) for one in warned}) == 1
+
+
 def test_meanings_taken_from_vllm() -> None:
     assert SamplingParams(top_k=-1).top_k == 0
     assert SamplingParams(seed=-1).seed is None

@@ -519,3 +519,32 @@ def test_an_answer_is_no_longer_than_the_model(other: ServerProcess) -> None:
         answer = post(http, PATH, messages=WHO, max_tokens=10**6, ignore_eos=True)
     assert answer["usage"]["total_tokens"] == 256
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+# -- what goes to templates ----------------------------------------------------------------------------------------
+
+KEYS = {f"k{number}": 1 for number in range(50_000)}
+TOO_MUCH: dict[str, tuple[dict[str, Any], str]] = {
+    "variables": ({"messages": WHO, "chat_template_kwargs": KEYS}, "chat_template_kwargs"),
+    "values of a variable": ({"messages": WHO, "chat_template_kwargs": {"a": [[1] * 50_000]}}, "chat_template_kwargs"),
+    "a text": ({"messages": WHO, "chat_template_kwargs": {"a": "x" * (3 << 20)}}, "chat_template_kwargs"),
+    "keys of a message": ({"messages": [{**WHO[0], **KEYS}]}, "messages"),
+    "a value of a message": ({"messages": [{**WHO[0], "name": [1] * 50_000}]}, "messages"),
+    "keys of a part": ({"messages": [{"role": "user", "content": [{"type": "text", **KEYS}]}]}, "messages"),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MUCH)
+def test_what_is_too_much_for_a_template_is_refused_before_it_is_written_out(http: Any, case: str) -> None:
+    """Everybody waits while it is: 300,000 variables held the server for three seconds."""
+    body, field = TOO_MUCH[case]
+    for path in (PATH, "/tokenize"):
+        more = {} if path == "/tokenize" else {"max_tokens": 1}
+        error = refusal(http, path, **body, **more)
+        assert error["param"] == field and "too much for a chat template" in error["message"]
+
+
+def test_documents_count_too(http: Any) -> None:
+    documents = [{"text": "a"}] * 25_000
+    assert "too much" in refusal(http, PATH, messages=WHO, documents=documents)["message"]
+    assert post(http, PATH, messages=WHO, documents=documents[:5000], max_tokens=1)["choices"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import weakref
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import quire
 from quire import LLM
 from quire.errors import OverloadedError
+from quire.server.api.errors import ApiError
 from quire.server.api.later import Later
 from tests.server.api_answers import error_of, offline, post, refusal
 from tests.server.api_server import LocalServer
@@ -93,6 +95,14 @@ def test_invocations_are_chats_or_completions(http: Any) -> None:
         streamed = http.post("/invocations", json={**body, **GREEDY, "stream": True})
         assert streamed.headers["content-type"].startswith("text/event-stream")
         assert streamed.text.endswith("data: [DONE]\n\n")
+
+
+def test_invocations_take_null_for_nothing(http: Any) -> None:
+    want = post(http, "/v1/completions", prompt=PROMPT, **GREEDY)
+    assert post(http, "/invocations", messages=None, prompt=PROMPT, **GREEDY)["choices"] == want["choices"]
+    want = post(http, "/v1/chat/completions", messages=WHO, **GREEDY)
+    assert post(http, "/invocations", messages=WHO, prompt=None, **GREEDY)["choices"] == want["choices"]
+    assert refusal(http, "/invocations", messages=None, prompt=None)["param"] == "messages"
 
 
 def test_invocations_refuse_as_the_routes_do(http: Any) -> None:
@@ -330,5 +340,31 @@ def test_a_result_may_be_an_error() -> None:
         kept = later.find(name, b"me")
         assert kept is not None and kept.body is None and kept.error is not None and kept.error.status == 429
         assert later.find(name, b"you") is later.find(name, None) is None
+
+    asyncio.run(check())
+
+
+def test_a_forgotten_result_leaves_nothing() -> None:
+    """No timer until its time would have been over; nor an error's frames, which hold the request."""
+
+    class Body:
+        pass
+
+    async def failing(body: Body) -> dict[str, Any]:
+        raise ApiError(400, "no")
+
+    async def check() -> None:
+        later, body = Later(most=3), Body()
+        name, held = later.add(failing(body), None), weakref.ref(body)
+        del body
+        await asyncio.sleep(0.01)
+        kept = later.find(name, None)
+        assert kept is not None and kept.error is not None and held() is None
+        for number in range(300):
+            later.add(_text(str(number)), None)
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        timers: Any = asyncio.get_running_loop()
+        assert sum(not timer.cancelled() for timer in timers._scheduled) < 10
 
     asyncio.run(check())

@@ -1,4 +1,4 @@
-"""`quire chat` and `quire complete` against servers that answer anything: one line of error, nothing for the terminal."""
+"""`quire chat` and `quire complete` against servers that answer anything: one line of error at worst."""
 
 from __future__ import annotations
 

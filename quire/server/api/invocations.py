@@ -19,8 +19,9 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/invocations")
 async def invocations(body: dict[str, Any], request: Request) -> Response:
     """`messages`: /v1/chat/completions; `prompt`: /v1/completions. As these answer."""
-    if "messages" in body:
-        return await chat_completions(await checked(body, ChatRequest), request)
-    if "prompt" in body:
-        return await completions(await checked(body, CompletionRequest), request)
+    given = {name: value for name, value in body.items() if value is not None or name not in ("messages", "prompt")}
+    if "messages" in given:
+        return await chat_completions(await checked(given, ChatRequest), request)
+    if "prompt" in given:
+        return await completions(await checked(given, CompletionRequest), request)
     raise ApiError(400, "messages: give messages for a chat, or a prompt to be continued.", "messages")

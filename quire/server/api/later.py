@@ -29,6 +29,7 @@ class Kept:
     body: bytes | None = None
     error: ApiError | None = None
     task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None  # at its end it is forgotten
 
 
 def owner_of(scope: Scope, config: ServerConfig) -> bytes | None:
@@ -79,12 +80,12 @@ class Later:
             kept.error = ApiError(503, "the server is shutting down", code="engine_unavailable")
             raise
         except Exception as error:
-            kept.error = as_api_error(error)
+            kept.error = as_api_error(error).again()  # without the frames that it went through, and the request in them
         finally:
             kept.task = None
             self._bytes += len(kept.body or b"")
             self._kept[name] = self._kept.pop(name)
-            asyncio.get_running_loop().call_later(self._seconds, self._forget, name)
+            kept.timer = asyncio.get_running_loop().call_later(self._seconds, self._forget, name)
             self._make_room()
 
     def _make_room(self) -> None:
@@ -96,4 +97,8 @@ class Later:
 
     def _forget(self, name: str) -> None:
         kept = self._kept.pop(name, None)
-        self._bytes -= len(kept.body or b"") if kept is not None else 0
+        if kept is None:
+            return
+        self._bytes -= len(kept.body or b"")
+        if kept.timer is not None:
+            kept.timer.cancel()

@@ -15,6 +15,8 @@ from quire.server.api.errors import ApiError
 _MAX_SALT = 1024  # characters
 _MAX_PARTS = 10_000  # messages, and parts of their contents
 _MAX_NAMED = 64  # fields that are told of
+_MAX_VALUES = 40_000  # of messages and a template's variables: they are copied, and written as JSON, all at once
+_MAX_EXTRA = 1 << 20  # characters of what templates get beside the messages' texts; more where the model takes more
 
 # Of a part: what it may have beside its type. Of what else it has nothing reaches the model.
 _PART_KEYS = {
@@ -94,6 +96,10 @@ class Reader:
 
     def render(self, body: Any, template_kwargs: Mapping[str, Any] | None) -> ChatPrompt:
         """Messages through the chat template."""
+        most = max(_MAX_EXTRA, self._max_characters())
+        values = _check_size([template_kwargs], 0, most, "chat_template_kwargs")
+        extras = [_extras(message) for message in body.messages]
+        _check_size(extras, values, most, "messages")
         _check_messages(body.messages, self.passed_over)
         self._check_length(_characters(body.messages), "messages")
         opened = bool(body.continue_final_message)
@@ -179,6 +185,39 @@ def several(prompt: Any, most: int) -> list[Any]:
     if len(prompts) > most:
         raise ApiError(400, f"prompt: has {len(prompts)} prompts, and the limit is {most}.", "prompt")
     return prompts
+
+
+def _extras(message: Mapping[str, Any]) -> list[Any]:
+    """What a message has beside its texts and images, which are counted elsewhere: keys of parts, and its own."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    named = [list(part) if isinstance(part, Mapping) else part for part in parts]
+    return [named, {key: value for key, value in message.items() if key != "content"}]
+
+
+def _check_size(given: Sequence[Any], values: int, most: int, field: str) -> int:
+    """Count values, `values` before them among these, and characters, names included. Raises ApiError for too many.
+
+    What goes to a template is made JSON in one go, for which everybody waits: and others' templates run after it.
+    """
+    held, characters = list(given), 0
+    while held:
+        value = held.pop()
+        if isinstance(value, str):
+            characters += len(value)
+        elif isinstance(value, (list, Mapping)):
+            values += len(value)
+            if values <= _MAX_VALUES:
+                held.extend(value)
+                held.extend(value.values() if isinstance(value, Mapping) else ())
+        if values > _MAX_VALUES or characters > most:
+            raise ApiError(
+                400,
+                f"{field}: hold too much for a chat template, beside the texts: {_MAX_VALUES} values are the most, and "
+                f"{most} characters.",
+                field,
+            )
+    return values
 
 
 def _check_messages(messages: Sequence[Mapping[str, Any]], passed_over: set[str]) -> None:
