@@ -41,6 +41,7 @@ def load_tokenizer(path: str | Path, revision: str | None = None, trust_remote_c
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer.encode("a")  # settings of a wrong type are found here, not by the first request
     except Exception as error:  # transformers raises nearly everything, from OSError to AttributeError
         raise CheckpointError(f"{path}: its tokenizer cannot be loaded ({error}); {way_out}.") from error
     if getattr(tokenizer, "chat_template", None) is None:

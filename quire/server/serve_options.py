@@ -22,6 +22,7 @@ from quire.server.api.logs import configure
 from quire.server.serve_settings import GROUPS, Kind, Setting, Target, settings
 from quire.server.serve_words import BESIDE, Words
 from quire.server.terminal import INTERRUPTED, ended_by, errors_in_one_line
+from quire.server.yaml_file import read_yaml
 
 logger = logging.getLogger("quire.server")
 
@@ -127,12 +128,9 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
     """Take a YAML file's values as defaults of the options."""
     if path is None:
         return None
-    import yaml
-
     try:
-        with open(path, encoding="utf-8") as file:
-            given = yaml.safe_load(file) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        given = read_yaml(path)
+    except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path}: cannot be read ({' '.join(str(error).split())}).") from None
     if not isinstance(given, dict):
         raise typer.BadParameter(f"{path}: must hold names and values, as in 'port: 8000'.")
@@ -152,6 +150,10 @@ def _read_config(context: typer.Context, path: str | None) -> str | None:
             raise typer.BadParameter(f"{path}: {key!r} has one value, and a list was given.")
         # One value of an option that takes several need not stand in a list.
         listed = [value] if several and value is not None and not isinstance(value, list) else value
+        if isinstance(listed, list) and None in listed:
+            raise typer.BadParameter(f"{path}: {key!r} has an entry without a value.")
+        if name in defaults:
+            raise typer.BadParameter(f"{path}: {key!r} is there twice, by two of its names.")
         defaults[name] = _as_given(listed)
     context.default_map = {**(context.default_map or {}), **defaults}
     return path

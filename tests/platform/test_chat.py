@@ -413,6 +413,15 @@ def test_a_directory_without_a_tokenizer_says_what_to_do(tmp_path: Path) -> None
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("value", ["8", [1], {"a": 1}])
+def test_a_tokenizers_setting_of_a_wrong_type_is_found_at_load(tmp_path: Path, value: Any) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_max_length": value}))
+    with pytest.raises(CheckpointError, match="its tokenizer cannot be loaded"):
+        load_tokenizer(tmp_path)
+
+
 def test_remote_code_is_not_run(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())

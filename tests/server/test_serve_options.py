@@ -7,6 +7,7 @@ import gc
 import inspect
 import os
 from collections.abc import Coroutine
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -364,3 +365,32 @@ def test_what_is_loaded_is_no_longer_searched_for_garbage(monkeypatch: pytest.Mo
         assert frozen[0] > 50_000
     finally:
         gc.unfreeze()
+
+
+BOMB = "hf-overrides:\n  a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"  {here}: &{here} [{', '.join([f'*{before}'] * 9)}]\n" for before, here in pairwise("abcdefghij")
+)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("port: 1\nport: 2\n", "'port' is there twice"),
+        ("max-num-seqs: 1\nmax_num_seqs: 2\n", "'max_num_seqs' is there twice"),
+        ("hf-overrides: {a: {b: 1, b: 2}}\n", "'b' is there twice"),
+        ("api-key: [~]\n", "an entry without a value"),
+        ("hf-overrides: &x {a: *x}\n", "lies in itself"),
+        (BOMB, "holds too much"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("hf-overrides: " + "{a: " * 200 + "1" + "}" * 200, "nested too deeply"),
+        ("max-queue: " + "9" * 5000, "cannot be read"),
+    ],
+    ids=["twice", "two names", "inner", "null", "circle", "bomb", "lists", "objects", "digits"],
+)
+def test_a_file_that_says_no_one_thing_is_refused(served: Served, yaml: str, message: str) -> None:
+    assert message in " ".join(served.complaint(yaml=yaml).split())
+
+
+def test_a_file_may_use_anchors(served: Served) -> None:
+    task = served(yaml="lora-root: &roots [/a, /b]\nhf-overrides: {x: *roots, <<: {y: 1}}\n")
+    assert task.server["lora_roots"] == ("/a", "/b") and task.engine["hf_overrides"] == {"x": ["/a", "/b"], "y": 1}
