@@ -75,3 +75,15 @@ class SleepingError(QuireError):
 
 class EngineClosedError(RuntimeError):
     """The engine takes no requests any more: it is shutting down, or it has failed."""
+
+
+class NoRoomError(RequestError):
+    """A prompt's images take more tokens, up to image number `item`, than there is room for."""
+
+    def __init__(self, item: int, tokens: int, room: int) -> None:
+        super().__init__(
+            f"image {item}: the prompt's images take {tokens} tokens up to this one, and max_model_len leaves room "
+            f"for {room}: use fewer or smaller ones"
+        )
+        self.tokens = tokens
+        self.room = room

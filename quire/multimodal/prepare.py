@@ -23,7 +23,7 @@ import torch
 
 from quire.config import MediaConfig
 from quire.contracts import ImageLayout
-from quire.errors import RequestError
+from quire.errors import NoRoomError, RequestError
 from quire.multimodal.embeds import checked_features, is_embeds
 from quire.multimodal.images import GoneError, Opened, Watch, decode, open_picture, read_source
 from quire.multimodal.processor import ImageProcessor
@@ -33,19 +33,9 @@ _LAYOUTS = 65_536  # remembered by digest
 _LARGE = 4_000_000
 # A job that has taken more seconds than the first of these lets pass who came up to so many times as much later.
 _FREE, _LATER = 0.25, 4.0
+# An image that does not fit beside those that are being decoded lets so many go before it, and no more.
+_MOST_PASSED = 16
 _SECONDS = 2e-8  # of work on a pixel, roughly, that is still to be decoded
-
-
-class NoRoomError(RequestError):
-    """A prompt's images take more tokens, up to image number `item`, than there is room for."""
-
-    def __init__(self, item: int, tokens: int, room: int) -> None:
-        super().__init__(
-            f"image {item}: the prompt's images take {tokens} tokens up to this one, and max_model_len leaves room "
-            f"for {room}: use fewer or smaller ones"
-        )
-        self.tokens = tokens
-        self.room = room
 
 
 class Pixels:
@@ -77,8 +67,8 @@ class _Job:
     """The images of a request.
 
     images: those that are ready. seconds: how long workers have been at it. opened: the next one, where it waits for
-    its turn to be decoded: (what it was read from, the image); pixels: what it takes then. gone: nobody waits for it
-    any more.
+    its turn to be decoded: (what it was read from, the image); pixels: what it takes then; passed: how many have gone
+    before it since. gone: nobody waits for it any more.
     """
 
     key: Hashable
@@ -93,13 +83,15 @@ class _Job:
     seconds: float = 0.0
     opened: tuple[Any, Opened] | None = None
     pixels: int = 0
+    passed: int = 0
     gone: bool = False
 
     @property
     def due(self) -> float:
         """When it is its turn: earlier ones go first."""
         coming = 0.0 if self.opened is None else _SECONDS * self.opened[1].work
-        return -math.inf if self.urgent else self.arrival + _LATER * max(0.0, self.seconds + coming - _FREE)
+        later = _LATER * max(0.0, self.seconds + coming - _FREE)
+        return -math.inf if self.urgent or self.passed >= _MOST_PASSED else self.arrival + later
 
 
 class Preparer:
@@ -137,6 +129,7 @@ class Preparer:
         self._begun: set[_Job] = set()  # and no worker is at them
         self._running: list[_Job] = []  # those that have begun, and whose results somebody waits for
         self._decoding: list[int] = []  # pixels of each image that is being decoded and processed
+        self._first: _Job | None = None  # whose image has let so many before it that no other large one begins
         self._closed = False
         self._finished: list[tuple[Hashable, list[Prepared] | RequestError]] = []
         self._changed = threading.Condition()
@@ -172,8 +165,8 @@ class Preparer:
         first of them among the prompt's, for messages. variant: names what else their features depend on (adapters);
         it becomes a part of their digests.
         """
+        job = _Job(key, sources, settings, first, room, variant, urgent)
         with self._changed:
-            job = _Job(key, sources, settings, first, room, variant, urgent)
             (self._urgent if urgent else self._queue).append(job)
             self._begin()
 
@@ -230,10 +223,22 @@ class Preparer:
         if self._urgent:
             self._running.append(self._urgent[0])
             return self._urgent.popleft()
+        self._first = None
+        kept_out = min((job for job in self._begun if not self._fits(job)), key=lambda one: one.due, default=None)
+        if kept_out is not None and kept_out.passed >= _MOST_PASSED:
+            self._first = kept_out
+            if all(pixels <= _LARGE for pixels in self._decoding):  # which are done in a moment: then it fits
+                return None
+        job = self._earliest()
+        if kept_out is not None and job is not None:
+            kept_out.passed += 1
+        return job
+
+    def _earliest(self) -> _Job | None:
         full = self.pixel_bytes > self._config.pixel_bytes
         # What has begun must end, also where the pixels of others fill their share; but not all of it at once.
         ready = self._running[: self._workers_count] if full else self._running
-        ready = [job for job in ready if job in self._begun and (job.opened is None or self._fits(job.pixels))]
+        ready = [job for job in ready if job in self._begun and self._fits(job)]
         job = min(ready, key=lambda job: job.due, default=None)
         if self._queue and not full and (job is None or self._queue[0].due < job.due):
             self._running.append(self._queue[0])
@@ -242,17 +247,16 @@ class Preparer:
             self._begun.remove(job)
         return job
 
-    def _fits(self, pixels: int) -> bool:
-        """Whether an image can be decoded now: with all others, it takes no more memory than the largest may alone.
-
-        Large ones leave a worker to the others.
-        """
-        if pixels <= _LARGE or not self._decoding:
+    def _fits(self, job: _Job) -> bool:
+        """Whether its image can be decoded now: with all others, it takes no more memory than the largest may alone.
+        Large ones leave a worker to the others."""
+        if job.opened is None or job.pixels <= _LARGE or not self._decoding:
             return True
-        large = sum(others > _LARGE for others in self._decoding)
-        if large and large >= self._workers_count - 1:
+        if self._first not in (None, job):
             return False
-        return sum(self._decoding) + pixels <= self._config.max_image_pixels
+        large = sum(others > _LARGE for others in self._decoding)
+        room = self._config.max_image_pixels - sum(self._decoding)
+        return large < max(1, self._workers_count - 1) and job.pixels <= room
 
     def _run(self, job: _Job) -> None:
         """One image of a job."""
@@ -314,10 +318,10 @@ class Preparer:
             job.pixels = self._planned(job, item)
         source, opened = job.opened
         with self._changed:
-            if not self._fits(job.pixels):
+            if not self._fits(job):
                 return None
             self._decoding.append(pixels := job.pixels)
-        job.opened = None
+            job.opened, job.passed = None, 0
         try:
             return self._see(source, opened, job, item)
         finally:

@@ -391,6 +391,30 @@ def test_large_images_leave_a_worker_to_others(monkeypatch):
     assert sorted(preparer.processor.calls) == [1, 2, 3, 11] and not preparer._decoding
 
 
+def test_small_images_do_not_keep_a_large_one_out_for_ever(monkeypatch):
+    """One that fits beside no other, among others of which some are always being decoded."""
+    monkeypatch.setattr(prepare, "_LARGE", 3)
+    preparer = Made(workers=2)
+    preparer._config = MediaConfig(workers=2, max_image_pixels=4)
+    gates = {name: preparer.processor.gates.setdefault(name, threading.Event()) for name in range(1, 60)}
+    calls = preparer.processor.calls
+    preparer.submit(1, [image(1)[:1, :1]], {})
+    until(lambda: calls == [1])
+    preparer.submit("large", [image(100)], {})
+    until(lambda: preparer._busy == 1 and preparer._begun)
+    for name in range(2, 60):
+        preparer.submit(name, [image(name)[:1, :1]], {})
+        until(lambda name=name: name in calls or preparer._busy == 1)
+        gates[name - 1].set()
+        until(lambda name=name: name in calls or 100 in calls)
+        if 100 in calls:
+            break
+    assert 100 in calls and 2 < len(calls) < 40
+    for gate in gates.values():
+        gate.set()
+    assert len(preparer.collect(60)) == name + 1 and not preparer._decoding and not preparer._begun
+
+
 def test_a_large_image_that_waits_can_be_cancelled(monkeypatch):
     monkeypatch.setattr(prepare, "_LARGE", 3)
     preparer = Made(workers=2)
