@@ -132,8 +132,8 @@ def run(
         raise typer.BadParameter("--chat and --raw exclude each other: a conversation needs a template.")
     with errors_in_one_line():
         task = Task.from_words(words or [], chat, raw, image or [], lora or [])
-        note(f"loading {task.model or 'the bundled model'} ...")
         with ended_by_ctrl_c():
+            note(f"loading {task.model or 'the bundled model'} ...")
             from quire.server import run as command
 
         command.run(
@@ -263,8 +263,8 @@ def bench(
     Both have the same requests, on the same machine, in turns.
     """
     with errors_in_one_line():
-        note(f"loading {model or 'the bundled model'} ...")
         with ended_by_ctrl_c():
+            note(f"loading {model or 'the bundled model'} ...")
             from quire.server import bench as command
 
         cases = command.cases(case.value, requests, seed)

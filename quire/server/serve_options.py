@@ -261,9 +261,9 @@ def serve(context: typer.Context, **given: Any) -> None:
     access_log = not task.pop("disable_access_log", False)
     further = {name: value.lower() if "log_" in name else value for name, value in task.items()}
     configure(further.get("log_format") == "json", further.get("log_level", "info"), further.get("uvicorn_log_level"))
-    logger.info("loading %s", words or model or "the bundled model")
     # Process 1 of a container would ignore SIGTERM. The server has handlers of its own for both, once it runs.
     with errors_in_one_line(), ended_by({signal.SIGINT: INTERRUPTED, signal.SIGTERM: 0}):
+        logger.info("loading %s", words or model or "the bundled model")
         from quire.server import serve as command  # which takes seconds
 
         engine = {**wanted[Target.ENGINE], "model": words or model}

@@ -74,7 +74,9 @@ def test_the_quickstart(plain_model: Path) -> None:
     llm = LLM(model=str(plain_model), gpu_memory_utilization=0.4, enable_chunked_prefill=True, swap_space=4)
     outputs = llm.generate(PROMPTS, sampling_params)
     assert [output.prompt for output in outputs] == PROMPTS
-    assert all(len(output.outputs[0].token_ids) == 16 and output.outputs[0].text for output in outputs)
+    # What is drawn differs from run to run, and may end early.
+    answers = [output.outputs[0] for output in outputs]
+    assert all(1 <= len(one.token_ids) <= 16 and one.finish_reason in ("length", "stop") for one in answers)
 
 
 def test_beam_search_through_generate(llm: LLM) -> None:
