@@ -282,5 +282,8 @@ def explain(error: Exception) -> str:
         return "is refused: it is in the tar format of torch before 0.2, which cannot be read safely."
     if "TorchScript" in text:
         return "is refused: it is a TorchScript program, not a file of weights."
+    unread = re.search(r"WeightsUnpickler error:\s*(\S.*)", text)
+    if unread:  # torch's own advice, to load it without the check, is not repeated
+        return f"is damaged or no file of torch.save: {unread[1][:200]}"
     first = next((line for line in text.splitlines() if line.strip()), "")
     return f"is damaged or no file of torch.save: {type(error).__name__}: {first[:300]}"

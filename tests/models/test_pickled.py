@@ -244,6 +244,14 @@ def test_what_is_no_file_of_weights(tmp_path, data, told):
     assert told in refusal(tmp_path / "a.bin", data())
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about the protocol
+def test_no_advice_to_load_it_without_a_look(tmp_path):
+    """torch gives that, in the first line of what it says of any pickle that its own reader does not take."""
+    for data in (pickle.dumps({"a": os.system}, 4), pickle.dumps(os.system, 0)):
+        told = refusal(tmp_path / "a.bin", data)
+        assert told.startswith("is ") and "weights_only" not in told and "Re-running" not in told
+
+
 def refusal(path: Path, data: bytes) -> str:
     """In this process: what the other one says of such a file, without its limits."""
     path.write_bytes(data)
