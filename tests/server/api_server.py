@@ -60,8 +60,19 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What it has written to standard error so far."""
+        """What it has written to standard error so far; all of it, once it has ended."""
+        if self.process.poll() is not None:
+            self._reader.join(5)
         return "".join(self._lines)
+
+    def line_of(self, request_id: str, timeout: float = 20.0) -> str:
+        """The one line of the log about this request: it is written after the answer, and read after that."""
+        end = time.monotonic() + timeout
+        while not (lines := [line for line in self.log.splitlines() if f"request_id={request_id}" in line]):
+            assert time.monotonic() < end, f"no line about {request_id}:\n{self.log}"
+            time.sleep(0.01)
+        (line,) = lines
+        return line
 
     def stop(self, timeout: float = 40.0) -> int:
         """SIGTERM, and wait; the exit code."""

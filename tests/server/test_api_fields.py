@@ -44,8 +44,7 @@ def test_what_changes_nothing_is_named_in_the_log_too(demo: ServerProcess, http:
     response = http.post(CHAT, json=body, headers={"X-Request-Id": "named-fields"})
     assert response.headers[IGNORED] == "metadata, service_tier, store"
     assert (response.json()["choices"][0]["message"]["content"], none) == (plain, None)
-    http.get("/health")
-    (line,) = (line for line in demo.log.splitlines() if "request_id=named-fields" in line)
+    line = demo.line_of("named-fields")
     assert "ignored='metadata, service_tier, store'" in line and "secret" not in line
 
 

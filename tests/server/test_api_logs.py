@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -19,17 +18,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SECRET = "swordfish"
-
-
-def line_of(server: ServerProcess, request_id: str) -> str:
-    end = time.monotonic() + 10
-    while True:
-        lines = [line for line in server.log.splitlines() if f"request_id={request_id}" in line]
-        if lines:
-            (line,) = lines
-            return line
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.01)
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str | None, str]] = {
@@ -63,7 +51,7 @@ def test_a_refusal_is_logged_with_its_field_and_reason(demo: ServerProcess, http
     request_id = f"refused-{name.replace(' ', '-')}-{stream}"
     response = http.post(path, json={**body, "stream": stream}, headers={"X-Request-Id": request_id})
     assert response.status_code in (400, 404), response.text
-    line = line_of(demo, request_id)
+    line = demo.line_of(request_id)
     assert f"status={response.status_code}" in line and reason in line and len(line) < 700
     assert field is None or f"field={field}" in line
     if name != "a long name":
@@ -77,13 +65,13 @@ def test_a_body_that_is_no_object_is_logged_too(demo: ServerProcess, http: Any, 
     request_id = f"body-{content[:1].hex()}{len(content)}"
     headers = {"Content-Type": "application/json", "X-Request-Id": request_id}
     assert http.post(COMPLETIONS, content=content, headers=headers).status_code == 400
-    line = line_of(demo, request_id)
+    line = demo.line_of(request_id)
     assert "error=" in line and SECRET not in line
 
 
 def test_lines_begin_with_date_and_time(demo: ServerProcess, http: Any) -> None:
     http.get("/version", headers={"X-Request-Id": "when"})
-    stamp = line_of(demo, "when").split(" ")[0]
+    stamp = demo.line_of("when").split(" ")[0]
     passed = datetime.now().astimezone() - datetime.fromisoformat(stamp)
     assert datetime.fromisoformat(stamp).tzinfo is not None and abs(passed.total_seconds()) < 60
 
@@ -92,7 +80,7 @@ def test_probes_are_not_logged(demo: ServerProcess, http: Any) -> None:
     for path in ("/health", "/ready", "/ping", "/metrics"):
         assert http.get(path, headers={"X-Request-Id": f"probe{path.replace('/', '-')}"}).status_code == 200
     http.post("/health", headers={"X-Request-Id": "a-bad-probe"})
-    assert "status=405" in line_of(demo, "a-bad-probe")
+    assert "status=405" in demo.line_of("a-bad-probe")
     assert "request_id=probe" not in demo.log
 
 

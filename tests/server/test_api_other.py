@@ -203,8 +203,7 @@ def test_a_request_id_comes_back(http: Any, path: str) -> None:
 
 def test_a_request_id_is_in_the_log(demo: ServerProcess, http: Any) -> None:
     http.post(CHAT, json={"messages": WHO, "user": "somebody", **GREEDY}, headers={"X-Request-Id": "look-for-me"})
-    http.get("/health")
-    (line,) = (line for line in demo.log.splitlines() if "request_id=look-for-me" in line)
+    line = demo.line_of("look-for-me")
     assert "POST /v1/chat/completions" in line and "status=200" in line and "user=somebody" in line
     assert "completion_tokens=" in line and "Who" not in line
 
