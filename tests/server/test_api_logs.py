@@ -104,7 +104,7 @@ def test_probes_are_logged_where_this_is_asked_for(talkative: Any, caplog: pytes
     [
         ("temperature='hot' is refused: it's a number", "temperature='...' is refused: it's a number"),
         ("stop[0]='it\\'s \"a\"' has 9 characters", "stop[0]='...' has 9 characters"),
-        ("stop=\"it's a\"... is refused", "stop='...'... is refused"),
+        ('stop="it\'s a"... is refused', "stop='...'... is refused"),
         ("stop='cut off... is refused: for a reason", "stop='...'"),
         ("image 0: https://a:b@c/d?e=f is not read", "image 0: (a URL) is not read"),
         ("image 0: data:image/png;base64,AAAA is no image", "image 0: (a URL) is no image"),
