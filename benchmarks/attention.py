@@ -26,9 +26,7 @@ STREAMS, CONTEXT, BLOCK = 16, 3500, 16
 BUFFER = 1 << 26  # float32 numbers, which no cache holds
 
 
-def best_of(
-    candidates: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
-) -> dict[str, float]:
+def best_of(candidates: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
     """The shortest time of each candidate, in seconds; the candidates take turns."""
     best = dict.fromkeys(candidates, float("inf"))
     for _ in range(rounds):
@@ -79,9 +77,7 @@ def decode_table(rounds: int, clock: Callable[[], float]) -> None:
         for dtype in DTYPES:
             run, size = attention_call(shape, dtype, STREAMS, 1, CONTEXT)
             matrix = buffer.view(-1, 1 << 12)
-            times = best_of(
-                {"quire": run, "sum": buffer.sum, "mv": partial(torch.mv, matrix, row)}, rounds, clock
-            )
+            times = best_of({"quire": run, "sum": buffer.sum, "mv": partial(torch.mv, matrix, row)}, rounds, clock)
             rate = size / times["quire"] / 1e9
             memory = buffer.numel() * 4 / min(times["sum"], times["mv"]) / 1e9
             name, kind = ",".join(map(str, shape)), str(dtype)[6:]
@@ -105,9 +101,7 @@ def prefill_table(rounds: int, tokens: int, clock: Callable[[], float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--one-thread", action="store_true")
@@ -117,9 +111,7 @@ def main() -> None:
         torch.set_num_threads(1)
         clock = time.thread_time
     torch.manual_seed(0)
-    print(
-        f"{native.isa()}, {native.num_threads()} threads ({native.thread_pool()}), torch {torch.__version__}"
-    )
+    print(f"{native.isa()}, {native.num_threads()} threads ({native.thread_pool()}), torch {torch.__version__}")
     decode_table(arguments.rounds, clock)
     prefill_table(arguments.rounds, arguments.tokens, clock)
 
