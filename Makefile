@@ -31,7 +31,7 @@ test: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu tests/cuda tests/gpu
-	QUIRE_DEVICE=cuda $(BIN)/python -m pytest tests/platform/test_engine_parity.py tests/platform/test_promise.py \
+	QUIRE_DEVICE=cuda $(BIN)/python -m pytest tests/platform/engine/test_engine_parity.py tests/platform/engine/test_promise.py \
 	  tests/multimodal/test_vision_parity.py tests/multimodal/test_image_promise.py tests/lora/test_adapter_parity.py \
 	  tests/lora/test_adapter_promise.py tests/lora/test_vision_adapter_parity.py
 

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from quire import kernels, pages
+from quire import huge_pages, kernels
 from quire.kernels import native
 
 SHAPES = [(16, 8, 64), (32, 8, 128), (16, 16, 64), (14, 2, 64)]
@@ -39,7 +39,7 @@ def best_of(candidates: dict[str, Callable[[], object]], rounds: int, clock: Cal
 
 def pool(blocks: torch.Tensor) -> torch.Tensor:
     """The same in such memory as the engine's pool has."""
-    return pages.allocate(blocks.nbytes).view(blocks.dtype).view(blocks.shape).copy_(blocks)
+    return huge_pages.allocate(blocks.nbytes).view(blocks.dtype).view(blocks.shape).copy_(blocks)
 
 
 def attention_call(

@@ -38,12 +38,12 @@ from machine import Machine, seconds
 from peers.contender import Absent, Contender, command
 
 from quire import LLM, SamplingParams
+from quire.cli.bench import SINGLE_OUTPUT, workload
 from quire.demo import model_path
 from quire.kernels import native
-from quire.models.layers import Linear
-from quire.platform.engine import LLMEngine
-from quire.platform.memory import block_bytes
-from quire.server.bench import SINGLE_OUTPUT, workload
+from quire.layers import Linear
+from quire.platform.engine.llm_engine import LLMEngine
+from quire.platform.execution.memory import block_bytes
 
 LLAMA = {  # 254 M parameters
     "hidden_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 8,

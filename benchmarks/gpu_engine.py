@@ -18,7 +18,7 @@ from gpu_model import LLAMA_3_8B, RandomModel, Work, adapter_folders
 from gpu_peer import Peer
 
 from quire import LLM, LoRARequest, RequestOutput, SamplingParams
-from quire.server.bench import Requests, workload
+from quire.cli.bench import Requests, workload
 
 
 @dataclass(frozen=True)

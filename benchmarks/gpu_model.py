@@ -23,11 +23,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from quire import LLM
+from quire.checkpoint.weights import Wanted
+from quire.layers import Linear
 from quire.models import loader
 from quire.models.base import CausalLM
-from quire.models.layers import Linear
 from quire.models.llama import LlamaForCausalLM
-from quire.models.weights import Wanted
 
 LLAMA_3_8B = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,

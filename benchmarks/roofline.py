@@ -22,9 +22,9 @@ from cpu import add, linears, make_llama
 from machine import Machine, seconds
 
 from quire import LLM
+from quire.cli.bench import workload
 from quire.kernels import native
-from quire.platform.engine import LLMEngine
-from quire.server.bench import workload
+from quire.platform.engine.llm_engine import LLMEngine
 
 TOKENS, STREAMS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512), (1, 2, 4, 8, 16, 32, 64)
 Series = list[tuple[float, float]]  # (operations a byte, operations a second)

@@ -5,6 +5,6 @@ The same as `quire bench`; see `quire bench --help`.
 
 import sys
 
-from quire.server.cli import app
+from quire.cli.app import app
 
 app(["bench", *sys.argv[1:]], prog_name="throughput.py")

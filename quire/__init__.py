@@ -9,47 +9,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from quire.config.arguments import load_chat_template
+    from quire.config.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
     from quire.errors import AdapterError, CheckpointError, QuireError, RequestError, UnsupportedModelError
     from quire.lora import AdapterInfo, LoadReport, LoRARequest
-    from quire.platform.arguments import load_chat_template
-    from quire.platform.async_engine import AsyncEngine
-    from quire.platform.async_llm_engine import AsyncLLMEngine
-    from quire.platform.beam import BeamSearchOutput, BeamSearchSequence
-    from quire.platform.engine import LLMEngine
-    from quire.platform.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
-    from quire.platform.intake import PromptType
-    from quire.platform.llm import LLM
-    from quire.platform.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-    from quire.platform.prompt_types import TextPrompt, TokensPrompt
-    from quire.platform.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from quire.platform.engine.async_engine import AsyncEngine
+    from quire.platform.engine.async_llm_engine import AsyncLLMEngine
+    from quire.platform.engine.llm import LLM
+    from quire.platform.engine.llm_engine import LLMEngine
+    from quire.platform.inputs.processor import PromptType
+    from quire.platform.inputs.prompts import TextPrompt, TokensPrompt
+    from quire.platform.outputs.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from quire.platform.scheduling.beam import BeamSearchOutput, BeamSearchSequence
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "LLM": "quire.platform.llm",
-    "LLMEngine": "quire.platform.engine",
-    "AsyncEngine": "quire.platform.async_engine",
-    "AsyncLLMEngine": "quire.platform.async_llm_engine",
-    "EngineArgs": "quire.platform.engine_args",
-    "AsyncEngineArgs": "quire.platform.engine_args",
-    "FlexibleArgumentParser": "quire.platform.engine_args",
-    "PromptType": "quire.platform.intake",
-    "TextPrompt": "quire.platform.prompt_types",
-    "TokensPrompt": "quire.platform.prompt_types",
-    "load_chat_template": "quire.platform.arguments",
+    "LLM": "quire.platform.engine.llm",
+    "LLMEngine": "quire.platform.engine.llm_engine",
+    "AsyncEngine": "quire.platform.engine.async_engine",
+    "AsyncLLMEngine": "quire.platform.engine.async_llm_engine",
+    "EngineArgs": "quire.config.engine_args",
+    "AsyncEngineArgs": "quire.config.engine_args",
+    "FlexibleArgumentParser": "quire.config.engine_args",
+    "PromptType": "quire.platform.inputs.processor",
+    "TextPrompt": "quire.platform.inputs.prompts",
+    "TokensPrompt": "quire.platform.inputs.prompts",
+    "load_chat_template": "quire.config.arguments",
     "LoRARequest": "quire.lora",
     "LoadReport": "quire.lora",
     "AdapterInfo": "quire.lora",
     "AdapterError": "quire.errors",
-    "SamplingParams": "quire.platform.sampling_params",
-    "BeamSearchParams": "quire.platform.sampling_params",
-    "BeamSearchOutput": "quire.platform.beam",
-    "BeamSearchSequence": "quire.platform.beam",
-    "RequestOutputKind": "quire.platform.sampling_params",
-    "RequestOutput": "quire.platform.outputs",
-    "CompletionOutput": "quire.platform.outputs",
-    "Logprob": "quire.platform.outputs",
-    "RequestMetrics": "quire.platform.outputs",
+    "SamplingParams": "quire.platform.sampling.params",
+    "BeamSearchParams": "quire.platform.sampling.params",
+    "BeamSearchOutput": "quire.platform.scheduling.beam",
+    "BeamSearchSequence": "quire.platform.scheduling.beam",
+    "RequestOutputKind": "quire.platform.sampling.params",
+    "RequestOutput": "quire.platform.outputs.outputs",
+    "CompletionOutput": "quire.platform.outputs.outputs",
+    "Logprob": "quire.platform.outputs.outputs",
+    "RequestMetrics": "quire.platform.outputs.outputs",
     "QuireError": "quire.errors",
     "UnsupportedModelError": "quire.errors",
     "CheckpointError": "quire.errors",
@@ -91,7 +91,7 @@ __all__ = [  # noqa: RUF022 (the order that a reader wants)
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        from quire.platform.not_served import name_not_served
+        from quire.config.not_served import name_not_served
 
         why = name_not_served(name)
         if why:  # an AttributeError's text would not be shown by `from quire import ...`

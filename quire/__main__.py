@@ -1,5 +1,5 @@
 """`python -m quire` is the command `quire`."""
 
-from quire.server.cli import app
+from quire.cli.app import app
 
 app(prog_name="quire")

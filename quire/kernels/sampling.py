@@ -1,4 +1,4 @@
-"""Tokens drawn where their logits lie, on a GPU: `platform/sampler.py`'s draws without their way to the host.
+"""Tokens drawn where their logits lie, on a GPU: `platform/sampling/sampler.py`'s draws without their way to the host.
 
 Each draw is made on its own, of sums of integers, so that it depends on its row and its numbers alone. Weights below
 2^-41 of the best token's count as none.

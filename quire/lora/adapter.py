@@ -17,8 +17,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from quire import pages
+from quire import huge_pages
 from quire.errors import AdapterError
+from quire.layers import Embedding, LayerNorm, Linear, RMSNorm
+from quire.layers.adapters import EmbeddingChange, LinearChange, NormChange
 from quire.lora.files import (
     TOKENS,
     WEIGHTS_FILE,
@@ -33,8 +35,6 @@ from quire.lora.fold import changed_parameter, embedding_change, linear_change, 
 from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, read_config
 from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
 from quire.models.base import CausalLM
-from quire.models.layers import Embedding, LayerNorm, Linear, RMSNorm
-from quire.models.layers.adapters import EmbeddingChange, LinearChange, NormChange
 
 _ALIGNMENT = 64  # bytes
 _MOST_PLANS = 64
@@ -345,7 +345,7 @@ def _in_one_block(
         _each_tensor(value, count)
     if size > most:
         raise AdapterError(f"{where}: takes {size:,} bytes, and at most {most:,} are given to adapters at once.")
-    memory = pages.allocate(size)
+    memory = huge_pages.allocate(size)
     pending = iter(places)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:

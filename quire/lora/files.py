@@ -17,9 +17,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 
+from quire.checkpoint.files import open_plain
+from quire.checkpoint.safetensors_header import read_header
 from quire.errors import AdapterError
-from quire.models.checkpoint import open_plain
-from quire.models.safetensors_header import read_header
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 TOKENS = "token_adapter.trainable_tokens_delta"

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from quire.kernels.adapters import LoraWeights, pack, unpack
+from quire.layers import Embedding, LayerNorm, Linear, RMSNorm
+from quire.layers.adapters import EmbeddingChange, LinearChange, NormChange, TokenRows
 from quire.lora.files import Parts
 from quire.lora.targets import Rank
-from quire.models.layers import Embedding, LayerNorm, Linear, RMSNorm
-from quire.models.layers.adapters import EmbeddingChange, LinearChange, NormChange, TokenRows
 
 Given = Mapping[str, torch.Tensor | None]  # leaf name of a parameter -> what replaces it
 _PIECE = 1 << 22  # elements of W that are worked on at a time

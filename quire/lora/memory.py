@@ -9,9 +9,9 @@ from typing import Literal
 
 from quire import paths
 from quire.config import LoRAConfig
-from quire.contracts import AdapterRef
 from quire.errors import AdapterError, OutsideRootsError
 from quire.lora.adapter import Adapter
+from quire.types import AdapterRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from quire.checkpoint import strict_json
 from quire.errors import AdapterError
-from quire.models import strict_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig

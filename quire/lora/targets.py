@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from quire.errors import AdapterError
+from quire.layers import Embedding, Linear
 from quire.lora.patterns import Patterns
 from quire.models.base import CausalLM
-from quire.models.layers import Embedding, Linear
 
 if TYPE_CHECKING:
     from peft import LoraConfig

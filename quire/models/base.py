@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
-from quire.contracts import ForwardContext, KVCache, KVSpec
+from quire.layers import Linear
+from quire.layers.rotary import check_rope, rope_parameters
 from quire.models.fields import check_fields, refuse
-from quire.models.layers import Linear
-from quire.models.layers.rotary import check_rope, rope_parameters
+from quire.types import ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from quire.contracts import KVSpec
 from quire.errors import UnsupportedModelError
+from quire.layers import Linear
 from quire.models.base import CausalLM
-from quire.models.layers import Linear
-from quire.models.multimodal import VisionLanguageModel
+from quire.models.vision.base import VisionLanguageModel
+from quire.types import KVSpec
 
 _GUIDE = "see docs/adding-a-model.md"
 # torch's and transformers' modules that do nothing to a row, or to each number alone and exactly.
@@ -47,13 +47,13 @@ def check_model(model: CausalLM) -> None:
     Raises UnsupportedModelError.
     """
     kinds: dict[str, tuple[Any, str]] = {
-        "kv_spec": (KVSpec, "quire.contracts.KVSpec(layers, key/value heads, head_dim)"),
+        "kv_spec": (KVSpec, "quire.types.KVSpec(layers, key/value heads, head_dim)"),
         "max_model_len": (int, "the number of positions that it has"),
     }
     if isinstance(model, VisionLanguageModel):
         kinds["language_model"] = (CausalLM, "by `adopt(text_model(config))`")
     elif type(model).logits is CausalLM.logits or type(model).vocab_size is CausalLM.vocab_size:
-        kinds["lm_head"] = (Linear, "quire.models.layers.Linear(hidden size, vocabulary, bias=False)")
+        kinds["lm_head"] = (Linear, "quire.layers.Linear(hidden size, vocabulary, bias=False)")
     for name, (kind, how) in kinds.items():
         value = getattr(model, name, None)
         if not isinstance(value, kind):
@@ -83,9 +83,9 @@ def _instead(module: nn.Module) -> str:
     kind = type(module).__name__
     for part, own in _INSTEAD:
         if part in kind:
-            return f" (use quire.models.layers.{own})"
+            return f" (use quire.layers.{own})"
     if type(module).__module__.endswith("activation") or "activations" in type(module).__module__:
-        return " (use quire.models.layers.activation)"
+        return " (use quire.layers.activation)"
     return ""
 
 

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from quire.contracts import ForwardContext, KVCache, KVSpec
 from quire.errors import UnsupportedModelError
-from quire.models.base import CausalLM
-from quire.models.layers import (
+from quire.layers import (
     ROTARY_FIELDS,
     Embedding,
     Linear,
@@ -28,7 +26,9 @@ from quire.models.layers import (
     RotaryTable,
     gated_activation,
 )
-from quire.models.layers.rotary import rope_parameters
+from quire.layers.rotary import rope_parameters
+from quire.models.base import CausalLM
+from quire.types import ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

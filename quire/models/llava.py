@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from quire.contracts import ImageLayout
 from quire.models.base import refuse
-from quire.models.multimodal import ImageInputs, VisionLanguageModel, text_model
-from quire.models.vision import TOWERS, FixedGridTower, Projector, build_tower
+from quire.models.vision.base import ImageInputs, VisionLanguageModel, text_model
+from quire.models.vision.towers import TOWERS, FixedGridTower, Projector, build_tower
+from quire.types import ImageLayout
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

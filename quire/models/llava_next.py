@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from quire.contracts import ImageLayout
 from quire.errors import CheckpointError
 from quire.models.base import refuse
 from quire.models.llava import LlavaForConditionalGeneration
-from quire.models.multimodal import ImageInputs
+from quire.models.vision.base import ImageInputs
+from quire.types import ImageLayout
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from quire import registry
+from quire.checkpoint.config_numbers import check_numbers
+from quire.checkpoint.files import Checkpoint, listed, read_json, resolve_checkpoint
+from quire.checkpoint.overrides import OverriddenConfig, check_taken, overridden
+from quire.checkpoint.weights import Wanted, read_into, read_weights
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.models.base import CausalLM
-from quire.models.checkpoint import Checkpoint, listed, read_json, resolve_checkpoint
-from quire.models.config_numbers import check_numbers
 from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
-from quire.models.overrides import OverriddenConfig, check_taken, overridden
 from quire.models.rehearsal import rehearse, run_once
 from quire.models.torchvision import hide_if_broken
-from quire.models.weights import Wanted, read_into, read_weights
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

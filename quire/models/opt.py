@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
-from quire.contracts import ForwardContext, KVCache, KVSpec
 from quire.errors import UnsupportedModelError
+from quire.layers import Embedding, LayerNorm, Linear, MergedLinear, PagedAttention, activation
 from quire.models.base import CausalLM
-from quire.models.layers import Embedding, LayerNorm, Linear, MergedLinear, PagedAttention, activation
+from quire.types import ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from quire.contracts import ImageLayout, MediaItem
 from quire.errors import CheckpointError
 from quire.models.base import refuse
-from quire.models.multimodal import ImageInputs, VisionLanguageModel
 from quire.models.qwen2 import Qwen2ForCausalLM
-from quire.models.vision import build_tower
+from quire.models.vision.base import ImageInputs, VisionLanguageModel
+from quire.models.vision.towers import build_tower
+from quire.types import ImageLayout, PlaceholderRange
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -83,7 +83,7 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
         # Before transformers 5 the merged features were the result itself.
         return result if isinstance(result, torch.Tensor) else result.pooler_output
 
-    def rotary_positions(self, length: int, media: Sequence[MediaItem]) -> np.ndarray:
+    def rotary_positions(self, length: int, media: Sequence[PlaceholderRange]) -> np.ndarray:
         """Text counts on in all three dimensions; an image's tokens count in each by their place in its grid, and the
         text behind it goes on from the largest."""
         positions = np.empty((3, length), dtype=np.int64)

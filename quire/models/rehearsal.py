@@ -12,10 +12,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from quire.contracts import ForwardContext, KVCache
 from quire.errors import UnsupportedModelError
 from quire.kernels.rehearsal import RefusedError, rehearsing
 from quire.models.base import CausalLM
+from quire.types import ForwardContext, KVCache
 
 _TOKENS = 2
 _BLOCK = 16

@@ -2,18 +2,18 @@
 
 from quire.multimodal.cache import FeatureCache
 from quire.multimodal.images import Picture, load_picture
-from quire.multimodal.prepare import NoRoomError, Pixels, Prepared, Preparer
+from quire.multimodal.preprocessor import MediaPreprocessor, NoRoomError, Pixels, ProcessedImage
 from quire.multimodal.processor import ImageProcessor
 from quire.multimodal.prompt import check_count, expand, read_images
 
 __all__ = [
     "FeatureCache",
     "ImageProcessor",
+    "MediaPreprocessor",
     "NoRoomError",
     "Picture",
     "Pixels",
-    "Prepared",
-    "Preparer",
+    "ProcessedImage",
     "check_count",
     "expand",
     "load_picture",

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from quire.contracts import MediaItem
 from quire.errors import RequestError
 from quire.multimodal.embeds import is_embeds
-from quire.multimodal.prepare import Prepared
+from quire.multimodal.preprocessor import ProcessedImage
+from quire.types import PlaceholderRange
 
 _KEYS = {"image", "image_embeds"}
 
@@ -86,7 +86,9 @@ def _split_by_grid(given: Mapping[str, Any]) -> list[Any]:
     return [{"image_embeds": part, "image_grid_thw": grid} for part, grid in pairs]
 
 
-def expand(ids: Sequence[int], images: Sequence[Prepared], marker: int) -> tuple[list[int], list[MediaItem]]:
+def expand(
+    ids: Sequence[int], images: Sequence[ProcessedImage], marker: int
+) -> tuple[list[int], list[PlaceholderRange]]:
     """Put as many placeholders in the place of each marker as its image takes.
 
     ids: with one token `marker` for each image, or, as Hugging Face's processors leave them, with all placeholders in
@@ -125,5 +127,5 @@ def _mismatch(markers: int, images: int) -> RequestError:
     )
 
 
-def _item(image: Prepared, offset: int) -> MediaItem:
-    return MediaItem(image.digest, offset, image.layout.tokens, image.layout.grid)
+def _item(image: ProcessedImage, offset: int) -> PlaceholderRange:
+    return PlaceholderRange(image.digest, offset, image.layout.tokens, image.layout.grid)

@@ -2,6 +2,6 @@
 
 import sys
 
-from quire.server.cli import app
+from quire.cli.app import app
 
 app(["serve", *sys.argv[1:]], prog_name="quire")

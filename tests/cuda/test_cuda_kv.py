@@ -7,10 +7,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from quire.contracts import KVCache
 from quire.kernels import reference
-from quire.platform.host_cache import HostCache
-from quire.platform.pool_blocks import PoolBlocks
+from quire.platform.execution.host_cache import HostCache
+from quire.platform.execution.pool_blocks import PoolBlocks
+from quire.types import KVCache
 from tests.kernels.kernel_helpers import misaligned, randn, same_bits
 
 

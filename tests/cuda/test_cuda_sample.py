@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from quire.kernels import sampling
-from quire.platform import sampler
-from quire.platform.sampling_params import SamplingParams
+from quire.platform.sampling import sampler
+from quire.platform.sampling.params import SamplingParams
 
 NEAR = 1e-6  # how far a bound of the distribution may lie from float64's
 UNSURE = 1e-5  # a mass so close to top_p's limit, or a weight so close to min_p, may go either way

@@ -16,18 +16,18 @@ import torch
 
 from quire import LLM, kernels
 from quire.config import SchedulerConfig
-from quire.contracts import MediaItem
 from quire.kernels import operands
-from quire.lora import AdapterBank
+from quire.layers.adapters import LinearChange
+from quire.lora import AdapterSlots
 from quire.models.base import CausalLM
-from quire.models.layers.adapters import LinearChange
 from quire.models.loader import load_model
-from quire.platform import runner as runners
-from quire.platform.memory import full_step
-from quire.platform.plan import NOT_YET_KNOWN, Chunk, Draw, EncodeImage, StepPlan
-from quire.platform.runner import Runner, allocate_cache
-from quire.platform.sampler import Sampling
-from quire.platform.sampling_params import SamplingParams
+from quire.platform.execution import model_runner as runners
+from quire.platform.execution.memory import full_step
+from quire.platform.execution.model_runner import ModelRunner, allocate_cache
+from quire.platform.sampling.params import SamplingParams
+from quire.platform.sampling.sampler import Sampling
+from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, Draw, EncodeImage, StepPlan
+from quire.types import PlaceholderRange
 from tests.lora import adapter_files
 from tests.models import tiny
 from tests.multimodal import tiny_vision
@@ -79,10 +79,10 @@ def moved(model: CausalLM) -> CausalLM:
     return model
 
 
-def runner_for(model: CausalLM, bank: AdapterBank | None = None) -> Runner:
+def runner_for(model: CausalLM, bank: AdapterSlots | None = None) -> ModelRunner:
     weight = next(model.parameters())
     caches = allocate_cache(model.kv_spec, 64, 8, weight.dtype, META)
-    return Runner(model, caches, META, enforce_eager=True, bank=bank)
+    return ModelRunner(model, caches, META, enforce_eager=True, bank=bank)
 
 
 DRAW = Draw(SamplingParams(temperature=1.0), (), (), 0, frozenset(), ())
@@ -101,8 +101,8 @@ def steps(owner: Any = ()) -> list[StepPlan]:
         ),
         StepPlan(
             [
-                Chunk(1, [NOT_YET_KNOWN], 3, [3], 3, (DRAW,), None, adapters=owner),
-                Chunk(2, [NOT_YET_KNOWN], 9, [4, 5], 8, (DRAW,), None),
+                Chunk(1, [PENDING_TOKEN], 3, [3], 3, (DRAW,), None, adapters=owner),
+                Chunk(2, [PENDING_TOKEN], 9, [4, 5], 8, (DRAW,), None),
             ],
             (),
             poison=[20, 21],
@@ -110,7 +110,7 @@ def steps(owner: Any = ()) -> list[StepPlan]:
     ]
 
 
-def run(runner: Runner, plans: Sequence[StepPlan]) -> None:
+def run(runner: ModelRunner, plans: Sequence[StepPlan]) -> None:
     for plan in plans:
         runner.prepare(plan)
         execution = runner.execute(plan)
@@ -147,7 +147,7 @@ def test_adapters(pretended, tmp_path: Path, kind: str) -> None:
         patch.setattr(torch.Tensor, "cpu", lambda self: torch.ones_like(self, device="cpu") if self.is_meta else self)
         engine.load_lora_adapter("one", str(getattr(adapter_files, kind)(tmp_path / "adapter")))
     version = engine.adapters._named("one")
-    bank = AdapterBank(model, lambda uid: version.adapter)
+    bank = AdapterSlots(model, lambda uid: version.adapter)
     runner = runner_for(model, bank)
     bank.install(version.ref.uid)
     run(runner, steps(((version.ref.uid, 1.0),)))
@@ -165,6 +165,6 @@ def test_images(pretended, tmp_path: Path, architecture: str, variant: str) -> N
     pixels = torch.zeros(1, 3, model.see.side, model.see.side)
     tokens = model.image_layout({"pixel_values": pixels}).tokens
     ids = [5, *[model.image_token_id] * tokens]
-    media = [MediaItem(b"x", 1, tokens)]
+    media = [PlaceholderRange(b"x", 1, tokens)]
     chunk = Chunk(1, ids, 0, list(range(16)), len(ids), (DRAW,), None, media=media)
     run(runner, [StepPlan([chunk], (), encode=[EncodeImage(b"x", tokens, {"pixel_values": pixels})])])

@@ -19,12 +19,12 @@ from peft import LoraConfig
 
 from quire import LLM, LoRARequest, SamplingParams, kernels
 from quire.kernels import reference
-from quire.platform.staging import Staging
+from quire.platform.execution.staging import Staging
 from tests.lora import adapter_files, peft_world
 from tests.models import tiny
 from tests.multimodal import tiny_vision
 from tests.platform.conftest import make_llama
-from tests.platform.test_engine_parity import by_transformers
+from tests.platform.engine.test_engine_parity import by_transformers
 
 STEPS = 5
 

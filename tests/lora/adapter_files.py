@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.platform.engine import LLMEngine
+from quire.platform.engine.llm_engine import LLMEngine
 
 HIDDEN, INNER, VOCAB, LAYERS = 64, 96, 384, 2
 SIZES = {  # of the tiny Llama: (in, out)

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from transformers import Qwen3ForCausalLM as TheirQwen3
 
+from quire.layers import Linear, MergedLinear, PagedAttention, RMSNorm, gated_activation, gathered
 from quire.models import llama
-from quire.models.layers import Linear, MergedLinear, PagedAttention, RMSNorm, gated_activation, gathered
 from quire.models.llama import head_dim, kv_heads
 from quire.registry import Row
 from tests.models import tiny

@@ -395,7 +395,7 @@ def test_names_and_numbers_stand_for_one_adapter(llm, tmp_path):
 
 
 def test_a_hub_id_is_looked_up_once(llm, tmp_path, monkeypatch):
-    from quire.platform import loading
+    from quire.platform.engine import builder
 
     folder, asked = files.plain(tmp_path), []
 
@@ -403,7 +403,7 @@ def test_a_hub_id_is_looked_up_once(llm, tmp_path, monkeypatch):
         asked.append(name)
         return folder
 
-    monkeypatch.setattr(loading, "resolve_checkpoint", found)
+    monkeypatch.setattr(builder, "resolve_checkpoint", found)
     first = tokens(llm, [PROMPTS[0]], [LoRARequest("hub", 1, "owner/name")])
     assert tokens(llm, [PROMPTS[0]], [LoRARequest("hub", 1, "owner/name")]) == first
     assert tokens(llm, [PROMPTS[0]], [LoRARequest("hub", 1, str(folder))]) == first

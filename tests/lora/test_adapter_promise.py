@@ -215,7 +215,7 @@ def test_recordings_survive_other_adapters_in_their_slots(path, folders, tmp_pat
 
 def _count_replays(llm: LLM) -> list[int]:
     """A list that grows by one for each replayed step with adapters."""
-    from quire.platform import decode
+    from quire.platform.execution import decode_graphs as decode
 
     step, found = llm.llm_engine.runner._decode, []
     call = step.__call__

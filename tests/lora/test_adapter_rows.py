@@ -15,10 +15,10 @@ from peft import LoraConfig
 
 from quire import LLM, LoRARequest, SamplingParams, kernels, registry
 from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, LoraWeights, Segment, pack
-from quire.models.layers import Linear, gathered, repeated
-from quire.models.layers.adapters import Active, LinearAdapters, LinearChange
-from quire.models.layers.rows import seen_of
-from quire.models.vision import Projector
+from quire.layers import Linear, gathered, repeated
+from quire.layers.adapters import LinearAdapters, LinearChange, LoRAContext
+from quire.layers.rows import seen_of
+from quire.models.vision.towers import Projector
 from tests.lora import adapter_files as files
 from tests.lora import plugin_models
 from tests.lora.peft_world import Expected, World, _world, ask, text_prompts
@@ -285,7 +285,7 @@ def test_a_recording_s_heads_follow_the_step_s_adapters() -> None:
     """And rows that are always the same ones, of which no number need be read."""
     from quire.kernels import recording
 
-    active, layer, x = Active(), Linear(8, 5, bias=False), torch.randn(4, 16)
+    active, layer, x = LoRAContext(), Linear(8, 5, bias=False), torch.randn(4, 16)
     layer.weight.normal_()
     layer.adapters = LinearAdapters(active, "layer", LoraTable(8, 5, torch.float32))
     for slot in range(3):

@@ -1,24 +1,3 @@
-"""Tiny checkpoints, each made once."""
+"""The fixtures of tests/models/fixtures.py."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-
-import pytest
-import tiny
-from transformers.utils import logging
-
-logging.disable_progress_bar()
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """checkpoint(architecture, variant) -> its directory; not to be written to."""
-
-    @cache
-    def build(architecture: str, variant: str) -> Path:
-        return tiny.build(architecture, variant, tmp_path_factory.mktemp(f"{architecture}-{variant}"))
-
-    return build
+from tests.models.fixtures import checkpoint  # noqa: F401

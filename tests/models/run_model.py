@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.contracts import ForwardContext, KVCache
 from quire.models.base import CausalLM
+from quire.types import ForwardContext, KVCache
 
 
 def logits(

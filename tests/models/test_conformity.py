@@ -8,21 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import run_model
-import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from quire import demo, kernels
+from quire.checkpoint.files import SINGLE, Checkpoint
 from quire.errors import CheckpointError, UnsupportedModelError
 from quire.models import loader
 from quire.models.base import CausalLM
-from quire.models.checkpoint import SINGLE, Checkpoint
 from quire.models.llama import LlamaForCausalLM
 from quire.models.loader import fill_again, load_model
-from quire.models.multimodal import VisionLanguageModel
+from quire.models.vision.base import VisionLanguageModel
+from tests.models import run_model, tiny
 
 LLAMA = next(iter(tiny.TABLE))
 
@@ -69,12 +68,12 @@ def put(name: str, module: nn.Module | None) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("name", "module", "parts"),
     [
-        ("model.layers.1.mlp.down_proj", nn.Linear(48, 32, bias=False), ["quire.models.layers.Linear"]),
-        ("model.layers.1.mlp.down_proj", Conv1D(32, 48), ["Conv1D", "quire.models.layers.Linear"]),
-        ("model.embed_tokens", nn.Embedding(97, 32), ["torch.nn", "quire.models.layers.Embedding"]),
-        ("model.norm", nn.LayerNorm(32), ["quire.models.layers.LayerNorm"]),
-        ("model.norm", nn.RMSNorm(32), ["quire.models.layers.RMSNorm"]),
-        ("model.layers.0.mlp.activate", nn.SiLU(), ["quire.models.layers.activation"]),
+        ("model.layers.1.mlp.down_proj", nn.Linear(48, 32, bias=False), ["quire.layers.Linear"]),
+        ("model.layers.1.mlp.down_proj", Conv1D(32, 48), ["Conv1D", "quire.layers.Linear"]),
+        ("model.embed_tokens", nn.Embedding(97, 32), ["torch.nn", "quire.layers.Embedding"]),
+        ("model.norm", nn.LayerNorm(32), ["quire.layers.LayerNorm"]),
+        ("model.norm", nn.RMSNorm(32), ["quire.layers.RMSNorm"]),
+        ("model.layers.0.mlp.activate", nn.SiLU(), ["quire.layers.activation"]),
         ("model.layers.0.attend", nn.MultiheadAttention(32, 4), ["MultiheadAttention"]),
     ],
 )
@@ -106,7 +105,7 @@ def test_what_does_nothing_to_a_row_is_taken(load, checkpoint):
         (lambda model: delattr(model, "kv_spec"), ["sets no `kv_spec`", "KVSpec("]),
         (lambda model: setattr(model, "kv_spec", (3, 2, 8)), ["has a tuple for `kv_spec`"]),
         (lambda model: delattr(model, "max_model_len"), ["sets no `max_model_len`"]),
-        (lambda model: delattr(model, "lm_head"), ["sets no `lm_head`", "quire.models.layers.Linear"]),
+        (lambda model: delattr(model, "lm_head"), ["sets no `lm_head`", "quire.layers.Linear"]),
     ],
 )
 def test_attributes_that_are_not_set(load, change, parts):
@@ -162,7 +161,7 @@ def test_buffers_are_matched_both_ways(load):
 
 
 def test_buffers_count_as_memory(load, monkeypatch):
-    monkeypatch.setattr("quire.models.weights.pages.available_bytes", lambda device: 100_000)
+    monkeypatch.setattr("quire.checkpoint.weights.pages.available_bytes", lambda device: 100_000)
     many = {NAME: torch.ones(30_000)}
     size = lambda model: model.model.layers[1].mlp.register_buffer("e_score_correction_bias", torch.empty(30_000))  # noqa: E731
     with pytest.raises(CheckpointError, match="weights take"):

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tiny
 import transformers
 from transformers.modeling_rope_utils import RopeParameters
 
 from quire import registry
 from quire.errors import UnsupportedModelError
+from quire.layers.rotary import ROPE_KEYS, ROTARY_FIELDS, SILENT_ROPE_KEYS
 from quire.models import fields
-from quire.models.layers.rotary import ROPE_KEYS, ROTARY_FIELDS, SILENT_ROPE_KEYS
+from tests.models import tiny
 
 LLAMA, QWEN2, OPT, GPT2 = tiny.TABLE
 KNOWN = {*fields.OTHERS, *fields.NEUTRAL_VALUES, *fields.EVERYWHERE, *fields.SILENT, *ROTARY_FIELDS, "layer_types"}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 
 import pytest
-import run_model
-import tiny
 import torch
 
-from quire.contracts import ForwardContext
 from quire.models.loader import load_model
+from quire.types import ForwardContext
+from tests.models import run_model, tiny
 
 LENGTH_DEPENDENT = [v for v in tiny.TABLE["LlamaForCausalLM"][2] if "dynamic" in v or "longrope" in v]
 CHUNKS = [7, 1, 1, 20, 1, 10]
@@ -132,7 +131,7 @@ def test_limits_are_the_configuration_s(checkpoint):
 
 
 def test_a_position_s_rotation_does_not_depend_on_when_its_page_was_made(checkpoint):
-    from quire.models.layers import RotaryEmbedding
+    from quire.layers import RotaryEmbedding
 
     config = load_model(checkpoint("LlamaForCausalLM", "gqa")).config
     config.max_position_embeddings = 8192
@@ -148,7 +147,7 @@ def test_settings_of_transformers_4(checkpoint):
     """`rope_scaling` and `rope_theta` instead of `rope_parameters`, and "type" for "rope_type"."""
     from types import SimpleNamespace
 
-    from quire.models.layers.rotary import rope_parameters
+    from quire.layers.rotary import rope_parameters
 
     old = SimpleNamespace(rope_scaling={"type": "linear", "factor": 2.0}, rope_theta=500.0)
     assert rope_parameters(old) == {

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from quire import LLM, SamplingParams
-from quire.platform.engine import LLMEngine
+from quire.platform.engine.llm_engine import LLMEngine
 from tests.multimodal.tiny_vision import IMAGE
 
 WIDTH = 32  # of the tiny models' embeddings

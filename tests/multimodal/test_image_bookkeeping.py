@@ -16,18 +16,18 @@ import torch
 
 from quire import BeamSearchParams, SamplingParams
 from quire.config import EngineConfig, SchedulerConfig
-from quire.contracts import ImageLayout
 from quire.errors import RequestError
-from quire.multimodal import FeatureCache, Pixels, Prepared
-from quire.platform import engine as engine_module
-from quire.platform.block_pool import BlockPool
-from quire.platform.engine import LLMEngine
-from quire.platform.intake import Limits, Sight
-from quire.platform.loading import Eyes, Parts
-from quire.platform.plan import StepPlan, StepResult
-from quire.platform.prefix_index import PrefixIndex
-from quire.platform.request import SequenceState
-from quire.platform.sampler import Sampled, TopLogprobs
+from quire.multimodal import FeatureCache, Pixels, ProcessedImage
+from quire.platform.engine import llm_engine as engine_module
+from quire.platform.engine.builder import Parts, VisionComponents
+from quire.platform.engine.llm_engine import LLMEngine
+from quire.platform.inputs.processor import ImageInputSpec, Limits
+from quire.platform.kv.block_pool import BlockPool
+from quire.platform.kv.prefix_index import PrefixIndex
+from quire.platform.sampling.sampler import Sampled, TopLogprobs
+from quire.platform.scheduling.plan import StepPlan, StepResult
+from quire.platform.scheduling.request import SequenceState
+from quire.types import ImageLayout
 
 MARK, VOCAB, LONGEST = 99, 6, 6
 
@@ -67,11 +67,11 @@ class Eye:
             return RequestError("image 0: cannot be decoded")
         return [self._prepared(source, again) for source in sources]
 
-    def _prepared(self, source: Source, again: bool) -> Prepared:
+    def _prepared(self, source: Source, again: bool) -> ProcessedImage:
         digest = b"another" if again and source.restless else source.digest
         inputs = {"broken": torch.tensor(source.broken)}
         there = digest in self.features and self.rng.random() < 0.8
-        return Prepared(digest, ImageLayout(source.length), None if there else Pixels(inputs), source)
+        return ProcessedImage(digest, ImageLayout(source.length), None if there else Pixels(inputs), source)
 
 
 class RecordingRunner:
@@ -142,8 +142,8 @@ class World:
         pool = BlockPool(blocks, size, PrefixIndex() if cached else None)
         self.runner, features = RecordingRunner(pool, budget, rng, faults), FeatureCache(room)
         limits = Limits(VOCAB, 500, blocks * size, 20, None)
-        sight = Sight(MARK, None, 8, room, lambda given: {}, None)
-        eyes = Eyes(sight, Eye(features, rng), features, 1)
+        sight = ImageInputSpec(MARK, None, 8, room, lambda given: {}, None)
+        eyes = VisionComponents(sight, Eye(features, rng), features, 1)
         parts = Parts(Path(), None, frozenset({0}), limits, pool, self.runner, eyes)
         monkeypatch.setattr(engine_module, "load", lambda config, ring: parts)
         self.engine = LLMEngine(EngineConfig(scheduler=SchedulerConfig(seqs, budget), debug=True))

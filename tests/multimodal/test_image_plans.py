@@ -10,7 +10,8 @@ import pytest
 
 from quire.config import MediaConfig
 from quire.errors import RequestError
-from quire.multimodal import ImageProcessor, load_picture, prepare
+from quire.multimodal import ImageProcessor, load_picture
+from quire.multimodal import preprocessor as prepare
 from tests.multimodal.open_engine import ask, error_of, nothing_left, one, open_llm, tokens
 from tests.multimodal.tiny_vision import SIDE, build, picture
 

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from quire.config import MediaConfig
-from quire.contracts import ImageLayout
 from quire.errors import RequestError
-from quire.multimodal import Preparer, prepare
+from quire.multimodal import MediaPreprocessor
+from quire.multimodal import preprocessor as prepare
 from quire.multimodal.images import GoneError
 from quire.multimodal.processor import Plan
+from quire.types import ImageLayout
 
 SIZE = 400  # bytes of one image's pixels
 
@@ -59,7 +60,7 @@ def layout_of(inputs: Any) -> ImageLayout:
     return ImageLayout(1 + int(inputs["pixel_values"][0]))
 
 
-class Made(Preparer):
+class Made(MediaPreprocessor):
     """A preparer with all that it needs, and room for the pixels of `images` before it stops to begin jobs."""
 
     def __init__(self, workers: int = 1, images: int = 100, layout: Any = layout_of) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.platform.outputs import RequestOutput
+from quire.platform.outputs.outputs import RequestOutput
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

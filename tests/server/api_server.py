@@ -16,10 +16,10 @@ import httpx2 as httpx
 from openai import AsyncOpenAI, OpenAI
 
 from quire.config import ServerConfig
-from quire.platform.arguments import engine_config
-from quire.platform.async_engine import AsyncEngine
-from quire.server.api.app import create_app
-from quire.server.api.metrics import Metrics
+from quire.config.arguments import engine_config
+from quire.platform.engine.async_engine import AsyncEngine
+from quire.server.app import create_app
+from quire.server.metrics import Metrics
 from tests.server.wire import InThread
 
 KEY = "a-test-key"  # what the clients send; servers without --api-key do not look at it

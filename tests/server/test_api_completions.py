@@ -10,8 +10,8 @@ from openai import BadRequestError, OpenAI
 from openai.types import Completion
 
 from quire import LLM, BeamSearchParams
-from quire.platform.outputs import CompletionOutput, Logprob
-from quire.server.api.logprobs import CompletionLogprobs
+from quire.platform.outputs.outputs import CompletionOutput, Logprob
+from quire.server.responses.logprobs import CompletionLogprobs
 from tests.server.api_answers import events, joined, offline, post, refusal, strict
 from tests.server.api_server import ServerProcess
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.server.api.errors import ApiError, remember
+from quire.server.responses.errors import ApiError, remember
 from tests.lora.adapter_life import wait_for
 from tests.server.api_server import LocalServer, ServerProcess
 

@@ -15,7 +15,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsStr
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as CompletionStreamParams
 
-from quire.server.api import fields
+from quire.server.schemas import fields
 from tests.server.api_answers import refusal
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -19,10 +19,10 @@ from quire import LLM
 from quire.config import ModelConfig, ServerConfig
 from quire.demo import adapter_path
 from quire.errors import AdapterError, OverloadedError
-from quire.platform import loading
-from quire.server.api.errors import ApiError
-from quire.server.api.places import Places
-from quire.server.api.resolver import Resolver
+from quire.platform.engine import builder
+from quire.server.adapter_resolver import Resolver
+from quire.server.adapter_sources import Places
+from quire.server.responses.errors import ApiError
 from tests.server.api_answers import conversed, error_of, post, refusal
 from tests.server.api_server import LocalServer
 
@@ -342,7 +342,7 @@ def test_what_the_hub_has_is_looked_at_before_it_is_fetched(
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *args, **kwargs: info)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
     with pytest.raises(AdapterError, match=complaint):
-        loading.fetch_adapter("org/french", 1000, ModelConfig())
+        builder.fetch_adapter("org/french", 1000, ModelConfig())
 
 
 def test_a_hub_that_does_not_answer_says_nothing_of_how(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,4 +352,4 @@ def test_a_hub_that_does_not_answer_says_nothing_of_how(monkeypatch: pytest.Monk
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", broken)
     with pytest.raises(AdapterError, match=r"cannot be had from the Hugging Face hub \(OSError\)"):
-        loading.fetch_adapter("org/french", 1 << 30, ModelConfig())
+        builder.fetch_adapter("org/french", 1 << 30, ModelConfig())

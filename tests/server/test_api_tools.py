@@ -17,8 +17,8 @@ import pytest
 import quire
 from quire import LLM
 from quire.errors import OverloadedError
-from quire.server.api.errors import ApiError
-from quire.server.api.later import Later
+from quire.server.responses.errors import ApiError
+from quire.server.routes.later import Later
 from tests.server.api_answers import error_of, offline, post, refusal
 from tests.server.api_server import LocalServer
 

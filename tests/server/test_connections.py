@@ -20,12 +20,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 from quire.config import ServerConfig
 from quire.errors import QuireError
-from quire.server.api.guard import BodyLimits
 from quire.server.http import connection as connections
 from quire.server.http.connection import Connection, Times
 from quire.server.http.head import take_head
 from quire.server.http.listener import SPARE
 from quire.server.http.server import HttpServer, listening, room_for
+from quire.server.middleware import BodyLimits
 from tests.server.api_server import ONE_THREAD, ServerProcess
 from tests.server.wire import InThread, message, seconds_open, until_closed
 

@@ -22,10 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from typer.testing import CliRunner
 
+from quire.cli.app import app
 from quire.config import ServerConfig
 from quire.demo import adapter_path
-from quire.server import serve
-from quire.server.cli import app
+from quire.server import launch as serve
 from tests.server.api_server import KEY, LocalServer
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.demo import adapter_path
-from quire.server.api import body as bodies
+from quire.server.schemas import body as bodies
 from tests.server.api_server import LocalServer
 
 COMPLETIONS, CHAT, LOAD = "/v1/completions", "/v1/chat/completions", "/v1/load_lora_adapter"

@@ -22,7 +22,7 @@ import httpx2 as httpx
 import pytest
 
 from quire.demo import ADAPTERS, adapter_path, picture_path
-from quire.platform.plan import StepPlan, StepResult
+from quire.platform.scheduling.plan import StepPlan, StepResult
 from tests.server.api_server import LocalServer, ServerProcess
 
 COMPLETIONS = "/v1/completions"
@@ -424,8 +424,8 @@ def test_a_fault_of_the_engine_ends_everything_at_once(plain_model: Path, part: 
 
 
 FAILING = """
-from quire.platform.scheduler import Scheduler
-from quire.server.cli import app
+from quire.platform.scheduling.scheduler import Scheduler
+from quire.cli.app import app
 
 commit, steps = Scheduler.commit, []
 

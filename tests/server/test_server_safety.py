@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire.demo import adapter_path, picture_path
-from quire.server.api import prompts
+from quire.server.schemas import prompts
 from tests.server.api_server import LocalServer, ServerProcess
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -295,7 +295,7 @@ def test_too_much_is_refused_before_anything_is_done(
     def tokenized(*_: Any, **__: Any) -> Any:
         raise AssertionError("tokenized")
 
-    monkeypatch.setattr("quire.platform.intake.encode_prompt", tokenized)
+    monkeypatch.setattr("quire.platform.inputs.processor.encode_prompt", tokenized)
     for name in ("encode_prompt", "encode_rendered"):
         monkeypatch.setattr(prompts, name, tokenized)
     if case != "images":  # which are counted when the messages have been rendered

@@ -43,11 +43,11 @@ from quire import (
 )
 from quire.demo import adapter_path, picture_path
 from quire.errors import EngineClosedError
-from quire.platform.engine_metrics import Counter, Gauge
-from quire.platform.results import beams_as_output
-from quire.server import serve
+from quire.platform.engine.metrics import Counter, Gauge
+from quire.platform.outputs.processor import beams_as_output
+from quire.server import launch as serve
+from tests.cli.test_serve_options import Served
 from tests.server.api_server import ONE_THREAD, ServerProcess
-from tests.server.test_serve_options import Served
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -14,9 +14,9 @@ from typing import Any
 import h11
 from starlette.types import ASGIApp
 
-from quire.server.api.errors import ApiError
 from quire.server.http.exchange import Exchange, date
 from quire.server.http.head import BadRequestError, read_head, take_head
+from quire.server.responses.errors import ApiError
 
 access = logging.getLogger("quire.server.access")
 

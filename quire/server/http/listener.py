@@ -15,9 +15,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.server.api.errors import ApiError
-from quire.server.api.guard import OPEN, route_path
 from quire.server.http.connection import Connection, Times
+from quire.server.middleware import OPEN, route_path
+from quire.server.responses.errors import ApiError
 
 logger = logging.getLogger("quire.server")
 

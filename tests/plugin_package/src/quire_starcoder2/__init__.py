@@ -10,9 +10,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from quire.contracts import KVSpec
-from quire.models.base import CausalLM, refuse
-from quire.models.layers import (
+from quire.layers import (
     ROTARY_FIELDS,
     Embedding,
     LayerNorm,
@@ -22,6 +20,8 @@ from quire.models.layers import (
     RotaryEmbedding,
     activation,
 )
+from quire.models.base import CausalLM, refuse
+from quire.types import KVSpec
 
 
 class Starcoder2ForCausalLM(CausalLM):

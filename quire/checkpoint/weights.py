@@ -1,0 +1,96 @@
+"""The weights' memory: one block of the process's own.
+
+A memory map of the files would cost nothing at start, but its pages of 4 KB cost every token: reading the same
+weights takes half as long again from there on a virtual machine (docs/architecture.md has the figures). Reading
+them in costs a fifth of a second a gigabyte or more, and a file that is cut or replaced later harms nobody.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from quire import huge_pages
+from quire.checkpoint.files import Checkpoint
+from quire.errors import CheckpointError
+
+_ALIGNMENT = 64  # bytes
+_PIECE = 16 << 20  # bytes that a thread reads at a time
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A parameter or a buffer, and the name and the layout in which the checkpoint has it.
+
+    dtype: that it is to have; None: the model's.
+    """
+
+    name: str
+    stored: str
+    shape: torch.Size
+    transposed: bool  # stored [in, out]
+    dtype: torch.dtype | None = None
+
+
+@torch.inference_mode(False)  # the caller's mode does not reach the threads, which could not write then
+def read_weights(
+    checkpoint: Checkpoint, wanted: Sequence[Wanted], dtype: torch.dtype, device: torch.device
+) -> dict[str, nn.Parameter]:
+    """Return the tensors on `device`, by name, read in several threads. dtype: the model's. Raises CheckpointError."""
+    sizes = [math.prod(w.shape) * (w.dtype or dtype).itemsize for w in wanted]
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    available = huge_pages.available_bytes(device)
+    if starts[-1] > available:
+        raise CheckpointError(
+            f"{checkpoint.directory}: the weights take {starts[-1]:,} bytes as {str(dtype).removeprefix('torch.')}, "
+            f"and {available:,} are available: free some, or take a smaller model or dtype."
+        )
+    if device.type == "cpu":
+        memory = huge_pages.allocate(starts[-1])
+    else:
+        memory = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+    tensors = [
+        memory[start : start + size].view(w.dtype or dtype).view(w.shape)
+        for w, start, size in zip(wanted, starts, sizes)  # noqa: B905 (starts has one more: the end)
+    ]
+    read_into(checkpoint, list(zip(wanted, tensors, strict=True)))
+    return {w.name: nn.Parameter(t, requires_grad=False) for w, t in zip(wanted, tensors, strict=True)}
+
+
+@torch.inference_mode(False)
+def read_into(checkpoint: Checkpoint, wanted: Sequence[tuple[Wanted, torch.Tensor]]) -> None:
+    """Read tensors, each into contiguous memory of its own, in several threads. Raises CheckpointError."""
+    jobs = [job for w, tensor in wanted for job in _jobs(checkpoint, w, tensor)]
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        try:
+            for done in [threads.submit(job) for job in jobs]:
+                done.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)  # an error or Ctrl-C does not wait for the rest
+            raise
+
+
+def _jobs(checkpoint: Checkpoint, wanted: Wanted, out: torch.Tensor) -> list[Callable[[], object]]:
+    stored = checkpoint.tensor(wanted.stored)
+    if wanted.transposed or stored.dtype is not out.dtype or not stored.is_contiguous():
+        return [partial(out.copy_, stored.t() if wanted.transposed else stored)]
+    flat, step = out.view(-1), _PIECE // out.element_size()
+    read = checkpoint.read if out.is_cpu else partial(_read_across, checkpoint)
+    return [partial(read, wanted.stored, flat[first : first + step], first) for first in range(0, flat.numel(), step)]
+
+
+def _read_across(checkpoint: Checkpoint, name: str, out: torch.Tensor, first: int) -> None:
+    """Read a piece by way of memory from which the device copies while the next piece is read."""
+    piece = torch.empty(out.shape, dtype=out.dtype, pin_memory=True)
+    checkpoint.read(name, piece, first)
+    out.copy_(piece, non_blocking=True)

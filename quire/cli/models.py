@@ -1,0 +1,62 @@
+"""`quire models`: what the registry serves, and which plug-ins cannot."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from quire import registry
+from quire.cli.terminal import console
+from quire.errors import UnsupportedModelError
+
+
+def rows() -> list[dict[str, Any]]:
+    """A dict for each row; its "problem" is None, or why the row cannot be served.
+
+    Only the classes of plug-ins are imported: quire's own need torch, which takes seconds.
+    """
+    table = registry.rows()
+    claims = Counter(row.architecture for row in table)
+    own = {row.architecture for row in registry.BUILT_IN}
+    return [
+        {
+            "architecture": row.architecture,
+            "capabilities": sorted(row.capabilities),
+            "class": row.target,
+            "package": row.package or "quire",
+            "replaces_quires_own": row.package is not None and row.architecture in own,
+            "problem": _problem(row, claims[row.architecture]),
+        }
+        for row in sorted(table, key=lambda row: row.architecture)
+    ]
+
+
+def _problem(row: registry.Row, claims: int) -> str | None:
+    if claims > 1:
+        return f"{claims} packages claim this architecture: uninstall all but one"
+    if row.package is None:
+        return None
+    try:
+        registry.load_class(row)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
+
+
+def show(as_json: bool) -> None:
+    """Print the rows."""
+    listed = rows()
+    if as_json:
+        print(json.dumps(listed, indent=2))
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("architecture", "serves", "from", "")
+    for row in listed:
+        note = "replaces quire's own" if row["replaces_quires_own"] else ""
+        if row["problem"]:
+            note = f"[red]broken: {escape(row['problem'])}[/]"
+        table.add_row(row["architecture"], ", ".join(row["capabilities"]), escape(row["package"]), note)
+    console().print(table)

@@ -1,0 +1,25 @@
+"""What models are built of: modules where there are parameters, plain objects and functions elsewhere."""
+
+from quire.layers.activation import activation, gated_activation
+from quire.layers.attention import PagedAttention
+from quire.layers.embedding import Embedding
+from quire.layers.linear import Linear, MergedLinear
+from quire.layers.norm import LayerNorm, RMSNorm
+from quire.layers.rotary import ROTARY_FIELDS, RotaryEmbedding, RotaryTable
+from quire.layers.rows import gathered, repeated
+
+__all__ = [
+    "ROTARY_FIELDS",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "MergedLinear",
+    "PagedAttention",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "RotaryTable",
+    "activation",
+    "gated_activation",
+    "gathered",
+    "repeated",
+]

@@ -1,0 +1,29 @@
+"""Tables that are looked up by token id or by position."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from quire import kernels
+from quire.layers.adapters import EmbeddingAdapters, adapt_embedding
+
+
+class Embedding(nn.Module):
+    """Rows of weight [num_embeddings, size].
+
+    adapters: what LoRA adapters change here; None while none does.
+    """
+
+    adapters: EmbeddingAdapters | None = None
+
+    def __init__(self, num_embeddings: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_embeddings, size), requires_grad=False)
+
+    def forward(self, ids: torch.Tensor, added: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
+        """Return the rows `first + ids`, plus `added` [T, size] where it is given. ids: [T] int64 -> [T, size]."""
+        y = kernels.embedding(ids, self.weight[first:] if first else self.weight, added)
+        if self.adapters is not None and self.adapters.active.segments is not None:
+            adapt_embedding(self.adapters, self.weight, ids + first if first else ids, added, y)
+        return y

@@ -1,0 +1,268 @@
+"""Rotary position embeddings (arXiv:2104.09864) of every type that transformers knows.
+
+The frequencies come from transformers' own functions, so a type that it adds tomorrow needs no line here. Two
+kinds of type are told apart: static ones, whose frequencies are the model's, and those that depend on the
+length of the sequence ("dynamic", "longrope"). Transformers recomputes the latter from the longest position
+of a forward call. Here a token's frequencies must not depend on how its request was cut into steps, so:
+
+* a token of the prompt takes the frequencies for the prompt's length,
+* an output token at position p takes those for length p + 1.
+
+That is what transformers computes for a request alone: the whole prompt at once, then token by token.
+
+Multimodal rotation (M-RoPE, arXiv:2409.12191) turns sections of a head by a token's place in time, in height and in
+width (`mrope_section`, in frequencies of each). The three are one number for text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quire.errors import UnsupportedModelError
+from quire.types import ForwardContext
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+# The static table is made by so many rows at a time, when a position first needs them: that of a model with
+# 131072 positions would take 64 MB and a second at start-up. A page is always made whole, by a call of one
+# shape, so that a row's bits do not depend on when it was made.
+_PAGE = 2048
+
+# What a class that turns by a RotaryEmbedding implements, for its `supported_fields`.
+ROTARY_FIELDS = frozenset(
+    {"rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
+)
+# What a RotaryEmbedding, or transformers' functions for it, take of the rotary parameters.
+ROPE_KEYS = frozenset({
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings",
+    "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor",
+    "low_freq_factor", "high_freq_factor", "mrope_section",
+})  # fmt: skip
+# What transformers' functions do not look at, in any model.
+SILENT_ROPE_KEYS = frozenset({"finetuned"})
+
+# (inverse frequencies [R / 2] float32, factor on cosine and sine)
+Frequencies = tuple[torch.Tensor, float]
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    """One step's rotation: token t turns by row rows[t] of cos_sin. The same for every layer."""
+
+    rows: torch.Tensor  # [T] int64
+    cos_sin: torch.Tensor  # [P, R] float32: R / 2 cosines, then R / 2 sines
+
+
+class RotaryEmbedding:
+    """Makes each step's RotaryTable. No module: it has no parameters.
+
+    Reads `rope_parameters` (transformers 5) or `rope_scaling` and `rope_theta` (4), `partial_rotary_factor`,
+    `head_dim` and `max_position_embeddings`.
+
+    max_positions: how far the embedding reaches; types that stretch the context by a factor reach that much
+    further.
+    threshold: None for a static type, or the length above which the frequencies depend on it.
+    mrope: whether the configuration has `mrope_section`, so that steps need `rotary_positions`.
+    """
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        parameters = rope_parameters(config)
+        kind = parameters["rope_type"]
+        original = _original_length(config, parameters)
+        self._init = _init_function(config, kind, parameters)
+        # The loader builds models on the meta device; these numbers are real.
+        with torch.device("cpu"):
+            self._base = self._init(None)
+            self._table = torch.empty(0, 2 * len(self._base[0]))
+        # Recorded steps know a table by its address, and stay when it is outgrown. Together they are no larger than it.
+        self._outgrown: list[torch.Tensor] = []
+        if self._table.shape[1] > _head_dim(config) or not self._base[0].isfinite().all():
+            raise UnsupportedModelError(
+                f"config.json: {len(self._base[0])} rotary frequencies of rope_type {kind!r} do not fit heads of "
+                f"{_head_dim(config)} dimensions: head_dim must be even, and the frequencies finite."
+            )
+        self.max_positions = _max_positions(config, kind, parameters, original)
+        self.threshold: int | None = None
+        if "dynamic" in kind:
+            self.threshold = config.max_position_embeddings
+        elif kind == "longrope":
+            self.threshold = original
+        self._axes = _axes(parameters, len(self._base[0]))
+        self.mrope = self._axes is not None
+        if self.mrope and self.threshold is not None:
+            raise UnsupportedModelError(
+                f"config.json: mrope_section is not served with rope_type {kind!r}: its frequencies vary with length."
+            )
+        # longrope has one other set of frequencies; dynamic has one for every length
+        self._two_sets = kind == "longrope"
+        self._long = lru_cache(maxsize=4096)(self._long_frequencies)
+
+    def __call__(self, ctx: ForwardContext) -> RotaryTable:
+        """Return the step's table; call it once a step."""
+        if self.threshold is not None and ctx.longest > self.threshold:
+            return self._by_length(ctx)
+        table = self._static(min(ctx.position_limit, self.max_positions), ctx.positions.device)
+        if ctx.rotary_positions is None:
+            return RotaryTable(ctx.positions, table)
+        if ctx.rotary_positions.dim() == 1:
+            return RotaryTable(ctx.rotary_positions, table)
+        return self._by_axis(ctx.rotary_positions, table)
+
+    def _by_axis(self, positions: torch.Tensor, table: torch.Tensor) -> RotaryTable:
+        """A table with one row for each of the step's tokens; positions: [3, T]."""
+        assert self._axes is not None
+        axes = self._axes.to(table.device).repeat(2)  # of cosines, then of sines
+        rows = table[positions]  # [3, T, R]
+        own = rows.gather(0, axes.expand(1, *rows.shape[1:])).squeeze(0)
+        return RotaryTable(torch.arange(positions.shape[1], device=table.device), own.contiguous())
+
+    def _static(self, rows: int, device: torch.device) -> torch.Tensor:
+        """The table of the model's own frequencies, [at least `rows`, R]."""
+        table = self._table
+        if rows > len(table) or table.device != device:
+            if device.type == "meta":  # a rehearsal's: nothing of it is kept
+                return torch.empty(rows, table.shape[1], device=device)
+            starts = range(len(table), rows, _PAGE)
+            pages = [_cos_sin(torch.arange(start, start + _PAGE), *self._base) for start in starts]
+            self._outgrown.append(table)
+            self._table = table = torch.cat([part.to(device) for part in (table, *pages)])
+        return table
+
+    def _by_length(self, ctx: ForwardContext) -> RotaryTable:
+        """A table with one row for each of the step's tokens, [T, R]."""
+        assert self.threshold is not None
+        positions = ctx.positions.cpu()
+        owner = torch.repeat_interleave(ctx.query_start.cpu().diff())
+        prompt = ctx.prompt_len.cpu()[owner].long()
+        lengths = torch.where(positions < prompt, prompt, positions + 1)
+        distinct, which = lengths.unique(return_inverse=True)
+        sets = [self._for_length(length) for length in distinct.tolist()]
+        frequencies = torch.stack([s[0] for s in sets])[which]
+        factors = torch.tensor([s[1] for s in sets])[which]
+        table = _cos_sin(positions, frequencies, factors.unsqueeze(1))
+        short = lengths <= self.threshold  # these take the static rows, bit by bit
+        table[short] = self._static(int(positions.max()) + 1, table.device)[positions[short]]
+        device = ctx.positions.device
+        return RotaryTable(torch.arange(len(positions), device=device), table.to(device))
+
+    def _for_length(self, length: int) -> Frequencies:
+        assert self.threshold is not None
+        if length <= self.threshold:
+            return self._base
+        return self._long(self.threshold + 1 if self._two_sets else length)
+
+    def _long_frequencies(self, length: int) -> Frequencies:
+        frequencies, factor = self._init(torch.tensor(length))
+        # Transformers takes the factor anew for dynamic types, and keeps the model's for longrope.
+        return frequencies.float(), self._base[1] if self._two_sets else factor
+
+
+def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
+    """The rotary settings in transformers 5's form, whichever version wrote or read the configuration."""
+    parameters = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+    parameters.setdefault("rope_type", parameters.get("type", "default"))
+    parameters.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
+    parameters.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None) or 1.0)
+    return parameters
+
+
+def check_rope(config: PretrainedConfig, supported: Collection[str]) -> None:
+    """Refuse a rotary parameter that a RotaryEmbedding would ignore, unless `supported` has it.
+
+    supported: of a class, where such a field is called "rope_parameters.mrope_interleaved". Raises
+    UnsupportedModelError, which names the parameter.
+    """
+    for field, value in rope_parameters(config).items():
+        if field in ROPE_KEYS or field in SILENT_ROPE_KEYS or f"rope_parameters.{field}" in supported:
+            continue
+        if value is not None and value is not False:
+            raise UnsupportedModelError(
+                f"config.json: {field}={value!r} among the rotary parameters of a {config.model_type!r} model is not "
+                "served, and leaving it out of account would give wrong answers."
+            )
+
+
+def _axes(parameters: dict[str, Any], frequencies: int) -> torch.Tensor | None:
+    """Which of time, height and width (0, 1, 2) each frequency turns by, [R / 2]; None: no such thing."""
+    sections = parameters.get("mrope_section")
+    if sections is None:
+        return None
+    if (
+        not isinstance(sections, (list, tuple))
+        or any(type(size) is not int or size < 0 for size in sections)
+        or sum(sections) != frequencies
+    ):
+        raise UnsupportedModelError(
+            f"config.json: mrope_section={sections!r} must be whole numbers that add up to the {frequencies} rotary "
+            "frequencies of a head."
+        )
+    with torch.device("cpu"):
+        axes = torch.tensor([section % 3 for section in range(len(sections))])
+        return axes.repeat_interleave(torch.tensor(sections))
+
+
+def _init_function(
+    config: PretrainedConfig, kind: str, parameters: dict[str, Any]
+) -> Callable[[torch.Tensor | None], Frequencies]:
+    """Return f(sequence length or None) -> frequencies of that type."""
+    if kind == "default":
+        return lambda length: (_default_frequencies(config, parameters), 1.0)
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if kind not in ROPE_INIT_FUNCTIONS:
+        known = ", ".join(sorted({"default", *ROPE_INIT_FUNCTIONS}))
+        raise UnsupportedModelError(f"rope_type {kind!r} is not known to this transformers. Known: {known}.")
+    function = ROPE_INIT_FUNCTIONS[kind]
+
+    def init(length: torch.Tensor | None) -> Frequencies:
+        try:
+            frequencies, factor = function(config, torch.device("cpu"), seq_len=length)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UnsupportedModelError(f"The configuration of rope_type {kind!r} is not usable: {error!r}") from error
+        return frequencies.float(), float(factor)
+
+    return init
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _default_frequencies(config: PretrainedConfig, parameters: dict[str, Any]) -> torch.Tensor:
+    size = int(_head_dim(config) * parameters["partial_rotary_factor"])
+    return 1.0 / (parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+
+
+def _original_length(config: PretrainedConfig, parameters: dict[str, Any]) -> int:
+    """The length that the model was first trained for."""
+    return (
+        parameters.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        or config.max_position_embeddings
+    )
+
+
+def _max_positions(config: PretrainedConfig, kind: str, parameters: dict[str, Any], original: int) -> int:
+    """`max_position_embeddings` is the stretched length for llama3 and longrope, else the original."""
+    factor = parameters.get("factor") or 1.0
+    if kind == "yarn":
+        return max(config.max_position_embeddings, int(original * factor))
+    if kind == "linear" or "dynamic" in kind:
+        return int(config.max_position_embeddings * factor)
+    return config.max_position_embeddings
+
+
+def _cos_sin(positions: torch.Tensor, frequencies: torch.Tensor, factor: float | torch.Tensor) -> torch.Tensor:
+    """positions [P], frequencies [R / 2] or [P, R / 2] -> [P, R] float32.
+
+    Angles are float32 products, as transformers has them. Their cosines are taken in float64 and rounded: in
+    float32, torch's last bit depends on where in the call an element stands.
+    """
+    angles = (positions.float().unsqueeze(1) * frequencies).double()
+    return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=1).float()

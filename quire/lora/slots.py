@@ -1,0 +1,133 @@
+"""The adapters on the device: their weights in the tables of the layers, and who owns which rows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from quire import kernels
+from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, Segment
+from quire.kernels.transfer import send
+from quire.layers import Embedding, Linear
+from quire.layers.adapters import EmbeddingAdapters, LinearAdapters, LoRAContext, NormAdapters, on_device
+from quire.lora.adapter import Adapter
+from quire.models.base import CausalLM
+
+AdapterMix = tuple[tuple[int, float], ...]  # (uid, weight) of each adapter; empty: the base model
+
+
+@dataclass(frozen=True)
+class _Installed:
+    """parameters: the adapter's, on the device."""
+
+    slot: int
+    adapter: Adapter
+    parameters: Mapping[str, torch.Tensor]
+
+
+class AdapterSlots:
+    """Installs adapters into the layers of one model.
+
+    weights: the weights of an adapter that the residency has claimed. generation: grows whenever what a recorded step
+    reads has moved.
+    """
+
+    def __init__(self, model: CausalLM, weights: Callable[[int], Adapter]) -> None:
+        self.generation = 0
+        self._weights = weights
+        self._active = LoRAContext()
+        self._modules = dict(model.named_modules())
+        weight = next(model.parameters())
+        self.device = weight.device
+        self._row_major: bool = kernels.backend_of(weight).ROW_MAJOR_B
+        self._installed: dict[int, _Installed] = {}  # by uid
+        self._free: list[int] = []
+
+    def install(self, uid: int) -> None:
+        """Put an adapter into the tables of the layers that it changes."""
+        adapter = self._weights(uid)
+        slot = self._free.pop() if self._free else len(self._installed)
+        for name, change in adapter.changes.items():
+            module = self._modules[name]
+            if module.adapters is None:
+                module.adapters = self._new(name, module)
+                self.generation += 1
+            columns = module.out_features if isinstance(module, Linear) else 0
+            self.generation += module.adapters.put(slot, on_device(change, columns, self.device, self._row_major))
+        parameters = {name: send(tensor, self.device) for name, tensor in adapter.parameters.items()}
+        self._installed[uid] = _Installed(slot, adapter, parameters)
+
+    def drop(self, uid: int) -> None:
+        """Take an adapter out of all tables."""
+        installed = self._installed.pop(uid)
+        for name in installed.adapter.changes:
+            self._modules[name].adapters.drop(installed.slot)
+        self._free.append(installed.slot)
+
+    def segments(self, owners: Iterable[tuple[AdapterMix, int]]) -> list[Segment]:
+        """Who owns which rows; owners: (adapters, number of rows) in the order of the rows."""
+        runs: list[tuple[int, int, AdapterMix]] = []
+        end = 0
+        for owner, count in owners:
+            start, end = end, end + count
+            if owner and count:
+                if runs and runs[-1][2] == owner and runs[-1][1] == start:
+                    start = runs.pop()[0]
+                runs.append((start, end, owner))
+        return [(start, end, self._installed[uid].slot, weight) for start, end, owner in runs for uid, weight in owner]
+
+    def are_recordable(self, owners: Iterable[AdapterMix]) -> bool:
+        """Whether the kernel alone does what these adapters change."""
+        return all(self._installed[uid].adapter.recordable for owner in owners for uid, _ in owner)
+
+    @contextmanager
+    def using(self, segments: LoraSegments | None) -> Iterator[None]:
+        """Let the layers work for these owners."""
+        self._active.segments = segments
+        try:
+            yield
+        finally:
+            self._active.segments = None
+
+    @contextmanager
+    def encoding_for(self, owner: AdapterMix) -> Iterator[None]:
+        """Let all layers, and the parameters of a tower's own modules, be one owner's."""
+        if not owner:
+            yield
+            return
+        own: list[tuple[nn.Module, str, nn.Parameter | None]] = []
+        try:
+            for uid, _ in owner:
+                for name, tensor in self._installed[uid].parameters.items():
+                    path, _, leaf = name.rpartition(".")
+                    module = self._modules[path]
+                    own.append((module, leaf, module._parameters[leaf]))
+                    module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+            owners = [(self._installed[uid].slot, weight) for uid, weight in owner]
+            with self.using(AllRows(owners, self.device)):
+                yield
+        finally:
+            for module, leaf, parameter in reversed(own):
+                module._parameters[leaf] = parameter
+
+    def _new(self, name: str, module: nn.Module) -> LinearAdapters | EmbeddingAdapters | NormAdapters:
+        if isinstance(module, Linear):
+            table = LoraTable(
+                module.in_features,
+                module.out_features,
+                module.weight.dtype,
+                device=self.device,
+                row_major=self._row_major,
+            )
+            return LinearAdapters(self._active, name, table)
+        kind = EmbeddingAdapters if isinstance(module, Embedding) else NormAdapters
+        return kind(self._active, name)
+
+
+def capacity_for(rows: Sequence[Segment]) -> int:
+    """A size for recorded segments that seldom differs between steps: a power of two."""
+    return 1 << max(len(rows) - 1, 0).bit_length()

@@ -1,0 +1,399 @@
+"""Images made ready for the model by a few workers, so that the engine's steps do not wait for it.
+
+A job is all the images of one request. Jobs begin in the order in which they came; while the pixels of those that are
+ready and not yet encoded fill their share of the budget, no further one begins. Workers take one image at a time, and a
+job that takes long lets others past: whoever sends many large images waits for them, and nobody else does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from quire.config import MediaConfig
+from quire.errors import NoRoomError, RequestError
+from quire.multimodal.embeds import checked_features, is_embeds
+from quire.multimodal.images import GoneError, Opened, Watch, decode, open_picture, read_source
+from quire.multimodal.processor import ImageProcessor
+from quire.types import ImageLayout
+
+_LAYOUTS = 65_536  # remembered by digest
+# Pixels of an image that is large: such images leave a worker to others, and take turns for memory.
+_LARGE = 4_000_000
+# A job that has taken more seconds than the first of these lets pass who came up to so many times as much later.
+_FREE, _LATER = 0.25, 4.0
+# An image that does not fit beside those that are being decoded lets so many go before it, and no more.
+_MOST_PASSED = 16
+_SECONDS = 2e-8  # of work on a pixel, roughly, that is still to be decoded
+
+
+class Pixels:
+    """What a model's tower takes of one image; counted for as long as anybody has it."""
+
+    __slots__ = ("__weakref__", "inputs", "nbytes")
+
+    def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
+        self.inputs = inputs
+        self.nbytes = sum(tensor.nbytes for tensor in inputs.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """One image, ready.
+
+    digest: of its features: equal digests, equal features. pixels: None where the model's features of it are there
+    already. source: from which it can be prepared again.
+    """
+
+    digest: bytes
+    layout: ImageLayout
+    pixels: Pixels | None
+    source: Any
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """The images of a request.
+
+    images: those that are ready. seconds: how long workers have been at it. opened: the next one, where it waits for
+    its turn to be decoded: (what it was read from, the image); pixels: what it takes then; passed: how many have gone
+    before it since. gone: nobody waits for it any more.
+    """
+
+    key: Hashable
+    sources: Sequence[Any]
+    settings: Mapping[str, Any]
+    first: int
+    room: int | None
+    variant: bytes
+    urgent: bool
+    arrival: float = field(default_factory=time.monotonic)
+    images: list[ProcessedImage] = field(default_factory=list)
+    seconds: float = 0.0
+    opened: tuple[Any, Opened] | None = None
+    pixels: int = 0
+    passed: int = 0
+    gone: bool = False
+
+    @property
+    def due(self) -> float:
+        """When it is its turn: earlier ones go first."""
+        coming = 0.0 if self.opened is None else _SECONDS * self.opened[1].work
+        later = _LATER * max(0.0, self.seconds + coming - _FREE)
+        return -math.inf if self.urgent or self.passed >= _MOST_PASSED else self.arrival + later
+
+
+class MediaPreprocessor:
+    """A queue of jobs, its workers, and what they have finished.
+
+    layout_of: what processed inputs take in a prompt (the model says it). has_features: whether a digest's features
+    are there already. width: size of an embedding, which given features must have. ring: called when a job is
+    done. planned_layout: of an image's (height, width) and what the processor will make of it: what it will take in a
+    prompt, where the model can say.
+    All methods are the engine's thread's; nothing here raises for what is wrong with an image: `done` tells it.
+    """
+
+    def __init__(
+        self,
+        config: MediaConfig,
+        processor: ImageProcessor,
+        layout_of: Callable[[Mapping[str, torch.Tensor]], ImageLayout],
+        has_features: Callable[[bytes], bool],
+        width: int,
+        ring: Callable[[], object] = lambda: None,
+        planned_layout: Callable[[tuple[int, int], tuple[int, int]], ImageLayout | None] = lambda size, final: None,
+    ) -> None:
+        self.processor = processor
+        self._config = config
+        self._layout_of = layout_of
+        self._has_features = has_features
+        self._width = width
+        self._ring = ring
+        self._planned_layout = planned_layout
+        self._workers_count = config.workers or min(4, os.cpu_count() or 1)
+        self._workers: ThreadPoolExecutor | None = None  # started by the first job
+        self._queue: deque[_Job] = deque()
+        self._urgent: deque[_Job] = deque()
+        self._busy = 0
+        self._begun: set[_Job] = set()  # and no worker is at them
+        self._running: list[_Job] = []  # those that have begun, and whose results somebody waits for
+        self._decoding: list[int] = []  # pixels of each image that is being decoded and processed
+        self._first: _Job | None = None  # whose image has let so many before it that no other large one begins
+        self._closed = False
+        self._finished: list[tuple[Hashable, list[ProcessedImage] | RequestError]] = []
+        self._changed = threading.Condition()
+        self._shared: weakref.WeakValueDictionary[bytes, Pixels] = weakref.WeakValueDictionary()  # all that are alive
+        self._layouts: dict[bytes, ImageLayout] = {}
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of the pixels that are ready and not yet let go of.
+
+        Added up anew: what is let go of, is so in any thread and between any two operations of it.
+        """
+        return sum(pixels.nbytes for reference in self._shared.valuerefs() if (pixels := reference()) is not None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether some job is at work; it will ring."""
+        return self._busy > 0
+
+    def submit(
+        self,
+        key: Hashable,
+        sources: Sequence[Any],
+        settings: Mapping[str, Any],
+        urgent: bool = False,
+        first: int = 0,
+        room: int | None = None,
+        variant: bytes = b"",
+    ) -> None:
+        """Queue the images of one request, under a name of the caller's; together they may take `room` tokens.
+
+        urgent: a request that holds blocks waits for it, so it goes first and needs no room. first: the place of the
+        first of them among the prompt's, for messages. variant: names what else their features depend on (adapters);
+        it becomes a part of their digests.
+        """
+        job = _Job(key, sources, settings, first, room, variant, urgent)
+        with self._changed:
+            (self._urgent if urgent else self._queue).append(job)
+            self._begin()
+
+    def cancel(self, key: Hashable) -> None:
+        """Forget a job; if it runs, it ends as soon as it can, and what it has made is let go of at once."""
+        with self._changed:
+            for job in self._running:
+                job.gone = job.gone or job.key == key
+            for job in [job for job in self._begun if job.gone]:
+                self._begun.remove(job)
+                job.opened = None  # which knows the job
+            self._queue = deque(job for job in self._queue if job.key != key)
+            self._urgent = deque(job for job in self._urgent if job.key != key)
+            self._running = [job for job in self._running if job.key != key]
+            self._finished = [pair for pair in self._finished if pair[0] != key]
+
+    def done(self, timeout: float = 0.0) -> list[tuple[Hashable, list[ProcessedImage] | RequestError]]:
+        """What has finished since the last call, waiting up to `timeout` seconds for the first."""
+        self._begin()
+        with self._changed:
+            if timeout and not self._finished and self._busy:
+                self._changed.wait(timeout)
+            finished, self._finished = self._finished, []
+        return finished
+
+    def close(self) -> None:
+        """Stop the workers once they are done with what they are at."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._urgent.clear()
+            self._begun.clear()
+        if self._workers is not None:
+            self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        """Give jobs to workers while there are some. (How much room a job takes is known when it is done.)"""
+        with self._changed:
+            while self._busy < self._workers_count and self._start_next():
+                self._busy += 1
+
+    def _start_next(self) -> bool:
+        """Give the job whose turn it is to a worker that is counted as busy; False: there is none."""
+        job = None if self._closed else self._next()
+        if job is None:
+            return False
+        if self._workers is None:
+            self._workers = ThreadPoolExecutor(self._workers_count, thread_name_prefix="quire-images")
+        self._workers.submit(self._run, job)
+        return True
+
+    def _next(self) -> _Job | None:
+        """The job whose turn it is."""
+        if self._urgent:
+            self._running.append(self._urgent[0])
+            return self._urgent.popleft()
+        self._first = None
+        kept_out = min((job for job in self._begun if not self._fits(job)), key=lambda one: one.due, default=None)
+        if kept_out is not None and kept_out.passed >= _MOST_PASSED:
+            self._first = kept_out
+            if all(pixels <= _LARGE for pixels in self._decoding):  # which are done in a moment: then it fits
+                return None
+        job = self._earliest()
+        if kept_out is not None and job is not None:
+            kept_out.passed += 1
+        return job
+
+    def _earliest(self) -> _Job | None:
+        full = self.pixel_bytes > self._config.pixel_bytes
+        # What has begun must end, also where the pixels of others fill their share; but not all of it at once.
+        ready = self._running[: self._workers_count] if full else self._running
+        ready = [job for job in ready if job in self._begun and self._fits(job)]
+        job = min(ready, key=lambda job: job.due, default=None)
+        if self._queue and not full and (job is None or self._queue[0].due < job.due):
+            self._running.append(self._queue[0])
+            return self._queue.popleft()
+        if job is not None:
+            self._begun.remove(job)
+        return job
+
+    def _fits(self, job: _Job) -> bool:
+        """Whether its image can be decoded now: with all others, it takes no more memory than the largest may alone.
+        Large ones leave a worker to the others."""
+        if job.opened is None or job.pixels <= _LARGE or not self._decoding:
+            return True
+        if self._first not in (None, job):
+            return False
+        large = sum(others > _LARGE for others in self._decoding)
+        room = self._config.max_image_pixels - sum(self._decoding)
+        return large < max(1, self._workers_count - 1) and job.pixels <= room
+
+    def _run(self, job: _Job) -> None:
+        """One image of a job."""
+        begun = time.monotonic()
+        result = self._advance(job)
+        with self._changed:
+            job.seconds += time.monotonic() - begun
+            waited_for = job in self._running
+            if waited_for and result is None and not self._closed:
+                self._begun.add(job)
+            elif waited_for:
+                self._running.remove(job)
+                if result is not None:
+                    self._finished.append((job.key, result))
+            ended = result is not None or not waited_for
+            if ended:  # from here on what was made is the engine's alone
+                job.images, job.opened = [], None
+            del result
+            self._busy -= not self._start_next()  # never fewer, for a moment, than there are
+            self._begin()
+            self._changed.notify_all()
+        if ended:
+            self._ring()
+
+    def _advance(self, job: _Job) -> list[ProcessedImage] | RequestError | None:
+        """Prepare the next image of a job. None: there is more to do."""
+        item = job.first + len(job.images)
+        try:
+            if len(job.images) < len(job.sources):
+                image = self._prepare(job.sources[len(job.images)], job, item)
+                if image is None:
+                    return None
+                job.images.append(image)
+                self._check_room([one.layout for one in job.images], item, job.room)
+            return job.images if len(job.images) == len(job.sources) else None
+        except GoneError:
+            return None
+        except NoRoomError as error:
+            return error.with_traceback(None)  # which holds all that was decoded
+        except RequestError as error:
+            return RequestError(str(error))  # the same, and without what it came from
+        except BaseException as error:  # a fault of ours must not leave the request waiting for ever
+            return RequestError(f"image {item}: it cannot be prepared: {type(error).__name__}")
+
+    def _check_room(self, layouts: Sequence[ImageLayout], item: int, room: int | None) -> None:
+        """Before an image, or further ones of a prompt that cannot be served take time and memory."""
+        tokens = sum(layout.tokens for layout in layouts)
+        if room is not None and tokens > room:
+            raise NoRoomError(item, tokens, room)
+
+    def _prepare(self, source: Any, job: _Job, item: int) -> ProcessedImage | None:
+        """None where it waits until there is room to decode it. Raises RequestError, and GoneError for a gone job."""
+        if is_embeds(source):
+            return self._given_features(source, item, job.room)
+        watch = Watch(self._config.max_image_seconds, lambda: job.gone)
+        if job.opened is None:
+            source = read_source(source, self._config, item, lambda: job.gone)
+            job.opened = source, open_picture(source, self._config, item, watch)
+            job.pixels = self._planned(job, item)
+        source, opened = job.opened
+        with self._changed:
+            if not self._fits(job):
+                return None
+            self._decoding.append(pixels := job.pixels)
+            job.opened, job.passed = None, 0
+        try:
+            return self._see(source, opened, job, item)
+        finally:
+            with self._changed:
+                self._decoding.remove(pixels)
+
+    def _planned(self, job: _Job, item: int) -> int:
+        """The pixels that preparing the opened image takes. Raises RequestError if it could not be served then."""
+        assert job.opened is not None
+        opened = job.opened[1]
+        height, width = opened.size
+        try:
+            plan = self.processor.plan(height, width, job.settings)
+            layout = self._planned_layout((height, width), plan.final)
+        except ValueError as error:
+            named = f" (mm_processor_kwargs has {', '.join(sorted(job.settings))})" if job.settings else ""
+            raise RequestError(f"image {item}: {error}{named}") from None
+        if layout is not None:
+            self._check_room([*(image.layout for image in job.images), layout], item, job.room)
+        return max(height * width, plan.pixels)
+
+    def _see(self, source: Any, opened: Opened, job: _Job, item: int) -> ProcessedImage:
+        picture = decode(opened, item)
+        digest = self.processor.digest(picture, job.settings)
+        features = hashlib.sha256(digest + job.variant).digest() if job.variant else digest
+        layout = self._layouts.get(digest)
+        if layout is not None and self._has_features(features):
+            return ProcessedImage(features, layout, None, source)
+        pixels = self._shared.get(digest)
+        if layout is None or pixels is None:
+            try:
+                inputs = self.processor(picture, job.settings)
+                layout = self._layout_of(inputs)
+            except ValueError as error:
+                raise RequestError(f"image {item}: {error}") from None
+            pixels = self._keep(digest, layout, inputs)
+        return ProcessedImage(features, layout, pixels, source)
+
+    def _keep(self, digest: bytes, layout: ImageLayout, inputs: Mapping[str, torch.Tensor]) -> Pixels:
+        with self._changed:
+            pixels = self._shared.get(digest)  # another worker may have been at the same image
+            if pixels is None:
+                pixels = self._shared[digest] = Pixels(inputs)
+            if len(self._layouts) >= _LAYOUTS:
+                self._layouts.clear()
+            self._layouts[digest] = layout
+        return pixels
+
+    def _given_features(self, source: Any, item: int, room: int | None) -> ProcessedImage:
+        """Features that the caller has computed: [tokens, width], checked as strictly as an image is."""
+        tensor, grid = source["image_embeds"], source.get("image_grid_thw")
+        try:
+            features = checked_features(tensor, self._width, room)
+            layout = self._layout_of_features(features, grid)
+        except ValueError as error:
+            raise RequestError(f"image {item}: {error}") from None
+        head = repr(("image_embeds", str(features.dtype), tuple(features.shape), layout.grid)).encode()
+        digest = hashlib.sha256(head + features.view(torch.uint8).numpy().tobytes()).digest()
+        return ProcessedImage(digest, layout, self._keep(digest, layout, {"image_embeds": features}), source)
+
+    def _layout_of_features(self, features: torch.Tensor, grid: Any) -> ImageLayout:
+        if grid is None:
+            return ImageLayout(len(features))
+        table = torch.as_tensor(grid)
+        if table.numel() != 3 or table.is_floating_point():
+            raise ValueError(f"image_grid_thw={grid}: must be three whole numbers")
+        try:
+            layout = self._layout_of({"image_grid_thw": table.reshape(1, 3)})
+        except KeyError:
+            raise ValueError("this model's image_embeds take no image_grid_thw") from None
+        if layout.tokens != len(features):
+            raise ValueError(
+                f"image_grid_thw={grid} asks for {layout.tokens} rows of image_embeds, not {len(features)}"
+            )
+        return layout

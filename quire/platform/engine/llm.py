@@ -1,0 +1,400 @@
+"""`LLM`: prompts in, outputs out, in the manner of vLLM's class of that name."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from quire.config import from_vllm
+from quire.config.arguments import (
+    check_generation_config,
+    default_sampling,
+    engine_config,
+    load_chat_template,
+    one_for_each,
+    prompt_list,
+)
+from quire.config.engine_args import EngineArgs
+from quire.config.not_served import method_not_served
+from quire.errors import RequestError
+from quire.lora import AdapterInfo, LoadReport, LoRARequest
+from quire.platform.engine.interrupts import HeldInterrupt
+from quire.platform.engine.llm_engine import LLMEngine
+from quire.platform.engine.metrics import Metric, metrics_of
+from quire.platform.engine.stats import EngineStats
+from quire.platform.inputs.chat import render_chat
+from quire.platform.inputs.processor import PromptType
+from quire.platform.outputs.outputs import RequestOutput
+from quire.platform.outputs.processor import beams_as_output
+from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.platform.scheduling.beam import BeamSearchOutput
+
+logger = logging.getLogger("quire")
+Message = Mapping[str, Any]
+Params = SamplingParams | BeamSearchParams
+
+_PATIENCE = 0.02  # seconds until unloading looks again
+
+# Of LLM's parameters those that the engine's configuration does not have.
+_NOT_SETTINGS = {"self", "generation_config", "override_generation_config", "chat_template", "vllm"}
+
+
+class LLM:
+    """A model that answers batches of prompts, in continuous batching. Calls from several threads wait for each other.
+
+    Args:
+        model: a local directory or a hub id; None takes the bundled model.
+        tokenizer, tokenizer_revision: where the tokenizer comes from, if not from the model.
+        revision: the hub's branch, tag or commit; it reaches every file.
+        dtype: "auto" (the checkpoint's), "bfloat16", "float16" or "float32".
+        load_format: "safetensors"; "pt", torch's pytorch_model.bin, read in a process of its own; or "auto", the first
+            of these that is there.
+        device: "auto" (a GPU where quire can use one, else the CPU), "cpu", "cuda" or "cuda:1".
+        exact_products: False lets cuBLAS multiply on a GPU: faster for many tokens, but a request's last bits then
+            depend on what shares its steps.
+        max_model_len: most tokens of prompt and output together. Default: the model's limit.
+        max_num_seqs, max_num_batched_tokens: most sequences and tokens in one step.
+        block_size: tokens in a KV block.
+        kv_cache_memory_bytes: size of the KV pool; or num_gpu_blocks_override: its blocks (wherever it lies); or
+            gpu_memory_utilization: the fraction of a GPU's memory that weights, pool and all else may take together, or
+            of a CPU's free memory that the pool may take.
+        swap_space: GiB of main memory for the blocks of sequences that were preempted on a GPU.
+        enable_prefix_caching: reuse the blocks of a prompt's beginning that was computed before.
+        seed: makes requests without a seed repeatable.
+        max_logprobs: the most logprobs that a request may ask for.
+        limit_mm_per_prompt: {"image": most images of a prompt}.
+        mm_processor_kwargs: settings for the checkpoint's image processor, on top of its own.
+        allowed_local_media_path: the folder that file: URLs may read; allowed_media_domains: the hosts that http: and
+            https: URLs may name. Without these both are refused. media_fetch_timeout: seconds for one URL.
+        max_image_bytes, max_image_pixels, max_image_seconds: the most of one image: of its file, decoded, of CPU time.
+        media_cache_bytes: for images that wait and the features of encoded ones.
+        enable_lora: serve LoRA adapters. max_loras: most that steps can use at once; max_cpu_loras: most in main
+            memory; max_lora_rank: a larger rank is refused. None sets no limit.
+        lora_device_bytes, lora_host_bytes: what adapters may take on the device and in main memory.
+        lora_roots: the folders that adapters may be read from; None allows all, and hub ids.
+        skip_tokenizer_init: load no tokenizer; prompts must be token ids, and outputs have no text.
+        enforce_eager: run every step through the model's Python (to debug a model); else a step in which each
+            sequence has one token is recorded and replayed.
+        trust_remote_code: no code that comes with a checkpoint is run; a model that needs its own is refused.
+        download_dir: the folder that hub files are kept in; hf_token: for the hub; True takes the one that is stored.
+        hf_overrides: fields of config.json that are to have other values.
+        generation_config: what `get_default_sampling_params` is made of: "auto", the checkpoint's
+            generation_config.json; a folder that has another; or "vllm", nothing. override_generation_config: on top.
+        chat_template: for `chat`: a file with a Jinja template, or the template.
+        vllm: what vLLM has beside these: taken with a line in the log where it asks for nothing else than what is done,
+            and else refused with the reason; see docs/from-vllm.md.
+        debug: check all tables after every step and poison freed blocks (slow).
+
+    Defaults that are None here stand in `quire.config`.
+
+    Raises:
+        UnsupportedModelError, CheckpointError, QuireError: all ValueErrors, for what cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        tokenizer: str | None = None,
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        dtype: str | None = None,
+        load_format: str | None = None,
+        device: str | None = None,
+        exact_products: bool | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        block_size: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        num_gpu_blocks_override: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        swap_space: float | None = None,
+        enable_prefix_caching: bool | None = None,
+        seed: int | None = None,
+        max_logprobs: int | None = None,
+        limit_mm_per_prompt: Mapping[str, int] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        allowed_local_media_path: str | None = None,
+        allowed_media_domains: Sequence[str] | None = None,
+        media_fetch_timeout: float | None = None,
+        max_image_bytes: int | None = None,
+        max_image_pixels: int | None = None,
+        max_image_seconds: float | None = None,
+        media_cache_bytes: int | None = None,
+        enable_lora: bool | None = None,
+        max_loras: int | None = None,
+        max_lora_rank: int | None = None,
+        max_cpu_loras: int | None = None,
+        lora_device_bytes: int | None = None,
+        lora_host_bytes: int | None = None,
+        lora_roots: Sequence[str] | None = None,
+        skip_tokenizer_init: bool | None = None,
+        enforce_eager: bool | None = None,
+        trust_remote_code: bool | None = None,
+        download_dir: str | None = None,
+        hf_token: bool | str | None = None,
+        hf_overrides: Mapping[str, Any] | None = None,
+        generation_config: str | None = None,
+        override_generation_config: Mapping[str, Any] | None = None,
+        chat_template: str | Path | None = None,
+        debug: bool | None = None,
+        **vllm: Any,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
+        line = from_vllm.take("LLM", vllm, given)
+        config = engine_config(**given)
+        self._chat_template = load_chat_template(chat_template)
+        self._sampling = (check_generation_config(generation_config), dict(override_generation_config or {}))
+        SamplingParams(**self._sampling[1])  # what is wrong with it is said now
+        if line is not None:
+            logger.warning("LLM(): %s", line)  # the level that Python shows of itself
+        self.llm_engine = LLMEngine(config)
+        self._ids = count()
+        self._lock = threading.Lock()
+
+    def get_tokenizer(self) -> Any:
+        """The transformers tokenizer; None when skip_tokenizer_init was set."""
+        return self.llm_engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The sampling that the checkpoint recommends, or `generation_config` and `override_generation_config` say."""
+        return SamplingParams(**default_sampling(self.llm_engine.path, *self._sampling))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """An LLM of `EngineArgs`."""
+        return cls(**engine_args.given())
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; outputs come back in the order of the prompts.
+
+        prompts: one or a list of texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids". A dict may
+        also have "multi_modal_data": {"image": one image or a list}, as many as the prompt has image markers: PIL
+        images, uint8 arrays, bytes of image files, URLs, or features {"image_embeds": [tokens, width]};
+        "mm_processor_kwargs", settings for the image processor; and "cache_salt": requests with different salts share
+        no cached blocks.
+        sampling_params: one for all, one for each, or None for `get_default_sampling_params()`. BeamSearchParams
+        search: outputs are the beams, best first.
+        lora_request: the adapter for all, or one or None (the base model) for each; loaded first where it is not.
+
+        Raises RequestError, a ValueError, when a prompt or its parameters are impossible; nothing is left running. A
+        request whose image turns out to be no good ends with finish_reason "error", and its stop_reason says why.
+        """
+        batch = prompt_list(prompts)
+        params = self._params_list(sampling_params, len(batch))
+        final = [
+            p if isinstance(p, BeamSearchParams) else dataclasses.replace(p, output_kind=RequestOutputKind.FINAL_ONLY)
+            for p in params
+        ]
+        outputs = self._run(batch, final, use_tqdm, self._adapters_list(lora_request, len(batch)))
+        return [self._shown(output) for output in outputs]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params | Sequence[Params] | None = None,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        mm_processor_kwargs: dict[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several: lists of {"role": ..., "content": ...}.
+
+        The tokenizer's chat template, or `chat_template`, makes the prompts; it runs in a sandbox. Content may be a
+        list of parts: {"type": "text", "text": ...} and images, as {"type": "image_url", "image_url": {"url": ...}},
+        {"type": "image_pil", "image_pil": ...} or {"type": "image", "image": ...}. Image markers in texts stay text.
+        Raises RequestError when there is no template or the messages do not fit it.
+        """
+        if not isinstance(messages, Sequence):
+            raise RequestError(f"messages must be a list of messages, or a list of such lists, not {messages!r}")
+        several = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: list[Any] = list(messages) if several else [messages]
+        sight = self.llm_engine.intake.sight
+        rendered = [
+            render_chat(
+                self.llm_engine.tokenizer,
+                conversation,
+                image_marker=sight.marker if sight else None,
+                chat_template=chat_template or self._chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                template_kwargs=chat_template_kwargs,
+            )
+            for conversation in conversations
+        ]
+        prompts = [
+            {
+                "prompt": chat.text,
+                "prompt_token_ids": chat.token_ids,
+                "multi_modal_data": {"image": chat.images} if chat.images else None,
+                "mm_processor_kwargs": mm_processor_kwargs if chat.images else None,
+            }
+            for chat in rendered
+        ]
+        return self.generate(prompts, sampling_params, lora_request=lora_request, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        use_tqdm: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `params.beam_width` likeliest continuations of each prompt, best first."""
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params must be BeamSearchParams, not {params!r}")
+        batch = prompt_list(prompts)
+        return self._run(batch, [params] * len(batch), use_tqdm, self._adapters_list(lora_request, len(batch)))
+
+    def load_lora_adapter(
+        self,
+        lora_name: str,
+        lora_path: str,
+        *,
+        load_inplace: bool = False,
+        pinned: bool = False,
+        lora_int_id: int | None = None,
+    ) -> LoadReport:
+        """Load an adapter from a folder (PEFT's format) and let `lora_name` stand for it.
+
+        From any thread, while others generate. load_inplace: the name may be taken; running requests finish on the
+        version that they began with. pinned: it stays in main memory. Raises AdapterError: an adapter binds
+        completely, or is refused with the list of what does not.
+        """
+        return self.llm_engine.load_lora_adapter(lora_name, str(lora_path), load_inplace, pinned, lora_int_id)
+
+    def unload_lora_adapter(self, lora_name: str) -> int:
+        """Forget an adapter, wait until no request holds it, and return the bytes that its weights took in memory.
+
+        Raises AdapterError for a name that is not loaded, and RequestError where requests of llm_engine hold it, which
+        nobody steps here: its bytes go when they have ended.
+        """
+        unloading = self.llm_engine.unload_lora_adapter(lora_name)
+        while True:
+            idle = self._lock.acquire(timeout=_PATIENCE)  # else a generate() steps
+            try:
+                if idle:
+                    self.llm_engine.settle_adapters()
+                freed = self.llm_engine.freed_bytes(unloading, 0.0 if idle else _PATIENCE)
+                if freed is not None:
+                    return freed
+                if idle:
+                    self._refuse_if_busy()
+            finally:
+                if idle:
+                    self._lock.release()
+
+    def pin_lora_adapter(self, lora_name: str, pinned: bool = True) -> None:
+        """Keep an adapter in main memory, or no longer; of those on the device it goes last. Raises AdapterError."""
+        self.llm_engine.pin_lora_adapter(lora_name, pinned)
+
+    def list_lora_adapters(self) -> list[AdapterInfo]:
+        """All adapters that are loaded, and where their weights are."""
+        return self.llm_engine.list_lora_adapters()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give back the memory of weights, KV blocks and images' features until `wake_up`; adapters stay loaded.
+
+        level: 1 or 2, as vLLM has them; both read the weights again from their files. Meanwhile all that needs the
+        model raises SleepingError. Raises CheckpointError, and stays awake, where the weights could not be read again.
+        """
+        with self._lock:
+            self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Read the weights again; answers are what they were. tags: of "weights" and "kv_cache", what is to wake up.
+
+        Raises CheckpointError, and sleeps on, where the files have changed or memory does not suffice.
+        """
+        with self._lock:
+            self.llm_engine.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether `wake_up` is needed."""
+        return self.llm_engine.is_sleeping
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget the beginnings of prompts that were computed before. True: it was done."""
+        with self._lock:
+            return self.llm_engine.reset_prefix_cache()
+
+    def get_metrics(self) -> list[Metric]:
+        """Counts since the engine began, and gauges of this moment: their name, labels and value."""
+        return metrics_of(EngineStats.of(self.llm_engine))
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of vLLM's methods that are not served why they are not."""
+        raise AttributeError(f"LLM has no {name!r}{method_not_served(name)}")
+
+    def _shown(self, output: Any) -> RequestOutput:
+        return beams_as_output(self.get_tokenizer(), output) if isinstance(output, BeamSearchOutput) else output
+
+    def _adapters_list(
+        self, wanted: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+    ) -> list[LoRARequest | None]:
+        """One for each prompt, all of them loaded."""
+        adapters = one_for_each("lora_request", wanted, (LoRARequest, type(None)), count)
+        for adapter in dict.fromkeys(adapters):  # before the engine is taken: others may generate meanwhile
+            if adapter is not None and self.llm_engine.adapters is not None:
+                self.llm_engine.load_for(adapter)
+        return [one and dataclasses.replace(one, load_inplace=False) for one in adapters]  # that has been done
+
+    def _params_list(self, params: Params | Sequence[Params] | None, count: int) -> list[Params]:
+        if params is None:
+            params = self.get_default_sampling_params()
+        return one_for_each("sampling_params", params, (SamplingParams, BeamSearchParams), count)
+
+    def _run(
+        self,
+        prompts: Sequence[PromptType],
+        params: Sequence[Any],
+        use_tqdm: bool,
+        adapters: Sequence[LoRARequest | None],
+    ) -> list[Any]:
+        ids: list[str] = []
+        outputs: dict[str, Any] = {}
+        with self._lock, HeldInterrupt() as interrupt:
+            self._refuse_if_busy()
+            try:
+                for prompt, wanted, adapter in zip(prompts, params, adapters, strict=True):
+                    request_id = str(next(self._ids))
+                    self.llm_engine.add_request(request_id, prompt, wanted, adapter)
+                    ids.append(request_id)
+                with tqdm(total=len(ids), desc="Processed prompts", disable=not use_tqdm) as bar:
+                    while len(outputs) < len(ids) and not interrupt.pressed:
+                        for output in self.llm_engine.step():
+                            outputs[output.request_id] = output
+                            bar.update()
+            finally:  # an impossible prompt, an interrupt: nothing of this call stays behind
+                self.llm_engine.abort_request(ids)
+        if len(outputs) < len(ids):  # the interrupt that was held ends this call, should it not have come yet
+            raise KeyboardInterrupt
+        return [outputs[request_id] for request_id in ids]
+
+    def _refuse_if_busy(self) -> None:
+        waiting = self.llm_engine.get_num_unfinished_requests()
+        if waiting:
+            raise RequestError(
+                f"{waiting} requests were added to llm_engine and have not finished: "
+                "step() it to their end, or abort them, before calling this."
+            )

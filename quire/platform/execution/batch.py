@@ -1,0 +1,151 @@
+"""From a plan's chunks to the tensors of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.platform.execution.staging import Packed, Staging
+from quire.platform.scheduling.plan import Chunk
+from quire.types import ForwardContext
+
+_LEAST_LIMIT = 2048
+_NAMES = [field.name for field in fields(ForwardContext) if field.name not in ("position_limit", "longest")]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a forward pass reads. token_ids: [T] int64. packed: the memory of all of it, where it was sent to a GPU."""
+
+    token_ids: torch.Tensor
+    context: ForwardContext
+    packed: Packed | None = None
+
+    def clone(self) -> StepInputs:
+        """The same in memory of its own, at addresses that stay."""
+        if self.packed is not None:
+            return _of_packed(self.packed.clone(), self.context.position_limit, self.context.longest)
+        own: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors(self.context).items()}
+        return StepInputs(self.token_ids.clone(), replace(self.context, **own))
+
+
+def tensors(context: ForwardContext) -> dict[str, torch.Tensor]:
+    """Its tensors by name; whether one is None depends on the model alone."""
+    found = {name: getattr(context, name) for name in _NAMES}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def build(chunks: Sequence[Chunk], block_size: int, device: torch.device, mrope: bool = False) -> StepInputs:
+    """The chunks, laid end to end; mrope: with `rotary_positions`."""
+    # Plain lists: a decode step has one number for each, and a numpy call costs as much as fifty of them.
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    ends, lengths, prompts = [0], [], []
+    for chunk in chunks:
+        places = range(chunk.start, chunk.start + len(chunk.token_ids))
+        token_ids += chunk.token_ids
+        positions += places
+        slots += [chunk.block_ids[p // block_size] * block_size + p % block_size for p in places]
+        ends.append(len(token_ids))
+        lengths.append(places.stop)
+        prompts.append(chunk.prompt_len)
+    tokens = torch.tensor([token_ids, positions, slots], dtype=torch.int64, device=device).unbind()
+    context = ForwardContext(
+        positions=tokens[1],
+        query_start=torch.tensor(ends, dtype=torch.int32, device=device),
+        context_len=torch.tensor(lengths, dtype=torch.int32, device=device),
+        prompt_len=torch.tensor(prompts, dtype=torch.int32, device=device),
+        slot_mapping=tokens[2],
+        block_table=_block_table(chunks).to(device),
+        position_limit=limit_of(max(lengths)),
+        longest=max(*lengths, *prompts),
+        rotary_positions=torch.from_numpy(_rotary_positions(chunks)).to(device) if mrope else None,
+    )
+    return StepInputs(tokens[0], context)
+
+
+def send(
+    chunks: Sequence[Chunk], block_size: int, staging: Staging, mrope: bool = False, rows: int = 0, width: int = 0
+) -> StepInputs:
+    """The same by way of pinned memory, in one copy.
+
+    rows, width: of the block table at least. Sequences without blocks, of one token that nobody reads, fill it up.
+    """
+    spare = max(0, rows - len(chunks))
+    counts = [len(chunk.token_ids) for chunk in chunks]
+    starts = np.array([chunk.start for chunk in chunks], np.int64)
+    table = np.zeros((len(chunks) + spare, max(width, *(len(chunk.block_ids) for chunk in chunks))), np.int32)
+    for row, chunk in zip(table, chunks, strict=False):
+        row[: len(chunk.block_ids)] = chunk.block_ids
+    ends = np.cumsum([0, *counts, *[1] * spare], dtype=np.int32)
+    owner = np.repeat(np.arange(len(chunks)), counts)
+    positions = np.arange(len(owner)) - ends[owner] + starts[owner]
+    slots = table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    lengths = starts + counts
+    padding = np.zeros(spare, np.int64)
+    arrays = {
+        "token_ids": np.concatenate([*(np.asarray(chunk.token_ids, np.int64) for chunk in chunks), padding]),
+        "positions": np.concatenate([positions, padding]),
+        "slot_mapping": np.concatenate([slots, padding - 1]),  # no slot: their keys are not written
+        "query_start": ends,
+        "context_len": np.concatenate([lengths, padding]).astype(np.int32),
+        "prompt_len": np.concatenate([[chunk.prompt_len for chunk in chunks], padding]).astype(np.int32),
+        "block_table": table,
+    }
+    if mrope:
+        rotary = _rotary_positions(chunks)
+        arrays["rotary_positions"] = np.pad(rotary, [*[(0, 0)] * (rotary.ndim - 1), (0, spare)])
+    longest = int(max(lengths.max(), arrays["prompt_len"].max()))
+    return _of_packed(staging.send(arrays), limit_of(int(lengths.max())), longest)
+
+
+def _of_packed(packed: Packed, position_limit: int, longest: int) -> StepInputs:
+    named = {name: packed.tensor(name) for name in packed.places}
+    token_ids = named.pop("token_ids")
+    return StepInputs(token_ids, ForwardContext(position_limit=position_limit, longest=longest, **named), packed)
+
+
+def limit_of(length: int) -> int:
+    """A power of two that bounds the positions of `length` tokens."""
+    return max(_LEAST_LIMIT, 1 << (length - 1).bit_length())
+
+
+def _rotary_positions(chunks: Sequence[Chunk]) -> np.ndarray:
+    """[3, T] int64, or [T] where the three are the same for all."""
+    parts = [
+        np.broadcast_to(np.arange(chunk.start, chunk.start + len(chunk.token_ids)), (3, len(chunk.token_ids)))
+        if chunk.rotary is None
+        else chunk.rotary
+        for chunk in chunks
+    ]
+    positions = np.concatenate(parts, axis=1)
+    if (positions == positions[0]).all():
+        positions = positions[0]
+    return np.ascontiguousarray(positions)
+
+
+def media_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[tuple[bytes, int, int]]]:
+    """(rows of the step that are placeholders, (digest, first, end) of the features that they take, in that order)."""
+    rows: list[int] = []
+    parts: list[tuple[bytes, int, int]] = []
+    first = 0
+    for chunk in chunks:
+        end = chunk.start + len(chunk.token_ids)
+        for item in chunk.media:
+            begin, stop = max(chunk.start, item.offset), min(end, item.end)
+            rows += range(first + begin - chunk.start, first + stop - chunk.start)
+            parts.append((item.digest, begin - item.offset, stop - item.offset))
+        first += len(chunk.token_ids)
+    return rows, parts
+
+
+def _block_table(chunks: Sequence[Chunk]) -> torch.Tensor:
+    table = np.zeros((len(chunks), max(len(chunk.block_ids) for chunk in chunks)), dtype=np.int32)
+    for row, chunk in zip(table, chunks, strict=True):
+        row[: len(chunk.block_ids)] = chunk.block_ids
+    return torch.from_numpy(table)

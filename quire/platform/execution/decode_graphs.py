@@ -1,0 +1,208 @@
+"""The step in which every sequence has one token: recorded once for each shape, then replayed without Python."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from quire import kernels
+from quire.kernels.adapters import LoraSegments, Segment, times_named
+from quire.lora import AdapterMix, AdapterSlots, capacity_for
+from quire.models.base import CausalLM
+from quire.platform.execution.batch import StepInputs, tensors
+from quire.platform.scheduling.plan import Chunk
+from quire.types import KVCache
+
+logger = logging.getLogger("quire")
+
+# Shapes remembered, the latest first: sequences in the step, times widths of the block table (powers of two), times
+# powers of two of the longest position, times room for segments of adapters (none, or powers of two of their number and
+# of how often rows are named).
+_MOST_SHAPES = 256
+_LEAST_WIDTH = 16  # blocks
+_FINE = 8  # sequences up to which a GPU's shapes are powers of two; beyond, multiples of this
+
+Shape = tuple[int, int, int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A recording and the inputs that it reads."""
+
+    inputs: StepInputs
+    segments: LoraSegments | None
+    recording: Any
+
+    def run(self, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
+        if self.segments is not None:
+            self.segments.fill(rows)
+        own = self.inputs
+        if own.packed is not None and inputs.packed is not None:
+            own.packed.take(inputs.packed)
+        else:
+            _copy(inputs.token_ids, own.token_ids)
+            for name, tensor in tensors(inputs.context).items():
+                _copy(tensor, getattr(own.context, name))
+        self.recording.replay()
+        results: torch.Tensor = self.recording.results
+        return results
+
+
+class DecodeGraphRunner:
+    """Model and logits for a step in which each sequence has one token.
+
+    A shape is recorded when it is met again, so that no start waits for recordings and a shape that comes once costs
+    nothing. On a CPU a recording is a list of kernel calls, on a GPU it is a CUDA graph. A model that does more than
+    call kernels is never recorded on a CPU, nor one that waits for a GPU there (the log says what it did); nor any with
+    `enforce_eager`.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        caches: Sequence[KVCache],
+        enforce_eager: bool = False,
+        bank: AdapterSlots | None = None,
+    ) -> None:
+        self._model = model
+        self._bank = bank
+        self._generation = 0  # of the bank, when the recordings with adapters were made
+        self._caches = caches
+        self._device = caches[0].keys.device
+        self._shapes: OrderedDict[Shape, _Recorded | None] = OrderedDict()
+        self._recording = None if enforce_eager else _recording_module(caches[0].keys)
+        self._workspace = self._recording.Workspace(self._device) if self._recording else None
+
+    def forget(self) -> None:
+        """Every recording: what it reads has moved."""
+        self._shapes.clear()
+
+    def room(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
+        """(sequences, width of the block table) for which the inputs of such a step are to be laid out on a GPU."""
+        if self._recording is None:
+            return 0, 0
+        count = len(chunks)
+        rows = 1 << (count - 1).bit_length() if count <= _FINE else -(-count // _FINE) * _FINE
+        return rows, _width_for(max(len(chunk.block_ids) for chunk in chunks))
+
+    def __call__(self, inputs: StepInputs, owners: Sequence[AdapterMix]) -> torch.Tensor:
+        """owners: of each token. Returns logits [T, vocabulary] float32, good until the next call.
+
+        On a GPU there may be more rows of inputs, and of logits, than owners: they are nobody's.
+        """
+        rows = self._bank.segments((owner, 1) for owner in owners) if self._bank is not None else []
+        if self._recording is None or not self._are_recordable(inputs, rows, owners):
+            return self._forward(inputs, self._segments(inputs, rows))
+        width = _width_for(inputs.context.block_table.shape[1])
+        shape = (len(inputs.token_ids), width, inputs.context.position_limit, _room_for(rows))
+        if shape not in self._shapes:
+            self._remember(shape, None)
+            return self._forward(inputs, self._segments(inputs, rows))
+        self._shapes.move_to_end(shape)
+        recorded = self._shapes[shape]
+        if recorded is None:
+            return self._record(shape, inputs, rows)
+        return self._finish(recorded.run(inputs, rows), recorded.segments)
+
+    def _segments(self, inputs: StepInputs, rows: Sequence[Segment]) -> LoraSegments | None:
+        return LoraSegments.of(rows, len(inputs.token_ids), self._device) if rows else None
+
+    def _are_recordable(self, inputs: StepInputs, rows: Sequence[Segment], owners: Sequence[AdapterMix]) -> bool:
+        """Whether all of the step is kernels; recordings that read tables which have moved are forgotten."""
+        context, threshold = inputs.context, self._model.rope_threshold
+        if threshold is not None and context.longest > threshold:  # frequencies of each length, worked out in Python
+            return False
+        if context.rotary_positions is not None and context.rotary_positions.dim() > 1:
+            return False
+        if self._bank is None or not rows:
+            return True
+        if self._generation != self._bank.generation:
+            self._generation = self._bank.generation
+            for shape in [shape for shape in self._shapes if shape[-1]]:
+                del self._shapes[shape]
+        return self._bank.are_recordable(owners)
+
+    def _forward(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
+        return self._logits(self._hidden(inputs, segments), segments)
+
+    def _hidden(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
+        model = self._model
+        with nullcontext() if self._bank is None else self._bank.using(segments):
+            return model(model.embed(inputs.token_ids), inputs.context, self._caches)
+
+    def _logits(self, hidden: torch.Tensor, segments: LoraSegments | None) -> torch.Tensor:
+        with nullcontext() if self._bank is None else self._bank.using(segments):  # each row is one token's
+            return self._model.logits(hidden)
+
+    def _finish(self, results: torch.Tensor, segments: LoraSegments | None) -> torch.Tensor:
+        """From a recording's results to logits.
+
+        A graph's results keep their memory: those of a GPU end with the hidden states, and the logits, which are a
+        hundred times as large, are computed behind it.
+        """
+        return results if self._device.type == "cpu" else self._logits(results, segments)
+
+    def _record(self, shape: Shape, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
+        assert self._recording is not None
+        tokens, width, _, room = shape
+        segments = LoraSegments(room[0], tokens, self._device, room[1]) if room else None
+        if segments is not None:
+            segments.fill(rows)
+        own = inputs.clone()
+        table = own.context.block_table
+        if table.shape[1] < width:
+            wide = torch.zeros((tokens, width), dtype=torch.int32, device=table.device)
+            _copy(table, wide)
+            own = replace(own, context=replace(own.context, block_table=wide))
+        try:
+            recorded = self._forward if self._device.type == "cpu" else self._hidden
+            recording = self._recording.record(lambda: recorded(own, segments), self._workspace)
+        except self._recording.NotRecordable as reason:
+            logger.warning(
+                "%s: steps of one token a sequence run through Python, which is slower: %s (docs/adding-a-model.md)",
+                type(self._model).__name__, reason,
+            )  # fmt: skip
+            self._recording = self._workspace = None
+            self._shapes.clear()
+            return self._forward(inputs, self._segments(inputs, rows))
+        self._remember(shape, _Recorded(own, segments, recording))
+        return self._finish(recording.results, segments)
+
+    def _remember(self, shape: Shape, recorded: _Recorded | None) -> None:
+        self._shapes[shape] = recorded
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.popitem(last=False)
+
+
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Into the first columns, where the target has more."""
+    (target if target.shape == source.shape else target[:, : source.shape[1]]).copy_(source)
+
+
+def _width_for(blocks: int) -> int:
+    return max(_LEAST_WIDTH, 1 << (blocks - 1).bit_length())
+
+
+def _room_for(rows: Sequence[Segment]) -> tuple[int, ...]:
+    """For how many segments, of how often named rows, a recording is made: sizes that seldom differ between steps."""
+    return (capacity_for(rows), 1 << (times_named(rows) - 1).bit_length()) if rows else ()
+
+
+def _recording_module(keys: torch.Tensor) -> ModuleType | None:
+    """What records on the device of the keys; None where the reference kernels run."""
+    if keys.is_cuda:
+        from quire.kernels import graphs
+
+        return graphs
+    if kernels.backend().__name__ != "quire.kernels.native":
+        return None
+    from quire.kernels import recording
+
+    return recording

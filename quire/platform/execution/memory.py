@@ -1,0 +1,111 @@
+"""How many KV blocks fit: the device's free memory, the model's needs and the caller's wishes."""
+
+from __future__ import annotations
+
+import torch
+
+from quire import huge_pages
+from quire.config import CacheConfig, EngineConfig, SchedulerConfig
+from quire.errors import QuireError
+from quire.models.base import CausalLM
+from quire.platform.execution.model_runner import ModelRunner, allocate_cache
+from quire.platform.sampling.params import SamplingParams
+from quire.platform.scheduling.plan import Chunk, Draw, StepPlan
+from quire.types import KVSpec
+
+_CPU_FRACTION = 0.5
+_GPU_FRACTION = 0.9
+# What attention may set aside where it splits long sequences of one token: kMostPartialBytes of csrc/cuda.
+SPLIT_BYTES = 256 << 20
+
+
+def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
+    """Bytes of one block over all layers, keys and values."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size * itemsize
+
+
+def host_share(config: CacheConfig, available: int) -> int:
+    """Bytes that a pool in main memory takes at most, of `available`."""
+    return int(available * (config.memory_fraction or _CPU_FRACTION))
+
+
+def device_share(config: CacheConfig, total: int, available: int, others: int) -> int:
+    """Bytes that a pool on a GPU takes at most.
+
+    total: of the device; available: not taken yet, with the weights loaded; others: what adapters and the intermediate
+    results of a step will take.
+    """
+    return int(total * (config.memory_fraction or _GPU_FRACTION)) - (total - available) - others
+
+
+def count_swap_blocks(config: CacheConfig, bytes_a_block: int, device: torch.device) -> int:
+    """How many blocks of preempted sequences main memory takes: half of what is available at most.
+
+    None for a pool that is in main memory itself.
+    """
+    if device.type == "cpu":
+        return 0
+    return min(config.swap_bytes, huge_pages.available_bytes() // 2) // bytes_a_block
+
+
+def count_blocks(
+    config: CacheConfig, bytes_a_block: int, max_num_seqs: int, max_model_len: int, available: int, share: int
+) -> int:
+    """The pool's size in blocks; QuireError when not even one fits, or more are asked for than memory holds.
+
+    available: bytes of the device's memory that can be taken; share: as many of them as the pool takes at most, unless
+    its size is given.
+    """
+    if config.num_blocks is not None:
+        blocks = config.num_blocks
+    elif config.memory_bytes is not None:
+        blocks = config.memory_bytes // bytes_a_block
+    else:
+        useful = max_num_seqs * -(-max_model_len // config.block_size)
+        blocks = min(useful, share // bytes_a_block)
+    if blocks < 1:
+        raise QuireError(
+            f"not one block of {config.block_size} tokens, which takes {bytes_a_block:,} bytes, fits what the KV pool "
+            "may take: raise kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size."
+        )
+    if blocks * bytes_a_block > available:
+        raise QuireError(
+            f"the KV pool of {blocks:,} blocks would take {blocks * bytes_a_block:,} bytes, and {available:,} are "
+            "available: lower kv_cache_memory_bytes or num_gpu_blocks_override."
+        )
+    return blocks
+
+
+def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int) -> int:
+    """What the intermediate results of a step of full size take on a GPU: one is run, on a pool of its own.
+
+    An image's encoding is not among them: what `gpu_memory_utilization` leaves is for that.
+    """
+    weight = next(model.parameters())
+    block_size, settings = config.cache.block_size, config.model
+    plan = full_step(config.scheduler, block_size, max_model_len)
+    blocks = 1 + max(max(chunk.block_ids) for chunk in plan.chunks)
+    caches = allocate_cache(model.kv_spec, blocks, block_size, weight.dtype, weight.device)
+    torch.cuda.synchronize(weight.device)
+    torch.cuda.reset_peak_memory_stats(weight.device)
+    before = torch.cuda.memory_allocated(weight.device)
+    runner = ModelRunner(model, caches, weight.device, enforce_eager=True, exact_products=settings.exact_products)
+    runner.execute(plan).result()
+    torch.cuda.synchronize(weight.device)
+    peak = torch.cuda.max_memory_allocated(weight.device) - before
+    del caches, runner
+    torch.cuda.empty_cache()
+    return peak
+
+
+def full_step(config: SchedulerConfig, block_size: int, max_model_len: int) -> StepPlan:
+    """A step of as many tokens and sequences as there may be, all of them drawing, from token 0. They share blocks."""
+    sequences = min(config.max_num_seqs, config.max_num_batched_tokens)
+    tokens = min(config.max_num_batched_tokens, sequences * max_model_len)
+    draw = Draw(SamplingParams(temperature=1.0), (), (), 0, frozenset(), ())
+    chunks = []
+    for index in range(sequences):
+        count = tokens * (index + 1) // sequences - tokens * index // sequences
+        blocks = range(-(-count // block_size))
+        chunks.append(Chunk(index, [0] * count, 0, blocks, count, (draw,), None))
+    return StepPlan(chunks, ())

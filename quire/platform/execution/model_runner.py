@@ -1,0 +1,283 @@
+"""Executes a plan: tensors in, forward pass, logits of the sampled rows, tokens out. It decides nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from quire import huge_pages, kernels
+from quire.kernels.adapters import LoraSegments
+from quire.kernels.transfer import send
+from quire.lora import AdapterMix, AdapterSlots
+from quire.models.base import CausalLM
+from quire.models.vision.base import VisionLanguageModel
+from quire.platform.execution import batch
+from quire.platform.execution.decode_graphs import DecodeGraphRunner
+from quire.platform.execution.host_cache import HostCache
+from quire.platform.execution.pool_blocks import PoolBlocks
+from quire.platform.execution.staging import Staging
+from quire.platform.sampling.sampler import SampleSpec, Sampling, TopLogprobs, begin, top_logprobs
+from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, EncodeImage, StepPlan, StepResult
+from quire.types import KVCache, KVSpec
+
+# Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
+_SCORE_ROWS = 64
+
+
+def allocate_cache(
+    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> list[KVCache]:
+    """The pool's tensors, one pair a layer. Memory is committed as blocks are first used."""
+    shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+    size = math.prod(shape) * dtype.itemsize
+
+    def tensor() -> torch.Tensor:
+        if device.type == "cpu":
+            return huge_pages.allocate(size).view(dtype).view(shape)
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return [KVCache(tensor(), tensor()) for _ in range(spec.num_layers)]
+
+
+@dataclass(frozen=True)
+class _PreviousTokens:
+    """What the last step has drawn: tokens [draws] int64 on the device, and which of them is whose."""
+
+    tokens: torch.Tensor | None = None
+    places: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A step that was started.
+
+    known_there: all that it draws will be on the device, so that the step after it can be started before anybody has
+    looked.
+    """
+
+    plan: StepPlan
+    _sampling: Sampling | None
+    _scores: Sequence[Sequence[TopLogprobs]]
+    known_there: bool = False
+
+    def result(self) -> StepResult:
+        """Wait for it."""
+        drawn = iter([] if self._sampling is None else self._sampling.result())
+        return StepResult([[next(drawn) for _ in chunk.draws] for chunk in self.plan.chunks], self._scores)
+
+
+class ModelRunner:
+    """Holds the model, its adapters, the tensors of the pool and the swap space and the features of images, and nothing
+    of any request but the tokens of the last step, which the next may need before they are known elsewhere."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        caches: Sequence[KVCache],
+        device: torch.device,
+        enforce_eager: bool = False,
+        bank: AdapterSlots | None = None,
+        exact_products: bool = True,
+    ) -> None:
+        self.model = model
+        self.caches = caches
+        self.device = device
+        self.block_size = caches[0].keys.shape[2]
+        self.bank = bank
+        self._decode = DecodeGraphRunner(model, caches, enforce_eager, bank)
+        # Whether a step may be planned and started while the one before it runs.
+        self.looks_ahead = device.type != "cpu"
+        self._staging = Staging(device) if device.type != "cpu" else None
+        self._blocks = PoolBlocks(caches)
+        self._host = HostCache(self._blocks)
+        self._before = _PreviousTokens()
+        self._exact = exact_products
+        self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
+        self._features: dict[bytes, torch.Tensor] = {}  # by digest, each [tokens, E]
+
+    def execute(self, plan: StepPlan) -> Execution:
+        """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
+        with torch.inference_mode(), self._on_device():
+            return self._execute(plan)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Let this thread's current GPU be the model's, and products be what this engine wants."""
+        if self.device.type != "cuda":
+            return nullcontext()
+        kernels.cuda_backend().set_exact_products(self._exact)
+        return torch.cuda.device(self.device)
+
+    def _execute(self, plan: StepPlan) -> Execution:
+        for image in plan.encode:
+            if image.digest not in self._features:
+                self._features[image.digest] = self._encode(image)
+        chunks = plan.chunks
+        scores: list[list[TopLogprobs]] = [[] for _ in chunks]
+        if all(len(c.token_ids) == 1 and c.draws and not c.score and not c.media for c in chunks):
+            inputs = self._inputs(chunks, *self._decode.room(chunks))
+            logits = self._decode(inputs, [chunk.adapters for chunk in chunks])
+        else:
+            inputs = self._inputs(chunks)
+            with self._owned((chunk.adapters, len(chunk.token_ids)) for chunk in chunks):
+                hidden = self.model(self._embed(inputs.token_ids, chunks), inputs.context, self.caches)
+            ends = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
+            rows = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.draws]
+            logits = None
+            if rows:
+                with self._owned((chunk.adapters, 1) for chunk in chunks if chunk.draws):
+                    logits = self.model.logits(hidden[self._index(rows)])
+            sampling = self._sample(chunks, logits)  # before the scores, which may take the logits' memory
+            scores = [self._score(chunk, hidden[ends[i] : ends[i + 1]]) for i, chunk in enumerate(chunks)]
+            return self._running(plan, sampling, scores)
+        return self._running(plan, self._sample(chunks, logits), scores)
+
+    def _running(self, plan: StepPlan, sampling: Sampling | None, scores: list[list[TopLogprobs]]) -> Execution:
+        drawing = [chunk.sequence_id for chunk in plan.chunks if chunk.draws]
+        tokens = None if sampling is None else sampling.tokens
+        alone = all(len(chunk.draws) <= 1 and chunk.score is None for chunk in plan.chunks)
+        known = alone and (sampling is None or tokens is not None)
+        self._before = _PreviousTokens(tokens, {one: place for place, one in enumerate(drawing)} if known else {})
+        return Execution(plan, sampling, scores, self.looks_ahead and known)
+
+    def _inputs(self, chunks: Sequence[Chunk], rows: int = 0, width: int = 0) -> batch.StepInputs:
+        if self._staging is None:
+            inputs = batch.build(chunks, self.block_size, self.device, self._mrope)
+        else:
+            inputs = batch.send(chunks, self.block_size, self._staging, self._mrope, rows, width)
+        self._fill_in(inputs.token_ids, chunks)
+        return inputs
+
+    def _fill_in(self, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> None:
+        """Put the tokens that the step before has drawn in the place of those that the plan did not know."""
+        rows, places = [], []
+        end = 0
+        for chunk in chunks:
+            end += len(chunk.token_ids)
+            if chunk.token_ids[-1] == PENDING_TOKEN:
+                rows.append(end - 1)
+                places.append(self._before.places[chunk.sequence_id])
+        if rows:
+            assert self._before.tokens is not None
+            targets, sources = self._index([rows, places])
+            # A token that could not be drawn is -1; its sequence ends before anybody sees what becomes of it.
+            token_ids[targets] = self._before.tokens[sources].clamp(min=0)
+
+    def _index(self, numbers: Sequence[Any]) -> torch.Tensor:
+        """Rows to take, on the device."""
+        return send(torch.tensor(numbers, dtype=torch.int64), self.device)
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Move, copy and poison the blocks that the plan names, let go of features, change the adapters on the device.
+
+        Once a plan: a copy's source may be overwritten by now.
+        """
+        for digest in plan.release:
+            self._features.pop(digest, None)
+        with self._on_device():
+            if self.bank is not None:
+                for uid in plan.drop:
+                    self.bank.drop(uid)
+                for uid in plan.install:
+                    self.bank.install(uid)
+            with torch.inference_mode():
+                self._move_blocks(plan)
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        self._host.save(plan.swap_out)
+        self._host.fetch(plan.swap_in)
+        self._blocks.copy(plan.copies)
+        if plan.poison:
+            for cache in self.caches:
+                cache.keys[list(plan.poison)] = cache.values[list(plan.poison)] = float("nan")
+
+    def release_cache(self) -> Callable[[], None]:
+        """Give the pool's memory back, and all that a step has left behind; the function that is returned takes it
+        again. Only while nothing runs."""
+        self._before = _PreviousTokens()
+        tensors = [tensor for cache in self.caches for tensor in (cache.keys, cache.values)]
+        back = [huge_pages.release(tensor) for tensor in tensors]
+
+        def take_again() -> None:
+            for take in back:
+                take()
+
+        return take_again
+
+    def forget_recordings(self) -> None:
+        """Weights or pool have other addresses from now on."""
+        self._decode.forget()
+
+    def _owned(self, owners: Iterable[tuple[AdapterMix, int]]) -> AbstractContextManager[None]:
+        """Let the layers work for these owners of rows."""
+        if self.bank is None:
+            return nullcontext()
+        owned = list(owners)
+        rows = self.bank.segments(owned)
+        if not rows:
+            return nullcontext()
+        return self.bank.using(LoraSegments.of(rows, sum(count for _, count in owned), self.device))
+
+    def _encode(self, image: EncodeImage) -> torch.Tensor:
+        """One image's features, [length, E]. One by one: together they would take as long, and their sums would
+        depend on each other's number."""
+        given = image.inputs.get("image_embeds")
+        assert isinstance(self.model, VisionLanguageModel)
+        dtype = next(self.model.parameters()).dtype
+        inputs = {name: send(tensor, self.device) for name, tensor in image.inputs.items()}
+        with nullcontext() if self.bank is None else self.bank.encoding_for(image.adapters):
+            features = self.model.encode(inputs) if given is None else given
+        features = features.to(self.device, dtype)
+        if len(features) != image.length:
+            raise RuntimeError(f"an image has {len(features)} features, and {image.length} placeholders")
+        return features.contiguous()
+
+    def _embed(self, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """The tokens' embeddings [T, E], and features in the place of placeholders."""
+        rows, parts = batch.media_rows(chunks)
+        if not rows:
+            return self.model.embed(token_ids)
+        places = self._index(rows)
+        token_ids[places] = 0  # a placeholder need not be in the vocabulary
+        embeddings = self.model.embed(token_ids)
+        embeddings[places] = torch.cat([self._features[digest][first:end] for digest, first, end in parts])
+        return embeddings
+
+    def _sample(self, chunks: Sequence[Chunk], logits: torch.Tensor | None) -> Sampling | None:
+        """Draw each chunk's tokens; logits: [chunks with draws, vocabulary]."""
+        specs: list[SampleSpec] = []
+        row = 0
+        for chunk in chunks:
+            for draw in chunk.draws:
+                specs.append(
+                    SampleSpec(
+                        row,
+                        draw.params,
+                        draw.prompt_ids,
+                        draw.output_ids,
+                        draw.seed,
+                        draw.stop_ids,
+                        draw.bad_words,
+                        draw.rules,
+                    )
+                )
+            row += bool(chunk.draws)
+        return None if logits is None else begin(logits, specs)
+
+    def _score(self, chunk: Chunk, hidden: torch.Tensor) -> list[TopLogprobs]:
+        score = chunk.score
+        tops: list[TopLogprobs] = []
+        if score is None:
+            return []
+        rows = hidden[score.first : score.first + len(score.targets)]
+        for at in range(0, len(rows), _SCORE_ROWS):
+            part = rows[at : at + _SCORE_ROWS]
+            with self._owned([(chunk.adapters, len(part))]):
+                logits = self.model.logits(part)
+            tops += top_logprobs(logits, score.targets[at : at + _SCORE_ROWS], score.count)
+        return tops

@@ -1,0 +1,292 @@
+"""Chat messages to prompt token ids, through the tokenizer's chat template.
+
+The template runs in a sandboxed process (`chat_renderer.py`), which sees no image: to a template an image is
+{"type": "image"}, or the text of the model's image token. Templates are of three forms (`_form_of`): those that want a
+message's content as a text, those that want a list of parts, and those that take either.
+
+What a user typed never becomes an image token. Where it contains that token's text, an unguessable number takes its
+place while the template runs, and the text is encoded without regard to the token; that as many tokens come out as
+images went in is checked last.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from quire.errors import RequestError
+from quire.platform.inputs.chat_messages import check_messages, check_template_kwargs, tool_schemas
+from quire.platform.inputs.chat_renderer import RENDERER, TemplateError
+from quire.platform.inputs.tokenizer import encode_rendered, token_id_of
+
+MAX_TEMPLATE = 1 << 20
+
+# Words that no template writes of its own accord: a text, and what shows only where a part is written as it is.
+_PROBE, _BESIDE_IT = "quireprobe7c1e", "quirebeside7c1e"
+_FORMS_KEPT = 32
+_DEVELOPER = "developer"
+
+Form = Literal["text", "parts", "either"]
+
+
+class TooManyCharactersError(RequestError):
+    """What a template has rendered is longer than its caller takes."""
+
+    def __init__(self, characters: int) -> None:
+        super().__init__(f"messages: the chat template makes {characters} characters of them; shorten them.")
+        self.characters = characters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatPrompt:
+    """A prompt as intake takes it.
+
+    token_ids: each image stands there as one image token.
+    images: their sources, in the order of these tokens: what `quire.multimodal.images.load_picture` takes, or
+        {"image_embeds": tensor}.
+    text: what the template has written.
+    """
+
+    token_ids: list[int]
+    images: list[Any]
+    text: str
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    image_marker: str | None = None,
+    chat_template: str | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    tools: Sequence[Any] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+    max_characters: int | None = None,
+) -> ChatPrompt:
+    """The prompt of OpenAI-shaped messages.
+
+    image_marker: the text of the model's image token; None refuses images.
+    chat_template: used instead of the tokenizer's own.
+    add_generation_prompt: end with what opens the assistant's answer.
+    continue_final_message: leave the last message open instead, for the model to continue.
+    tools: JSON schemas, or functions that transformers can describe.  template_kwargs: more variables for the
+    template, as JSON values.
+    max_characters: of the rendered text; a longer one is refused before it is made tokens.
+
+    The template writes the special tokens: BOS is not added a second time. Raises RequestError for malformed
+    messages, a tokenizer without a template, a template that fails or exceeds a limit, and one that does not write
+    each image once; TooManyCharactersError, which is one, for too long a text.
+    """
+    pieces, images = _render(
+        tokenizer,
+        messages,
+        image_marker,
+        chat_template=chat_template,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=tools,
+        template_kwargs=template_kwargs,
+    )
+    characters = sum(map(len, pieces))
+    if max_characters is not None and characters > max_characters:
+        raise TooManyCharactersError(characters)
+    token_ids = encode_rendered(tokenizer, pieces, image_marker)
+    if image_marker is not None:
+        _check_count(tokenizer, token_ids, image_marker, len(images))
+    return ChatPrompt(token_ids, images, (image_marker or "").join(pieces))
+
+
+def render_text(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    image_marker: str | None = None,
+    add_generation_prompt: bool = True,
+    **options: Any,
+) -> str:
+    """The text that `render_chat` makes tokens of, by the same options."""
+    pieces, _ = _render(tokenizer, messages, image_marker, add_generation_prompt=add_generation_prompt, **options)
+    return (image_marker or "").join(pieces)
+
+
+def _render(
+    tokenizer: Any,
+    messages: Any,
+    marker: str | None,
+    *,
+    add_generation_prompt: bool,
+    chat_template: str | None = None,
+    continue_final_message: bool = False,
+    tools: Sequence[Any] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> tuple[list[str], list[Any]]:
+    """The rendered text, cut where a user typed the marker, and the images' sources."""
+    if tokenizer is None:
+        raise RequestError("chat needs a tokenizer, and none is loaded: give token ids, or load one.")
+    if continue_final_message and add_generation_prompt:
+        raise RequestError("continue_final_message needs add_generation_prompt=False: they exclude each other.")
+    checked, images = check_messages(messages, marker is not None)
+    schemas, more = tool_schemas(tools), check_template_kwargs(template_kwargs)
+    template = template_of(tokenizer, chat_template, tools)
+    special = tokenizer.special_tokens_map
+    told = any(message["role"] == _DEVELOPER for message in checked)
+    if told and not _writes_developer(template, json.dumps(special)):
+        checked = [{**each, "role": "system"} if each["role"] == _DEVELOPER else each for each in checked]
+    form: Form = "text"
+    nonce = ""
+    if marker is not None:
+        form = _form_of(template, json.dumps(special))
+        nonce = str(secrets.randbits(128) | 1 << 127)  # digits: a template may change the case of what it is given
+        checked, schemas, more = (_hide(given, marker, nonce) for given in (checked, schemas, more))
+    for message in checked:
+        message["content"] = _content(message["content"], form, marker or "")
+    variables = {
+        **special,
+        **more,
+        "messages": checked,
+        "tools": schemas,
+        "documents": more.get("documents"),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    try:
+        text = RENDERER.render(template, variables)
+    except TemplateError as error:  # which may quote what a user typed
+        raise TemplateError(str(error).replace(nonce, marker) if marker else str(error)) from None
+    if continue_final_message:
+        text = _cut_after_final(text, checked[-1]["content"])
+    return text.split(nonce) if nonce else [text], images
+
+
+def template_of(tokenizer: Any, given: str | None = None, tools: Sequence[Any] | None = None) -> str:
+    """The template given, or the tokenizer's; of several named ones the one for tools, or the default.
+
+    Raises RequestError where there is none.
+    """
+    template = given
+    if template is None:
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise RequestError(
+                "this model's tokenizer has no chat template: pass chat_template=..., or a ready prompt to generate()."
+            )
+        try:
+            template = tokenizer.get_chat_template(tools=list(tools) if tools else None)
+        except ValueError as error:
+            raise RequestError(f"no chat template fits: {error}") from error
+    if not isinstance(template, str):
+        raise RequestError("chat_template must be a string of Jinja.")
+    if len(template) > MAX_TEMPLATE:
+        raise RequestError(f"the chat template has {len(template)} characters, the limit is {MAX_TEMPLATE}.")
+    return template
+
+
+@lru_cache(maxsize=_FORMS_KEPT)
+def template_variables(template: str) -> frozenset[str]:
+    """The variables that a template reads; found in the sandbox, as parsing costs too. Raises RequestError."""
+    return frozenset(RENDERER.variables(template))
+
+
+@lru_cache(maxsize=_FORMS_KEPT)
+def _writes_developer(template: str, special: str) -> bool:
+    """Whether a message of OpenAI's role "developer" is written, and neither refused nor left out without a word.
+
+    Where it is not, it counts as the system's message, as whose new name OpenAI introduced it.
+    """
+    user = {"role": "user", "content": "a"}
+    return any(
+        _shows_probe(template, special, content, _DEVELOPER, [user])
+        for content in (_PROBE, [{"type": "text", "text": _PROBE, _BESIDE_IT: ""}])
+    )
+
+
+@lru_cache(maxsize=_FORMS_KEPT)
+def _form_of(template: str, special: str) -> Form:
+    """Which form of content the template wants, found by giving it both.
+
+    special: the tokenizer's special tokens as JSON (text can be a key of the cache).
+    """
+    if not _shows_probe(template, special, [{"type": "text", "text": _PROBE, _BESIDE_IT: ""}]):
+        return "text"
+    return "either" if _shows_probe(template, special, _PROBE) else "parts"
+
+
+def _shows_probe(
+    template: str, special: str, content: Any, role: str = "user", others: Sequence[Mapping[str, Any]] = ()
+) -> bool:
+    """Whether the template writes the text of the content, and not Python's or JSON's way of writing the parts.
+
+    role: of the message that has this content; others: messages that follow it.
+
+    A template that is stopped at its limits raises: nothing is known of it, and it is not to be remembered.
+    """
+    variables = {
+        **json.loads(special),
+        "messages": [{"role": role, "content": content}, *others],
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+    }
+    try:
+        text = RENDERER.render(template, variables)
+    except TemplateError:
+        return False
+    return _PROBE in text and _BESIDE_IT not in text
+
+
+def _hide(value: Any, marker: str, nonce: str) -> Any:
+    """JSON values with `nonce` for `marker` in every text, keys included."""
+    try:
+        if isinstance(value, str):
+            return value.replace(marker, nonce)
+        if isinstance(value, dict):
+            keys = [key.replace(marker, nonce) if isinstance(key, str) else key for key in value]
+            return {key: _hide(held, marker, nonce) for key, held in zip(keys, value.values(), strict=True)}
+        if isinstance(value, (list, tuple)):
+            return [_hide(held, marker, nonce) for held in value]
+    except RecursionError:
+        raise RequestError("messages, tools and template_kwargs must be JSON values: nested too deeply.") from None
+    return value
+
+
+def _content(parts: list[str | None] | None, form: Form, marker: str) -> Any:
+    """A message's parts (None is an image) as the template wants them.
+
+    A template that takes either gets a list only where it must: some take one from users, and expect the system's
+    message to be a text. Content None is nothing that a template could iterate over, or test for being a text.
+    """
+    if form == "text":
+        return None if parts is None else "\n".join(marker if part is None else part for part in parts)
+    parts = parts or []
+    if form == "either" and len(parts) < 2 and None not in parts:
+        return "".join(part or "" for part in parts)
+    return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
+
+
+def _cut_after_final(text: str, content: Any) -> str:
+    """The rendering up to the end of the last message's content."""
+    if isinstance(content, list):
+        content = content[-1].get("text") if content else None
+    trimmed = (content or "").strip()
+    if not trimmed:
+        raise RequestError("continue_final_message needs a last message with text in it, and at its end.")
+    for ending in (content, content.rstrip(), trimmed):  # templates may strip what they are given
+        at = text.rfind(ending)
+        if at >= 0:
+            return text[: at + len(ending)]
+    raise RequestError("continue_final_message: the chat template changes the last message's content.")
+
+
+def _check_count(tokenizer: Any, token_ids: list[int], marker: str, images: int) -> None:
+    image_id = token_id_of(tokenizer, marker)
+    if image_id is None and images:
+        raise RequestError(f"the tokenizer has no token {marker!r}, which stands for images: load the model's own.")
+    written = token_ids.count(image_id) if image_id is not None else 0
+    if written != images:
+        raise RequestError(
+            f"the chat template wrote {written} image marker{'s' * (written != 1)} for {images} "
+            f"image{'s' * (images != 1)}: {marker!r} must come from image parts alone, and from each of them once."
+        )

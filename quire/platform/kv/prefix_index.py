@@ -1,0 +1,88 @@
+"""Finding blocks that already hold a prompt's beginning.
+
+A full block's key is a SHA-256 chain over its parent's key, its token ids and its images, so that equal keys mean equal
+contents from the sequence's first token on. The chain's root says under which conditions the contents hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+
+from quire.types import AdapterUse
+
+
+def root_key(cache_salt: str | None = None, rope_length: int | None = None, adapters: AdapterUse = ()) -> bytes:
+    """The chain's start.
+
+    Requests with different salts (tenants), whose rotary frequencies differ, or that run with other adapters, or other
+    versions of them, share nothing.
+    """
+    weights = [(ref.digest, weight) for ref, weight in adapters]
+    parts = repr((cache_salt, rope_length, weights)).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(parts).digest()
+
+
+def feature_variant(adapters: AdapterUse, cache_salt: str | None = None) -> bytes:
+    """What separates an image's features from others of the image: adapters that change what works on images, for
+    theirs differ, and the salt, as tenants must not see from the time it takes what others have shown.
+    """
+    visual = [(ref.digest, weight) for ref, weight in adapters if ref.visual]
+    return repr((visual, cache_salt)).encode("utf-8", "surrogatepass") if visual or cache_salt is not None else b""
+
+
+def block_key(parent: bytes, token_ids: Sequence[int], media: Sequence[tuple[bytes, int]] = ()) -> bytes:
+    """The key of a full block that holds `token_ids` and follows the block with key `parent`.
+
+    media: (digest, offset relative to the block's first token) of each image that reaches into the block.
+    """
+    hashed = hashlib.sha256(parent + array("q", token_ids).tobytes())
+    for digest, offset in media:
+        hashed.update(b"media" + digest + array("q", [offset]).tobytes())
+    return hashed.digest()
+
+
+class PrefixIndex:
+    """A one-to-one table between keys and the blocks that hold them."""
+
+    def __init__(self) -> None:
+        self._block: dict[bytes, int] = {}
+        self._key: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._block)
+
+    def holds(self, block: int) -> bool:
+        return block in self._key
+
+    def blocks(self) -> list[int]:
+        """All that can be found."""
+        return list(self._key)
+
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of the longest run of known keys from the first on."""
+        blocks = []
+        for key in keys:
+            block = self._block.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def publish(self, key: bytes, block: int) -> None:
+        """Make a full block findable. Of two blocks with equal contents, the first stays the one that is found."""
+        if key not in self._block and block not in self._key:
+            self._block[key] = block
+            self._key[block] = key
+
+    def forget(self, block: int) -> None:
+        """Forget a block whose contents are about to be replaced."""
+        key = self._key.pop(block, None)
+        if key is not None:
+            del self._block[key]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless both tables mirror each other."""
+        if len(self._block) != len(self._key) or any(self._block.get(k) != b for b, k in self._key.items()):
+            raise AssertionError("prefix index: the two tables disagree")

@@ -1,0 +1,55 @@
+"""The FastAPI application over one engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from quire import __version__
+from quire.config import ServerConfig
+from quire.platform.engine.async_engine import AsyncEngine
+from quire.server.context import IGNORED, Context
+from quire.server.metrics import Metrics
+from quire.server.middleware import ApiKeys, BodyLimits, RequestLog
+from quire.server.responses.errors import DOCUMENTED, install_handlers
+from quire.server.routes import adapters, chat, completions, control, generate, info, invocations, status, tokens
+from quire.server.served_models import ServedModels
+
+
+def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, access_log: bool = True) -> FastAPI:
+    """All routes. The engine starts and, if nobody has closed it, ends with the application."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await engine.start()
+        yield
+        await engine.close()
+
+    # No pages of documentation: they would fetch their scripts from elsewhere. /openapi.json is there.
+    app = FastAPI(
+        title="quire", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
+    )
+    app.root_path = config.root_path
+    metrics.watch(engine)
+    served = ServedModels(engine, config)
+    if config.metrics_prefix:
+        metrics.twin(engine, config.metrics_prefix, served.names[0])
+    app.state.context = Context(engine, config, served, metrics)
+    install_handlers(app)
+    for part in (status, info, completions, chat, tokens, adapters, control, generate, invocations):
+        app.include_router(part.router, responses=DOCUMENTED)
+    app.add_middleware(BodyLimits, most=config.max_request_bytes, seconds=config.body_timeout)
+    app.add_middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_api_key)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", IGNORED],
+        )
+    app.add_middleware(RequestLog, metrics=metrics, lines=access_log, probes=config.log_probes)
+    return app

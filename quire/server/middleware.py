@@ -1,0 +1,177 @@
+"""What every request passes before its route: an id and a line in the log, keys, limits of its body.
+
+Plain ASGI, in this order from the outside in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.server.context import IGNORED, REQUEST_ID, passed_over
+from quire.server.metrics import Metrics
+from quire.server.responses.errors import ApiError, remember
+
+access = logging.getLogger("quire.server.access")
+
+OPEN = frozenset({"/health", "/ready", "/ping"})  # without a key, and answered when there is no room for others
+_PROBES = frozenset({*OPEN, "/metrics"})  # asked for every few seconds
+_ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/reset_prefix_cache"})
+_BODIES = 8  # of the largest size, that there may be at once
+_LONGEST_PATH = 256  # characters in the log
+
+
+def route_path(scope: Scope) -> str:
+    """A path as the router sees it, or stricter: a root path of "/" makes //v1/... a route."""
+    return "/" + str(scope["path"]).removeprefix(scope.get("root_path", "").rstrip("/")).strip("/")
+
+
+class RequestLog:
+    """Gives each request an id (the client's X-Request-Id, where that is one), counts it and logs one line."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, lines: bool, probes: bool) -> None:
+        """lines: whether to log at all. probes: lines of those that went well too."""
+        self._app = app
+        self._metrics = metrics
+        self._lines = lines
+        self._probes = probes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        state = scope.setdefault("state", {})
+        state["request_id"], state["facts"] = request_id, {}
+        status = 499  # nginx's number for a client that has gone, if no answer begins
+        begun = time.monotonic()
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                ignored = passed_over(state)
+                if ignored is not None:
+                    headers[IGNORED] = state["facts"]["ignored"] = ignored
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            self._note(scope, request_id, status, time.monotonic() - begun)
+
+    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "other")
+        self._metrics.answered(route, status)
+        if self._lines and (self._probes or status >= 400 or route not in _PROBES):
+            facts = {**scope["state"]["facts"], "request_id": request_id, "status": status, "seconds": seconds}
+            path = quote(scope["path"][:_LONGEST_PATH], errors="replace")  # no line breaks: one line for a request
+            access.info("%s %s", scope["method"], path, extra=facts)
+
+
+class ApiKeys:
+    """Lets only those in who know a key."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], admin_key: str | None) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._admin = admin_key.encode() if admin_key is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            error = self._refusal(scope)
+            if error is not None:
+                remember(scope, error)
+                return await error.response(scope, receive, send)
+        await self._app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        path = route_path(scope)
+        if path in OPEN:
+            return None
+        given = self._given(scope)
+        is_admin = self._admin is not None and given is not None and hmac.compare_digest(given, self._admin)
+        wanted = path in _ADMIN and self._admin is not None
+        if is_admin or not (self._keys or wanted):
+            return None
+        known = given is not None and any([hmac.compare_digest(given, key) for key in self._keys])
+        if wanted:
+            if known:
+                return ApiError(403, "this needs the admin key (--admin-api-key).", code="admin_key_needed")
+        elif known:
+            return None
+        message = "the API key is wrong." if given is not None else "an API key is needed: Authorization: Bearer KEY."
+        return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+    @staticmethod
+    def _given(scope: Scope) -> bytes | None:
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                scheme, _, key = value.partition(b" ")
+                return key.strip() if scheme.lower() == b"bearer" else None
+        return None
+
+
+class BodyLimits:
+    """Bounds what bodies take: bytes of one, of all requests at once, and seconds until all of one is here."""
+
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        self._app = app
+        self._most = most
+        self._seconds = seconds
+        self._taken = 0  # bytes of bodies whose requests have not been answered
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > self._most):
+            remember(scope, self._too_large())
+            return await self._too_large().response(scope, receive, send)
+        brings_one = declared not in ("", "0") or "transfer-encoding" in headers
+        if brings_one and self._taken > _BODIES * self._most:
+            full = ApiError(429, "large requests wait: try again later.", headers={"Retry-After": "1"})
+            remember(scope, full)
+            return await full.response(scope, receive, send)
+        taken, complete = 0, False
+        deadline = asyncio.get_running_loop().time() + self._seconds
+
+        async def limited() -> Message:
+            nonlocal taken, complete
+            if complete:
+                return await receive()
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                received: Any = await asyncio.wait_for(receive(), max(left, 0.0))
+            except TimeoutError:
+                complete = True
+                message = f"the body did not come within {self._seconds:g} s"
+                raise HTTPException(408, message, {"Connection": "close"}) from None  # nobody reads the rest
+            taken += len(received.get("body", b""))
+            self._taken += len(received.get("body", b""))
+            complete = not received.get("more_body", False)
+            if taken > self._most:
+                complete = True
+                raise HTTPException(413, self._too_large().message)
+            return dict(received)
+
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._taken -= taken
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self._most} bytes, which is the limit (--max-request-bytes).")

@@ -1,0 +1,319 @@
+"""From the engine's outputs to an HTTP answer: collected or streamed, given up when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire import __version__
+from quire.errors import RequestError
+from quire.lora import LoRARequest
+from quire.platform.engine.async_engine import EngineRequest, Output, Outputs
+from quire.platform.inputs.processor import PromptType
+from quire.platform.outputs.outputs import CompletionOutput, RequestOutput
+from quire.platform.outputs.processor import beams_as_output
+from quire.platform.sampling.params import BeamSearchParams, SamplingParams
+from quire.platform.scheduling.beam import BeamSearchOutput
+from quire.server.context import Context, new_id, note
+from quire.server.responses.errors import ApiError, ClientGoneError, Json, as_api_error, remember
+from quire.server.schemas.sampling import stream_options
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger("quire.server")
+
+_DONE = b"data: [DONE]\n\n"
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do some work while the client is there; cancelled, and ClientGoneError raised, as soon as it is not."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        for one in (task, gone):
+            if not one.done():
+                one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def adapter_of(context: Context, request: Request, model: str | None) -> LoRARequest | None:
+    """What a request runs with that names this model; an adapter may be loaded for it. Raises ApiError 404."""
+    try:
+        return context.served.find(model)
+    except ApiError:
+        with context.engine.accepted(), context.place(1):
+            return await unless_gone(request, context.served.resolve(model))
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Stream(Response):
+    """Parts of an answer; the client's leaving closes the generator at once. held: what is closed in any case."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None], held: ExitStack, media_type: str) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers=headers, media_type=media_type)
+        del self.headers["content-length"]
+        self._events = events
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, gone):
+                task.cancel()
+            sent, _ = await asyncio.gather(sending, gone, return_exceptions=True)
+            if isinstance(sent, Exception):
+                logger.error("a stream broke off", exc_info=sent)
+            await self._events.aclose()
+            self._held.close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for event in self._events:
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def event(data: dict[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """What all prompts of an HTTP request have in common."""
+
+    params: SamplingParams | BeamSearchParams
+    adapter: LoRARequest | None
+
+
+class ResponseBuilder(ABC):
+    """One HTTP request's way through the engine. Each route says what its answers and their parts look like."""
+
+    kind: str  # of the answer's id
+    media_type: str  # of a stream
+    cumulative = False  # whether each part of a stream stands for all before it
+
+    def __init__(self, context: Context, request: Request, body: Any, prompts: int) -> None:
+        """prompts: their number."""
+        self._context = context
+        self._request = request
+        self._body = body
+        self._fields = list(type(body).model_fields)
+        self._tokenizer = context.engine.core.tokenizer
+        self._n = body.n or 1
+        self._usage = Usage()
+        self._id = new_id(self.kind, request, getattr(body, "request_id", None))
+        self._ids = context.engine.unique_ids(self._id, prompts)
+
+    @abstractmethod
+    def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
+        """The body of an answer in one piece; outputs: by request id."""
+
+    @abstractmethod
+    def parts(self, output: RequestOutput) -> list[bytes]:
+        """What a stream has of an output."""
+
+    @abstractmethod
+    def last_parts(self) -> list[bytes]:
+        """What a stream has after all outputs."""
+
+    @abstractmethod
+    def failed(self, error: ApiError) -> list[bytes]:
+        """How a stream ends that has begun and cannot go on."""
+
+    def prompt_text(self, output: Output) -> str:
+        """The prompt as it was given, or its tokens' text."""
+        text = output.prompt if isinstance(output, RequestOutput) else None
+        return text if text is not None else str(self._tokenizer.decode(list(output.prompt_token_ids)))
+
+    def beams(self, output: BeamSearchOutput) -> list[CompletionOutput]:
+        """A beam search's sequences without the prompt, best first."""
+        found = beams_as_output(self._tokenizer, output).outputs
+        return [replace(one, cumulative_logprob=None, logprobs=None) for one in found]  # which were not asked for
+
+    async def run(
+        self, prompts: Callable[[], Sequence[PromptType]], wanted: GenerationOptions, sequences: int, stream: bool
+    ) -> Response:
+        """Answer; until the first output a fault has its own status, afterwards it is a part of the stream.
+
+        prompts: called on a worker, once the request has its place in the queue.
+        """
+        with ExitStack() as held:  # handed over to the stream, if there is one
+            outputs = await self._admitted(held, prompts, wanted, sequences)
+            if not stream:
+                ended = await unless_gone(self._request, self._collect(outputs))
+                return Json(self.whole(ended))
+            first = await unless_gone(self._request, self._next(outputs))
+            return Stream(self._parts(first, outputs), held.pop_all(), self.media_type)
+
+    async def begin(
+        self, prompts: Callable[[], Sequence[PromptType]], wanted: GenerationOptions, sequences: int
+    ) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
+        """Queue it as `run` does, whose faults these are. What is returned is to be called once: it waits for the
+        answer's body, whether the client is there or not.
+        """
+        with ExitStack() as held:
+            outputs = await self._admitted(held, prompts, wanted, sequences)
+            kept = held.pop_all()
+
+        async def rest() -> dict[str, Any]:
+            with kept:
+                return self.whole(await self._collect(outputs))
+
+        return rest
+
+    async def _admitted(
+        self, held: ExitStack, prompts: Callable[[], Sequence[PromptType]], wanted: GenerationOptions, sequences: int
+    ) -> Outputs:
+        held.enter_context(self._context.engine.accepted())
+        held.enter_context(self._context.place(sequences))
+        outputs = await unless_gone(self._request, self._begin(prompts, wanted))
+        held.callback(lambda: self._context.metrics.aborted(outputs.close()))
+        return outputs
+
+    async def _begin(self, prompts: Callable[[], Sequence[PromptType]], wanted: GenerationOptions) -> Outputs:
+        engine = self._context.engine
+        made = await engine.on_reader(prompts)
+        pairs = zip(self._ids, made, strict=True)
+        requests = [EngineRequest(name, prompt, wanted.params, wanted.adapter) for name, prompt in pairs]
+        try:
+            return await engine.submit(requests)
+        except RequestError:
+            if wanted.adapter is not None:
+                self._context.served.find(wanted.adapter.lora_name)  # which says so, if it has just gone
+            raise
+
+    async def _collect(self, outputs: Outputs) -> dict[str, Output]:
+        return {output.request_id: self._checked(output) async for output in outputs}
+
+    async def _next(self, outputs: Outputs) -> Output:
+        return self._checked(await anext(outputs))
+
+    async def _parts(self, first: Output, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        made: list[bytes] = []
+        try:
+            output: Output | None = first
+            while isinstance(output, RequestOutput):
+                made = self.parts(output) if self.cumulative else made + self.parts(output)
+                if made and not outputs.ready:  # else this stream is behind: the next go with these
+                    yield b"".join(made)
+                    made = []
+                output = await anext(outputs, None)
+                if output is not None:
+                    self._checked(output)
+            yield b"".join([*made, *self.last_parts()])
+        except Exception as error:
+            told = as_api_error(error, self._fields)
+            remember(self._request.scope, told)
+            yield b"".join([*made, *self.failed(told)])
+
+    def _checked(self, output: Output) -> Output:
+        failure = output.failure
+        if failure is None:
+            return output
+        if failure.by_caller:
+            raise ApiError(400, failure.message, code=failure.code)
+        note(self._request, error=failure.message)
+        raise ApiError(500, "the engine could not compute this request; the server's log has it under its id")
+
+
+class EventAnswer(ResponseBuilder):
+    """An answer as OpenAI has it, streamed as server-sent events. Each route says what its chunks look like."""
+
+    media_type = "text/event-stream"
+    objects: tuple[str, str]  # what OpenAI calls an answer, and a chunk of it
+
+    def __init__(self, context: Context, request: Request, body: Any, model: str, prompts: int) -> None:
+        """model: what the client called it."""
+        self._usage_last, self._usage_each = stream_options(body)
+        super().__init__(context, request, body, prompts)
+        self._head = {
+            "id": self._id,
+            "object": self.objects[bool(body.stream)],
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": f"quire-{__version__}",
+        }
+
+    @abstractmethod
+    def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """The events that an output makes."""
+
+    def chunk(self, choices: list[dict[str, Any]], with_usage: bool) -> dict[str, Any]:
+        """An event. Where usage was asked for, those without it have null."""
+        if not (self._usage_last or self._usage_each):
+            return {**self._head, "choices": choices}
+        return {**self._head, "choices": choices, "usage": self._usage.as_dict() if with_usage else None}
+
+    def parts(self, output: RequestOutput) -> list[bytes]:
+        return list(map(event, self.chunks(output)))
+
+    def last_parts(self) -> list[bytes]:
+        note(self._request, **self._usage.for_log())
+        return [*([event(self.chunk([], True))] if self._usage_last else []), _DONE]
+
+    def failed(self, error: ApiError) -> list[bytes]:
+        return [event(error.body), _DONE]
+
+
+@dataclass
+class Usage:
+    """Tokens of one HTTP request, added up as outputs come."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    _seen: set[str] = field(default_factory=set)
+
+    def count(self, output: Output) -> None:
+        prompt = len(output.prompt_token_ids)
+        if output.request_id not in self._seen:
+            self._seen.add(output.request_id)
+            self.prompt += prompt
+            self.cached += (isinstance(output, RequestOutput) and output.num_cached_tokens) or 0
+        if isinstance(output, BeamSearchOutput):
+            self.completion += sum(len(beam.tokens) - prompt for beam in output.sequences)
+        else:
+            self.completion += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def for_log(self) -> dict[str, int]:
+        return {"prompt_tokens": self.prompt, "cached_tokens": self.cached, "completion_tokens": self.completion}
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+def best(outputs: Sequence[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """The n of highest mean logprob, best first, where there are more than n."""
+    if len(outputs) <= n:
+        return list(outputs)
+    return sorted(outputs, key=lambda o: -(o.cumulative_logprob or 0.0) / max(1, len(o.token_ids)))[:n]

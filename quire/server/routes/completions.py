@@ -1,0 +1,174 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from openai.types import Completion
+
+from quire.platform.engine.async_engine import Output
+from quire.platform.outputs.outputs import CompletionOutput, RequestOutput
+from quire.platform.scheduling.beam import BeamSearchOutput
+from quire.server.context import Context, context_of, note, pass_over
+from quire.server.responses.builder import EventAnswer, GenerationOptions, adapter_of, best
+from quire.server.responses.errors import as_api_error
+from quire.server.responses.logprobs import CompletionLogprobs, joined, plain
+from quire.server.schemas.body import JsonRoute
+from quire.server.schemas.fields import REFUSED_IN_COMPLETIONS
+from quire.server.schemas.openai import CompletionRequest, check_fields, untyped
+from quire.server.schemas.prompts import Reader, several
+from quire.server.schemas.sampling import sampling_params
+
+router = APIRouter(route_class=JsonRoute)
+
+_MAX_TOKENS = 16  # OpenAI's default
+
+
+@router.post("/v1/completions", responses={200: {"model": Completion, "content": {"text/event-stream": {}}}})
+async def completions(body: CompletionRequest, request: Request) -> Response:  # type: ignore[valid-type]
+    """Continue one prompt or several."""
+    context, asked = context_of(request), untyped(body)
+    pass_over(request, check_fields(asked, REFUSED_IN_COMPLETIONS, context.config.unknown_fields == "warn"))
+    adapter = await adapter_of(context, request, asked.model)
+    name = context.served.name_of(asked.model)
+    note(request, model=name, user=asked.user or asked.safety_identifier)
+    try:
+        scores_only = asked.max_tokens == 0 and bool(asked.echo)
+        max_tokens = 1 if scores_only else asked.max_tokens
+        if max_tokens is None and "max_tokens" not in context.config.default_sampling:
+            max_tokens = _MAX_TOKENS
+        params = sampling_params(asked, context.config, asked.logprobs, max_tokens)
+        prompts = several(asked.prompt, context.config.max_prompts)
+        answer = _CompletionAnswer(context, request, asked, name, len(prompts), scores_only)
+        sequences = len(prompts) * (asked.best_of or asked.n or 1)
+        return await answer.run(
+            lambda: Reader(context).completion_prompts(prompts, asked, max_tokens),
+            GenerationOptions(params, adapter),
+            sequences,
+            bool(asked.stream),
+        )
+    except Exception as error:
+        raise as_api_error(error, list(type(asked).model_fields)) from error
+
+
+class _Choice:
+    """What has been sent of one choice."""
+
+    def __init__(self, logprobs: CompletionLogprobs | None) -> None:
+        self.logprobs = logprobs
+        self.begun = False
+        self.ended = False
+
+
+class _CompletionAnswer(EventAnswer):
+    """scores_only: max_tokens=0 with echo, which asks for the prompt and its logprobs alone."""
+
+    kind = "cmpl"
+    objects = ("text_completion", "text_completion")
+
+    def __init__(
+        self, context: Context, request: Request, body: Any, model: str, prompts: int, scores_only: bool
+    ) -> None:
+        super().__init__(context, request, body, model, prompts)
+        self._place = {request_id: place for place, request_id in enumerate(self._ids)}
+        self._scores_only = scores_only
+        self._choices: dict[int, _Choice] = {}
+
+    # -- in one piece ---------------------------------------------------------------------------------------------
+
+    def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
+        choices: list[dict[str, Any]] = []
+        for request_id, place in self._place.items():
+            output = outputs[request_id]
+            self._count(output)
+            if isinstance(output, BeamSearchOutput):
+                choices += [self._beam(output, beam, place * self._n) for beam in self.beams(output)]
+                continue
+            for index, completion in enumerate(best(output.outputs, self._n), place * self._n):
+                choices.append(self._choice(output, completion, index, _Choice(self._new_logprobs())))
+        note(self._request, **self._usage.for_log())
+        return {**self._head, "choices": choices, "usage": self._usage.as_dict()}
+
+    def _count(self, output: Output) -> None:
+        self._usage.count(output)
+        if self._scores_only:
+            self._usage.completion = 0
+
+    def _new_logprobs(self) -> CompletionLogprobs | None:
+        if self._body.logprobs is None:
+            return None
+        return CompletionLogprobs(self._body.logprobs, bool(self._body.return_tokens_as_token_ids))
+
+    def _choice(self, output: RequestOutput, completion: CompletionOutput, index: int, sent: _Choice) -> dict[str, Any]:
+        """A choice, or what is new of it; the first time with the prompt, if that is to be echoed."""
+        text = "" if self._scores_only else completion.text
+        finish = completion.finish_reason
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": "length" if self._scores_only and finish else finish,
+            "stop_reason": None if self._scores_only else completion.stop_reason,
+        }
+        parts = []
+        if not sent.begun:
+            if self._body.echo:
+                choice["text"] = self.prompt_text(output) + text
+                if sent.logprobs is not None and output.prompt_logprobs is not None:
+                    parts += self._prompt_logprobs(output, sent.logprobs)
+            if self._body.return_token_ids:
+                choice["prompt_token_ids"] = list(output.prompt_token_ids)
+            if self._body.prompt_logprobs is not None:
+                choice["prompt_logprobs"] = plain(output.prompt_logprobs)
+        if sent.logprobs is not None and completion.logprobs is not None and not self._scores_only:
+            parts.append(sent.logprobs.of(completion.token_ids, completion.logprobs))
+        if parts:
+            choice["logprobs"] = joined(parts)
+        if self._body.return_token_ids:
+            choice["token_ids"] = [] if self._scores_only else list(completion.token_ids)
+        sent.begun = True
+        return choice
+
+    def _prompt_logprobs(self, output: RequestOutput, logprobs: CompletionLogprobs) -> list[dict[str, Any]]:
+        assert output.prompt_logprobs is not None
+        first = output.prompt_token_ids[0]
+        head = logprobs.first(str(self._tokenizer.decode([first])), first, self.prompt_text(output))
+        rest = [entries for entries in output.prompt_logprobs[1:] if entries is not None]
+        return [head, logprobs.of(output.prompt_token_ids[1:], rest)]
+
+    def _beam(self, output: BeamSearchOutput, completion: CompletionOutput, first: int) -> dict[str, Any]:
+        choice = {
+            "index": first + completion.index,
+            "text": completion.text,
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if self._body.return_token_ids:
+            choice |= {
+                "prompt_token_ids": list(output.prompt_token_ids),
+                "token_ids": list(completion.token_ids),
+            }
+        return choice
+
+    # -- streamed -------------------------------------------------------------------------------------------------
+
+    def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
+        self._count(output)
+        place = self._place[output.request_id]
+        made = []
+        for completion in output.outputs:
+            index = place * self._n + completion.index
+            sent = self._choices.get(index)
+            first = sent is None
+            if sent is None:
+                sent = self._choices[index] = _Choice(self._new_logprobs())
+            if sent.ended:
+                continue
+            choice = self._choice(output, completion, index, sent)
+            sent.ended = completion.finish_reason is not None
+            if first or sent.ended or choice["text"] or choice["logprobs"] or choice.get("token_ids"):
+                made.append(self.chunk([choice], self._usage_each))
+        return made

@@ -1,0 +1,135 @@
+"""POST /generate, as vLLM's first server has it, and GET /result/{request_id}, for who does not wait for the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from quire.platform.engine.async_engine import Output
+from quire.platform.inputs.processor import PromptType
+from quire.platform.outputs.outputs import RequestOutput
+from quire.platform.scheduling.beam import BeamSearchOutput
+from quire.server.context import Context, context_of, note, pass_over
+from quire.server.responses.builder import GenerationOptions, ResponseBuilder, adapter_of, best
+from quire.server.responses.errors import ApiError, as_api_error
+from quire.server.routes.later import owner_of
+from quire.server.schemas.body import JsonRoute
+from quire.server.schemas.openai import GenerateRequest, untyped
+from quire.server.schemas.prompts import Reader
+from quire.server.schemas.sampling import sampling_params
+
+router = APIRouter(route_class=JsonRoute)
+
+_MAX_TOKENS = 16  # of vLLM's SamplingParams
+_NOT_TOLD = ("logprobs", "prompt_logprobs")  # the answer has texts alone
+
+
+class Texts(BaseModel):
+    """Each answer with its prompt before it; or, with `wait` false, the name under which they are to be asked for."""
+
+    text: list[str] | None = None
+    request_id: str | None = None
+
+
+class Pending(BaseModel):
+    """The texts are not ready."""
+
+    request_id: str
+    status: str
+
+
+@router.post("/generate", responses={200: {"model": Texts, "content": {"application/x-ndjson": {}}}})
+async def generate(body: GenerateRequest, request: Request) -> Response:  # type: ignore[valid-type]
+    """Continue a prompt. Streams are lines of JSON, each with the whole texts so far."""
+    context, asked = context_of(request), untyped(body)
+    pass_over(request, [name for name in _NOT_TOLD if getattr(asked, name) is not None])
+    asked = asked.model_copy(update=dict.fromkeys(_NOT_TOLD))
+    adapter = await adapter_of(context, request, asked.model)
+    note(request, model=context.served.name_of(asked.model), user=asked.user)
+    wait = asked.wait is not False
+    if asked.stream and not wait:
+        raise ApiError(400, "stream: who does not wait gets the answer in one piece, from /result.", "stream")
+    try:
+        max_tokens = asked.max_tokens
+        if max_tokens is None and "max_tokens" not in context.config.default_sampling:
+            max_tokens = _MAX_TOKENS
+        wanted = GenerationOptions(sampling_params(asked, context.config, None, max_tokens), adapter)
+        answer = _TextsAnswer(context, request, asked, prompts=1)
+        sequences = asked.best_of or asked.n or 1
+
+        def prompts() -> list[PromptType]:
+            return Reader(context).completion_prompts([asked.prompt], asked, max_tokens)
+
+        if wait:
+            return await answer.run(prompts, wanted, sequences, bool(asked.stream))
+        context.later.check_room()
+        rest = await answer.begin(prompts, wanted, sequences)
+        name = context.later.add(rest(), owner_of(request.scope, context.config))
+        note(request, result=name[:8])
+        return JSONResponse({"request_id": name})
+    except Exception as error:
+        raise as_api_error(error, list(type(asked).model_fields)) from error
+
+
+_NOT_YET = {"model": Pending, "description": "It is not ready."}
+
+
+@router.get("/result/{request_id}", responses={200: {"model": Texts}, 202: _NOT_YET})
+async def result(request_id: str, request: Request) -> Response:
+    """The answer to a request that was not waited for: 202 until it is ready, 404 once it is forgotten."""
+    context = context_of(request)
+    kept = context.later.find(request_id, owner_of(request.scope, context.config))
+    if kept is None:
+        raise ApiError(404, "request_id: there is no such result, or it has been forgotten.", "request_id")
+    if kept.error is not None:
+        raise kept.error.again()
+    if kept.body is None:
+        return JSONResponse({"request_id": request_id, "status": "pending"}, 202, {"Retry-After": "1"})
+    return Response(kept.body, media_type="application/json")
+
+
+class _TextsAnswer(ResponseBuilder):
+    kind = "gen"
+    media_type = "application/x-ndjson"
+    cumulative = True
+
+    def __init__(self, context: Context, request: Request, body: Any, prompts: int) -> None:
+        super().__init__(context, request, body, prompts)
+        self._texts: list[bytearray] = []  # of a stream so far, as JSON has them
+
+    def prompt_text(self, output: Output) -> str:
+        given = self._body.prompt
+        return given if isinstance(given, str) else super().prompt_text(output)
+
+    def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
+        (output,) = outputs.values()
+        self._usage.count(output)
+        note(self._request, **self._usage.for_log())
+        chosen = self.beams(output) if isinstance(output, BeamSearchOutput) else best(output.outputs, self._n)
+        prompt = self.prompt_text(output)
+        return {"text": [prompt + completion.text for completion in chosen]}
+
+    def parts(self, output: RequestOutput) -> list[bytes]:
+        """One line, put together of what has been escaped before: a long text is not written anew for each token."""
+        self._usage.count(output)
+        for completion in output.outputs:
+            if completion.index == len(self._texts):
+                self._texts.append(bytearray(_escaped(self.prompt_text(output))))
+            self._texts[completion.index] += _escaped(completion.text)
+        return [b'{"text":["' + b'","'.join(self._texts) + b'"]}\n']
+
+    def last_parts(self) -> list[bytes]:
+        note(self._request, **self._usage.for_log())
+        return []
+
+    def failed(self, error: ApiError) -> list[bytes]:
+        return [json.dumps(error.body).encode() + b"\n"]
+
+
+def _escaped(text: str) -> bytes:
+    """Between quotes of JSON."""
+    return json.dumps(text).encode()[1:-1]

@@ -1,0 +1,103 @@
+"""What tools ask a server about: what it is, what it runs, how loaded it is, what its tokenizer is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from quire import __version__, kernels
+from quire.platform.inputs.chat import template_of
+from quire.server.context import Context, context_of
+from quire.server.responses.errors import ApiError, Json
+
+router = APIRouter()
+
+# Of tokenizer_config.json: what says how texts are made tokens. The rest are paths, or of other programs.
+_TOKENIZER_FIELDS = (
+    "add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces", "legacy", "padding_side",
+    "truncation_side", "split_special_tokens", "model_max_length", "errors",
+)  # fmt: skip
+_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_LIMITS = ("max_queue", "max_request_bytes", "max_prompts", "max_n", "response_role", "unknown_fields")
+_HUGE = 1 << 53  # transformers' "no limit" is a number that JSON's readers do not all take
+
+
+@router.get("/")
+async def root() -> JSONResponse:
+    """What this is, for who opens it in a browser."""
+    return JSONResponse(
+        {"name": "quire", "version": __version__, "api": "/v1", "models": "/v1/models", "routes": "/openapi.json"}
+    )
+
+
+@router.get("/load")
+async def load(request: Request) -> JSONResponse:
+    """How many requests are being answered, as vLLM has it, and how many sequences of them run and wait."""
+    context = context_of(request)
+    stats = context.engine.stats()
+    return JSONResponse(
+        {"server_load": context.engine.num_requests, "running": stats.running, "waiting": stats.waiting}
+    )
+
+
+@router.get("/server_info")
+async def server_info(request: Request) -> JSONResponse:
+    """What runs, and with which settings; no keys, no folders and no hosts."""
+    context = context_of(request)
+    core = context.engine.core
+    weight = next(core.runner.model.parameters())
+    cache, scheduler = core.config.cache, core.config.scheduler
+    return JSONResponse(
+        {
+            "version": __version__,
+            "model": context.served.names[0],
+            "served_model_names": list(context.served.names),
+            "max_model_len": core.limits.max_model_len,
+            "vocab_size": core.limits.vocab_size,
+            "dtype": str(weight.dtype).removeprefix("torch."),
+            "device": str(weight.device),
+            "kernels": kernels.backend_of(weight).__name__.rpartition(".")[2],
+            "images": core.intake.sight is not None,
+            "adapters": core.adapters is not None,
+            "kv_cache_tokens": core.limits.pool_tokens,
+            "cache": asdict(cache),
+            "scheduler": asdict(scheduler),
+            "server": {name: getattr(context.config, name) for name in _LIMITS},
+        }
+    )
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(request: Request) -> JSONResponse:
+    """The tokenizer's settings, special tokens and chat template, as lm-eval's remote tokenizer asks for them."""
+    context = context_of(request)
+    tokenizer = context.engine.core.tokenizer
+    if tokenizer is None:
+        raise ApiError(404, "no tokenizer is loaded.", code="no_tokenizer")
+    return Json(await context.engine.on_reader(_described, context, tokenizer))
+
+
+def _described(context: Context, tokenizer: Any) -> dict[str, Any]:
+    given = getattr(tokenizer, "init_kwargs", {})
+    told = {name: given[name] for name in _TOKENIZER_FIELDS if type(given.get(name)) in (bool, str, int)}
+    if told.get("model_max_length", 0) > _HUGE:
+        del told["model_max_length"]
+    tokens = {name: getattr(tokenizer, name, None) for name in _TOKENS}
+    return {
+        "tokenizer_class": type(tokenizer).__name__,
+        **told,
+        **{name: None if token is None else str(token) for name, token in tokens.items()},
+        "additional_special_tokens": [str(token) for token in getattr(tokenizer, "additional_special_tokens", ())],
+        "vocab_size": len(tokenizer),
+        "chat_template": _template(context, tokenizer),
+    }
+
+
+def _template(context: Context, tokenizer: Any) -> str | None:
+    """The one that this server renders conversations with."""
+    if context.config.chat_template is None and getattr(tokenizer, "chat_template", None) is None:
+        return None
+    return template_of(tokenizer, context.config.chat_template)

@@ -1,0 +1,182 @@
+"""What clients can name in `model`: the base model, its adapters, and mixtures of these."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import Any
+
+from quire.config import ServerConfig
+from quire.errors import QuireError
+from quire.lora import LoRARequest
+from quire.platform.engine.async_engine import AsyncEngine
+from quire.server.adapter_resolver import Resolver
+from quire.server.adapter_sources import Places
+from quire.server.responses.errors import ApiError
+from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
+
+_OWNER = "quire"
+
+
+class ServedModels:
+    """The table of names. Adapters are the engine's; mixtures are names of the server's for requests to it."""
+
+    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._created = int(time.time())
+        self._mixtures: dict[str, LoRARequest] = {}
+        self._parents: dict[str, str] = {}  # adapter -> the name of the base model that its loader gave
+        root = engine.core.config.model.model
+        self._root = root or "quire-demo"
+        self.names = config.served_model_names or (self._root,)
+        lora = engine.core.config.lora
+        self._places = Places(config, min(lora.host_bytes, lora.device_bytes), engine.core.config.model)
+        self._resolver: Resolver | None = None
+        if lora.enabled and config.allow_runtime_lora and config.lora_resolver:
+            self._resolver = Resolver(engine, self._places, self._is_part)
+
+    async def resolve(self, model: str | None) -> LoRARequest | None:
+        """As `find`; an adapter that is not loaded is looked for where adapters may come from, and loaded."""
+        try:
+            found = self.find(model)
+        except ApiError:
+            if model is None or self._resolver is None:
+                raise
+            await self._resolver.load(model)
+            return self.find(model)
+        if model is not None and self._resolver is not None:
+            self._resolver.used(model)
+        return found
+
+    def _is_part(self, name: str) -> bool:
+        """Whether a mixture needs an adapter."""
+        return any(name in dict(parts.adapters or ()) for parts in self._mixtures.values())
+
+    def find(self, model: str | None) -> LoRARequest | None:
+        """What a request runs with; None: the base model. Raises ApiError 404."""
+        if model is None or model in self.names:
+            return None
+        if model in self._mixtures:
+            return self._mixtures[model]
+        adapters = self._engine.core.adapters
+        if adapters is not None and adapters.knows(model):
+            return LoRARequest(model)
+        raise ApiError(
+            404, f"model: there is no {model[:200]!r} here; /v1/models lists what there is.", "model", "model_not_found"
+        )
+
+    def name_of(self, model: str | None) -> str:
+        return self.names[0] if model is None else model
+
+    def models(self) -> list[dict[str, Any]]:
+        """OpenAI's model objects, with vLLM's `root`, `parent` and `max_model_len`."""
+        listed = [self._model(name, self._root, None) for name in self.names]
+        for info in self._engine.list_lora_adapters():
+            parent = self._parents.get(info.name, self.names[0])
+            listed.append({**self._model(info.name, info.path, parent), "adapter": asdict(info)})
+        for name, mixture in self._mixtures.items():
+            parts = [{"name": part, "weight": weight} for part, weight in mixture.adapters or ()]
+            listed.append({**self._model(name, "", self.names[0]), "root": None, "adapters": parts})
+        return listed
+
+    def _model(self, name: str, root: str, parent: str | None) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": _OWNER,
+            "root": root,
+            "parent": parent,
+            "max_model_len": self._engine.core.limits.max_model_len,
+        }
+
+    # -- changes --------------------------------------------------------------------------------------------------
+
+    async def load(self, body: LoadAdapterRequest) -> dict[str, Any]:
+        """Load an adapter from under the allowed folders, or name a mixture. Raises ApiError and AdapterError."""
+        if (body.lora_path is None) == (body.adapters is None):
+            raise ApiError(400, "lora_path: give the adapter's folder here, or a mixture in adapters.", "lora_path")
+        if body.is_3d_lora_weight:
+            raise ApiError(
+                400, "is_3d_lora_weight: weights of several experts in one tensor are not served.", "is_3d_lora_weight"
+            )
+        self._check_name(body)
+        if body.adapters is not None:
+            return self._mix(body)
+        assert body.lora_path is not None
+        folder = await asyncio.to_thread(self._places.folder, body.lora_path)
+        report = await self._engine.load_lora_adapter(body.lora_name, str(folder), body.load_inplace)
+        self._mixtures.pop(body.lora_name, None)
+        self._name_parent(body)
+        return asdict(report)
+
+    def _check_name(self, body: LoadAdapterRequest) -> None:
+        if body.base_model_name is not None and body.base_model_name not in self.names:
+            raise ApiError(
+                404, f"base_model_name: {body.base_model_name[:200]!r} is not served here.", "base_model_name"
+            )
+        if not body.lora_name.isprintable():
+            raise ApiError(400, "lora_name: must be of printable characters.", "lora_name")
+        if body.lora_name in self.names:
+            raise ApiError(400, f"lora_name: {body.lora_name!r} is the base model's.", "lora_name")
+        adapters = self._engine.core.adapters
+        if adapters is None:
+            raise ApiError(400, "adapters are not served: start the server with --enable-lora.")
+        if not body.load_inplace and (body.lora_name in self._mixtures or adapters.knows(body.lora_name)):
+            raise ApiError(
+                400, f"lora_name: {body.lora_name!r} is loaded already; load_inplace replaces it.", "lora_name"
+            )
+
+    def _mix(self, body: LoadAdapterRequest) -> dict[str, Any]:
+        adapters = self._engine.core.adapters
+        assert adapters is not None and body.adapters is not None
+        if adapters.knows(body.lora_name):
+            raise ApiError(400, f"lora_name: {body.lora_name!r} is an adapter: unload it first.", "lora_name")
+        try:
+            mixture = LoRARequest(body.lora_name, adapters=[(part.name, part.weight) for part in body.adapters])
+            self._engine.core.check_mixture(mixture)
+        except QuireError as error:
+            raise ApiError(400, f"adapters: {error}", "adapters") from None
+        self._mixtures[body.lora_name] = mixture
+        self._name_parent(body)
+        return {"name": body.lora_name, "adapters": [part.model_dump() for part in body.adapters]}
+
+    def _check_number(self, body: UnloadAdapterRequest) -> None:
+        """vLLM's clients may name an adapter by its number too."""
+        if body.lora_int_id is None:
+            return
+        numbers = [one.lora_int_id for one in self._engine.list_lora_adapters() if one.name == body.lora_name]
+        if body.lora_int_id not in numbers:
+            raise ApiError(400, f"lora_int_id: {body.lora_int_id} is not that adapter's number.", "lora_int_id")
+
+    def adopt(self, name: str, base_model: str | None) -> None:
+        """Take in an adapter that is loaded at the start. Raises QuireError."""
+        if base_model is not None and base_model not in self.names:
+            raise QuireError(f"adapter {name!r} is for {base_model!r}, and that is not served here.")
+        if base_model is not None:
+            self._parents[name] = base_model
+
+    def _name_parent(self, body: LoadAdapterRequest) -> None:
+        if body.base_model_name is not None:
+            self._parents[body.lora_name] = body.base_model_name
+
+    async def unload(self, body: UnloadAdapterRequest) -> dict[str, Any]:
+        """Forget an adapter or a mixture; of an adapter, wait for the requests that hold it, and tell its bytes.
+
+        Raises ApiError 404, and 400 for an adapter that a mixture needs.
+        """
+        name = body.lora_name
+        if self._mixtures.pop(name, None) is not None:
+            return {"name": name, "freed_bytes": 0, "draining": False}
+        adapters = self._engine.core.adapters
+        if adapters is None or not adapters.knows(name):
+            raise ApiError(404, f"lora_name: no adapter {name[:200]!r} is loaded.", "lora_name", "model_not_found")
+        self._check_number(body)
+        needed = [mixture for mixture, parts in self._mixtures.items() if name in dict(parts.adapters or ())]
+        if needed:
+            raise ApiError(400, f"lora_name: the mixture {needed[0]!r} needs it: unload that first.", "lora_name")
+        self._parents.pop(name, None)
+        freed = await self._engine.unload_lora_adapter(name, self._config.unload_timeout)
+        return {"name": name, "freed_bytes": freed, "draining": freed is None}

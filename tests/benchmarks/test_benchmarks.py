@@ -1,0 +1,203 @@
+"""Every benchmark that runs on a CPU, at its smallest: that it runs to its end, not what it measures.
+
+They run in this process, where torch is imported already, with their constants made small. Those of GPUs have a test of
+their own (test_gpu_benchmark.py); peers are engines in environments of their own, and are left out here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from quire.demo import model_path
+from tests.benchmarks.benchmarks import BENCHMARKS, FOLDER, imported
+from tests.server.api_server import ServerProcess
+
+TINY = dict(
+    hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=15000, max_position_embeddings=1024, tie_word_embeddings=False,
+)  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+Call = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose vocabulary is large enough for the benchmarks' random prompts."""
+    path = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**TINY)).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Runs a module's `main` with these arguments; an exit code of 1, of a target that is missed, is no failure."""
+
+    def run(module: ModuleType, *words: object) -> None:
+        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, words)])
+        try:
+            module.main()
+        except SystemExit as end:
+            assert end.code in (None, 0, 1, False, True), end.code
+
+    return run
+
+
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    import machine
+
+    monkeypatch.setattr(machine, "_BYTES", 1 << 20)
+    operands = {dtype: torch.ones(64, 64, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)}
+    measure = machine.Machine.measure
+
+    def quick(self: Any) -> float:
+        self._operands = operands
+        return measure(self)
+
+    monkeypatch.setattr(machine.Machine, "measure", quick)
+
+
+def test_all_of_them_are_here() -> None:
+    elsewhere = {"gpu", "soak"}  # GPUs; a load for minutes
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert set(BENCHMARKS) <= tested | elsewhere
+
+
+def test_throughput(llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(llama), "--case", "batch", "--requests", "1", "--rounds", "1", "--no-transformers", "--json"]
+    monkeypatch.setattr(sys, "argv", ["throughput.py", *words])
+    with pytest.raises(SystemExit) as end:
+        exec(compile((FOLDER / "throughput.py").read_text(), "throughput.py", "exec"), {"__name__": "__main__"})
+    assert end.value.code == 0
+    assert json.loads(capsys.readouterr().out)["lines"][0]["out_tok_s"] > 0
+
+
+def test_startup(llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("startup") as startup:
+        monkeypatch.setattr(startup, "fresh", startup.measure)
+        call(startup)
+        assert "LLM(model) ready" in capsys.readouterr().out
+        call(startup, "--json")
+        assert json.loads(capsys.readouterr().out)["rss_bytes"] > 0
+
+
+def test_attention(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("attention") as attention:
+        monkeypatch.setattr(attention, "SHAPES", [(4, 2, 64)])
+        monkeypatch.setattr(attention, "CONTEXT", 40)
+        monkeypatch.setattr(attention, "BUFFER", 1 << 16)
+        call(attention, "--rounds", 1, "--tokens", 8)
+    assert capsys.readouterr().out.count("4,2,64") == 6
+
+
+def test_kernels(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("kernels") as kernels:
+        monkeypatch.setattr(kernels, "SPREAD", 1 << 16)
+        monkeypatch.setattr(kernels, "REPEATS", 10)
+        monkeypatch.setattr(kernels, "LINEARS", [(name, 64, 32, (1, 13)) for name in kernels.DTYPES])
+        call(kernels, "--rounds", 1)
+    assert capsys.readouterr().out.count("64x32") == 6
+
+
+def test_roofline(llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with imported("roofline") as roofline:
+        small_machine(monkeypatch)
+        monkeypatch.setattr(roofline, "TOKENS", (1, 13))
+        monkeypatch.setattr(roofline, "STREAMS", (1, 2))
+        call(roofline, llama, "--rounds", 1, "--out", tmp_path / "roofline.png")
+    assert (tmp_path / "roofline.png").stat().st_size > 1000
+
+
+def test_cpu(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With quire as the only contender: in a process of its own, as it is beside others."""
+    with imported("cpu") as cpu:
+        small_machine(monkeypatch)
+        monkeypatch.setattr(cpu, "LLAMA", TINY)
+        monkeypatch.setattr(cpu, "BATCH", 2)
+        monkeypatch.setattr(cpu, "ATTENTION", ((4, 2, 64), torch.bfloat16, 2, 1, 40))
+        cases = ["single", "decode", "prefill", "attention", "outside"]
+        call(cpu, "--rounds", 1, "--peers", tmp_path, "--case", *cases)
+    out = capsys.readouterr().out
+    assert out.count("left out") == 3 and all(f"\n{case} " in out for case in cases)
+
+
+def test_lora(llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("lora") as lora:
+        full = lora.workload
+        monkeypatch.setattr(
+            lora, "workload", lambda n=32, **more: full(min(n, 6), **{**more, "prompt": (4, 8), "output": (3, 6)})
+        )
+        call(lora, llama, "--rounds", 1, "--registered", 100)
+    out = capsys.readouterr().out
+    assert all(f"\n{case} " in f"\n{out}" for case in ("four", "many", "ranks", "load", "scale"))
+
+
+def test_images(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("images") as images:
+        monkeypatch.setattr(images, "REQUESTS", 4)
+        monkeypatch.setattr(images, "ANSWER", 2)
+        call(images, model_path(), "--rounds", 1)
+        assert capsys.readouterr().out.count("images/s") == 4
+        monkeypatch.setattr(images, "TURN", 4)
+        monkeypatch.setattr(images, "READING", 8)
+        call(images, model_path(), "--memory", 8)
+        assert "8 images" in capsys.readouterr().out
+
+
+def test_sampling(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("sampling") as sampling:
+        monkeypatch.setattr(sampling, "STEPS", 2)
+        monkeypatch.setattr(sampling, "SEQUENCES", 2)
+        call(sampling, "--rounds", 1)
+    assert "bad_words" in capsys.readouterr().out
+
+
+def test_serve(
+    demo: ServerProcess,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """With the tests' server instead of servers of its own, which take seconds each to start."""
+
+    class Running:
+        host, port = demo.url.removeprefix("http://").split(":")
+
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Running:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def cpu(self) -> float:
+            times = psutil.Process(demo.process.pid).cpu_times()
+            return float(times.user + times.system)
+
+    with imported("serve") as serve:
+        full = serve.workload_for
+        monkeypatch.setattr(serve, "Server", Running)
+        monkeypatch.setattr(serve, "COUNTS", (2,))
+        monkeypatch.setattr(serve, "SECONDS", 0.2)
+        monkeypatch.setattr(serve, "IDLE_STREAMS", 2)
+        monkeypatch.setattr(
+            serve, "workload_for", lambda *which, **more: full(*which, **{**more, "prompt": (4, 60), "output": (3, 6)})
+        )
+        options = ("--rounds", 1, "--rates", 50, "--requests", 3, "--out", tmp_path / "serve.png")
+        call(serve, model_path(), *options)
+    out = capsys.readouterr().out
+    assert out.count("of LLM.generate") == 3 and "requests/s" in out and "idle streams" in out
+    assert (tmp_path / "serve.png").exists()

@@ -1,0 +1,3 @@
+"""The fixtures of tests/models/fixtures.py."""
+
+from tests.models.fixtures import checkpoint  # noqa: F401

@@ -1,0 +1,409 @@
+"""Preempted sequences whose blocks go to main memory and come back: as on a GPU, but on a CPU.
+
+Promise 1 with it: tokens and logprobs are bitwise the same as those of sequences that were never preempted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.config import CacheConfig, SchedulerConfig
+from quire.platform.engine import builder
+from quire.platform.execution import host_cache
+from quire.platform.execution.host_cache import HostCache
+from quire.platform.execution.memory import count_swap_blocks
+from quire.platform.execution.pool_blocks import PoolBlocks
+from quire.platform.kv.block_pool import BlockPool
+from quire.platform.kv.prefix_index import PrefixIndex
+from quire.platform.kv.swap import SwapSpace
+from quire.platform.sampling.params import BeamSearchParams
+from quire.platform.scheduling.request import Request
+from quire.platform.scheduling.scheduler import Scheduler
+from quire.types import KVCache
+from tests.lora import adapter_files, test_adapter_promise
+from tests.multimodal import open_engine, test_image_promise, tiny_vision
+from tests.platform.engine.test_ahead import ahead, begin_there, plain, texts  # noqa: F401
+from tests.platform.engine.test_promise import REQUESTS, answers, prompts
+from tests.platform.scheduling.test_bookkeeping import RecordingRunner, make_request, run_alone
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+EVERYTHING = list(range(REQUESTS))
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Give the engines of a test so many blocks in main memory, in small pieces."""
+
+    def give(count: int) -> None:
+        monkeypatch.setattr(builder, "count_swap_blocks", lambda *_: count)
+        monkeypatch.setattr(host_cache, "_PIECE_BYTES", 30_000)
+
+    return give
+
+
+@pytest.fixture(scope="module")
+def calm(tiny_path) -> dict[int, tuple]:
+    return answers(LLM(str(tiny_path), enable_prefix_caching=False), EVERYTHING)
+
+
+def nothing_left(llm: LLM) -> None:
+    engine = llm.llm_engine
+    engine.check_integrity()
+    assert engine.pool.num_owned == 0
+    assert engine.scheduler.swap.num_free == engine.scheduler.swap.num_blocks
+
+
+# -- the promise ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("block_size", "cached", "budget"), [(1, True, 2048), (8, False, 13), (8, True, 64)])
+def test_preemption(tiny_path, calm, hosts, block_size, cached, budget):
+    hosts(1000)
+    llm = LLM(
+        str(tiny_path), block_size=block_size, num_gpu_blocks_override=240 // block_size, enable_prefix_caching=cached,
+        max_num_batched_tokens=budget, debug=True,
+    )  # fmt: skip
+    assert answers(llm, EVERYTHING) == calm
+    nothing_left(llm)
+    scheduler = llm.llm_engine.scheduler
+    assert scheduler.num_swaps == scheduler.num_preemptions > 0
+    assert scheduler.swap.num_saved >= scheduler.swap.num_fetched > 0
+
+
+def test_main_memory_for_some(tiny_path, calm, hosts):
+    hosts(9)
+    llm = LLM(str(tiny_path), num_gpu_blocks_override=30, debug=True)
+    assert answers(llm, EVERYTHING) == calm
+    nothing_left(llm)
+    assert 0 < llm.llm_engine.scheduler.num_swaps < llm.llm_engine.scheduler.num_preemptions
+
+
+def test_none_on_a_cpu_and_none_where_it_is_off(tiny_llm):
+    assert tiny_llm.llm_engine.scheduler.swap.num_blocks == 0
+    gpu = torch.device("cuda")
+    assert count_swap_blocks(CacheConfig(swap_bytes=1 << 20), 1 << 10, gpu) == 1 << 10
+    assert count_swap_blocks(CacheConfig(swap_bytes=0), 1 << 10, gpu) == 0
+    assert 0 < count_swap_blocks(CacheConfig(swap_bytes=1 << 60), 1, gpu) < 1 << 60  # what there is
+
+
+def test_nothing_is_computed_twice(tiny_path, hosts):
+    hosts(1000)
+    llm = LLM(str(tiny_path), num_gpu_blocks_override=30, enable_prefix_caching=False, debug=True)
+    engine, computed = llm.llm_engine, []
+    execute = engine.runner.execute
+
+    def counting(plan):
+        computed.append(sum(len(chunk.token_ids) for chunk in plan.chunks))
+        return execute(plan)
+
+    engine.runner.execute = counting
+    outputs = llm.generate(
+        [{"prompt_token_ids": ids} for ids in prompts()], SamplingParams(max_tokens=15, ignore_eos=True), use_tqdm=False
+    )
+    assert engine.scheduler.num_swaps > 0
+    assert sum(o.metrics.num_preemptions for o in outputs) == engine.scheduler.num_preemptions
+    # The last token of each answer is never computed.
+    assert sum(computed) == sum(map(len, prompts())) + REQUESTS * (15 - 1)
+
+
+def test_forks_and_beams(tiny_path, hosts):
+    params = [SamplingParams(n=3, temperature=1.0, seed=i, max_tokens=9 + i, logprobs=2) for i in range(6)]
+    beams = BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True)
+    batch = [{"prompt_token_ids": ids} for ids in prompts(6)]
+
+    def run(llm: LLM) -> list[Any]:
+        outputs = llm.generate(batch, params, use_tqdm=False)
+        found = [[(one.token_ids, one.logprobs) for one in output.outputs] for output in outputs]
+        searched = llm.beam_search([ids["prompt_token_ids"] for ids in batch], beams)
+        nothing_left(llm)
+        return [found, [[(beam.tokens, beam.cum_logprob) for beam in one.sequences] for one in searched]]
+
+    expected = run(LLM(str(tiny_path)))
+    hosts(200)
+    for settings in ({"num_gpu_blocks_override": 20}, {"num_gpu_blocks_override": 112, "block_size": 1}):
+        llm = LLM(str(tiny_path), debug=True, max_num_batched_tokens=40, **settings)
+        assert run(llm) == expected
+        assert llm.llm_engine.scheduler.num_swaps > 0
+
+
+def test_out_and_in_at_once(tiny_path, hosts):
+    """Of beams that all wait for one another, one goes for another to come back, to the same blocks maybe."""
+    beams = BeamSearchParams(beam_width=4, max_tokens=8, ignore_eos=True)
+    batch = [{"prompt_token_ids": ids[:4]} for ids in prompts(12)]
+    expected = LLM(str(tiny_path)).beam_search(batch, beams)
+    hosts(60)
+    llm = LLM(str(tiny_path), block_size=1, num_gpu_blocks_override=12, enable_prefix_caching=False, debug=True)
+    prepare, reused = llm.llm_engine.runner.prepare, []
+
+    def watched(plan):
+        reused.extend({block for block, _ in plan.swap_out} & {block for _, block in plan.swap_in})
+        prepare(plan)
+
+    llm.llm_engine.runner.prepare = watched
+    assert [one.sequences for one in llm.beam_search(batch, beams)] == [one.sequences for one in expected]
+    nothing_left(llm)
+    assert reused
+
+
+def test_adapters(tiny_path, tmp_path, hosts):
+    kinds = (None, "one", "four", "dora")
+    folders = {
+        "one": adapter_files.plain(tmp_path / "one", 1, rank=1, targets=("self_attn.v_proj",)),
+        "four": adapter_files.plain(tmp_path / "four", 2, rank=4, targets=adapter_files.ALL),
+        "dora": adapter_files.dora(tmp_path / "dora", 4),
+    }
+
+    def run(llm: LLM) -> list[Any]:
+        adapters = [test_adapter_promise.adapter(i, kinds) for i in range(18)]
+        outputs = llm.generate(
+            prompts(18), [test_adapter_promise.params(i) for i in range(18)], lora_request=adapters, use_tqdm=False
+        )
+        nothing_left(llm)
+        return [([(c.token_ids, c.logprobs) for c in output.outputs], output.prompt_logprobs) for output in outputs]
+
+    expected = run(test_adapter_promise.opened(tiny_path, folders))
+    hosts(100)
+    llm = test_adapter_promise.opened(tiny_path, folders, num_gpu_blocks_override=20, max_loras=2)
+    assert run(llm) == expected
+    assert llm.llm_engine.scheduler.num_swaps > 0
+
+
+@pytest.mark.parametrize("kind", [open_engine.KINDS[0], open_engine.KINDS[2]], ids=lambda kind: kind.name)
+def test_images(tmp_path, hosts, kind):
+    """With room for one image's features: what came back goes on in the middle of an image that is encoded again."""
+    path = str(tiny_vision.build(kind.architecture, kind.variant, tmp_path))
+    requests = test_image_promise.requests()
+    expected = test_image_promise.answers(open_engine.open_llm(path), requests)
+    hosts(100)
+    llm = open_engine.open_llm(
+        path, max_num_batched_tokens=23, block_size=4, num_gpu_blocks_override=7 + kind.most_tokens * 2 // 3,
+        media_cache_bytes=open_engine.room_for(kind.most_tokens),
+    )  # fmt: skip
+    assert test_image_promise.answers(llm, requests * 3) == expected * 3
+    nothing_left(llm)
+    assert llm.llm_engine.scheduler.num_swaps > 0
+
+
+# -- looking ahead, and aborts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 13}, {"enable_prefix_caching": False}])
+def test_steps_planned_ahead(tiny_path, ahead, hosts, settings):  # noqa: F811
+    """A sequence is preempted while the step runs that draws its token."""
+    expected = texts(LLM(str(tiny_path)))
+    hosts(100)
+    llm = ahead(tiny_path, num_gpu_blocks_override=20, **settings)
+    save, saved = llm.llm_engine.scheduler.swap.save, []
+
+    def watched(sequence):
+        saved.append((sequence.expects, save(sequence)))
+        return saved[-1][1]
+
+    llm.llm_engine.scheduler.swap.save = watched
+    for _ in range(2):
+        assert texts(llm) == expected
+    nothing_left(llm)
+    assert (True, True) in saved
+
+
+def test_a_mixture_of_steps(tiny_path, calm, ahead, hosts):  # noqa: F811
+    hosts(60)
+    llm = ahead(tiny_path, num_gpu_blocks_override=25)
+    assert answers(llm, EVERYTHING) == calm
+    assert texts(llm) == texts(LLM(str(tiny_path)))
+    nothing_left(llm)
+    assert llm.llm_engine.scheduler.num_swaps > 0
+
+
+@pytest.mark.parametrize("count", [8, 100])
+@pytest.mark.parametrize("looking", [False, True])
+def test_aborts_at_any_moment(tiny_path, ahead, hosts, count, looking):  # noqa: F811
+    hosts(count)
+    llm = ahead(tiny_path, num_gpu_blocks_override=25)
+    engine, rng, batch = llm.llm_engine, random.Random(count), prompts()
+    engine.runner.looks_ahead = looking
+    alive: set[str] = set()
+    swapped_away = 0
+    for number in range(400):
+        if number < 350 and rng.random() < 0.6:
+            name = str(number)
+            params = plain(number)
+            if rng.random() < 0.3:
+                params = SamplingParams(n=3, temperature=1.0, seed=number, max_tokens=8)
+            engine.add_request(name, {"prompt_token_ids": batch[number % 32]}, params)
+            alive.add(name)
+        if alive and rng.random() < 0.2:
+            waiting = [s.request.request_id for s in engine.scheduler.waiting if engine.scheduler.swap.tokens_of(s)]
+            gone = rng.choice(waiting or sorted(alive))
+            swapped_away += bool(waiting)
+            engine.abort_request(gone)
+            alive.discard(gone)
+            engine.check_integrity()
+        alive -= {output.request_id for output in engine.step() if output.finished}
+    while engine.has_unfinished_requests():
+        engine.step()
+    engine.step()  # lands what still flies
+    nothing_left(llm)
+    assert swapped_away
+
+
+def test_a_step_that_fails(tiny_path, hosts):
+    """It is run chunk by chunk; what came back from main memory for it is there already."""
+    expected = texts(LLM(str(tiny_path)))
+    hosts(100)
+    llm = LLM(str(tiny_path), num_gpu_blocks_override=20, debug=True)
+    engine, execute, failures = llm.llm_engine, llm.llm_engine.runner.execute, []
+
+    def failing(plan):
+        if plan.swap_in and len(plan.chunks) > 1:
+            failures.append(plan)
+            raise RuntimeError("no")
+        return execute(plan)
+
+    engine.runner.execute = failing
+    assert texts(llm) == expected
+    nothing_left(llm)
+    assert failures
+
+
+# -- the account ----------------------------------------------------------------------------------------------
+
+
+def scene(blocks: int = 8, hosts: int = 8) -> tuple[Scheduler, RecordingRunner]:
+    pool = BlockPool(blocks, 4, PrefixIndex())
+    return Scheduler(SchedulerConfig(4, 64), pool, swap=SwapSpace(hosts, 4)), RecordingRunner(pool)
+
+
+def endless(name: str, prompt: list[int], max_tokens: int) -> Request:
+    request = make_request(name, prompt, 1, max_tokens)
+    request.stop_ids = frozenset()
+    return request
+
+
+def step(scheduler: Scheduler, runner: RecordingRunner) -> Any:
+    plan = scheduler.plan()
+    scheduler.commit(plan, runner.execute(plan, scheduler))
+    scheduler.check_integrity()
+    return plan
+
+
+def preempted(scheduler: Scheduler, runner: RecordingRunner, first: Request, second: Request) -> Any:
+    """Run both until the second is preempted; return the plan that does so."""
+    for request in (first, second):
+        scheduler.add(request.sequences[0])
+    while not scheduler.num_preemptions:
+        plan = step(scheduler, runner)
+    return plan
+
+
+def test_a_sequence_goes_on_where_it_was():
+    scheduler, runner = scene()
+    first, second = endless("a", [1] * 14, 6), endless("b", [2] * 14, 6)
+    out = preempted(scheduler, runner, first, second)
+    computed = scheduler.swap.tokens_of(second.sequences[0])
+    assert [host for _, host in out.swap_out] == list(range(4 + (computed > 16)))
+    while second.sequences[0] in scheduler.waiting:
+        back = step(scheduler, runner)
+    (chunk,) = back.chunks
+    assert chunk.start == computed
+    # The blocks that were not needed meanwhile are still the pool's to find; the rest comes back, and can be found too.
+    found = len(out.swap_out) - len(back.swap_in)
+    assert [host for host, _ in back.swap_in] == list(range(found, len(out.swap_out)))
+    assert scheduler.prefix_hits == 4 * found
+    index, keys = scheduler.pool.index, second.sequences[0].keys
+    assert index is not None and index.find(keys[: computed // 4]) == list(chunk.block_ids[: computed // 4])
+    while scheduler.has_work:
+        step(scheduler, runner)
+    assert runner.computed == 2 * (14 + 6 - 1)
+    assert scheduler.swap.num_free == scheduler.swap.num_blocks
+
+
+def test_what_the_prefix_cache_still_has_need_not_come_back():
+    scheduler, runner = scene()
+    request = endless("a", [1] * 11, 9)
+    (sequence,) = request.sequences
+    scheduler.add(sequence)
+    while sequence.num_computed != 12:
+        step(scheduler, runner)
+    scheduler._preempt(sequence)
+    assert scheduler.swap.tokens_of(sequence) == 12 and scheduler.num_swaps == 1
+    plan = step(scheduler, runner)
+    assert len(plan.swap_out) == 3 and not plan.swap_in
+    assert [chunk.start for chunk in plan.chunks] == [12] and scheduler.prefix_hits == 12
+    assert scheduler.swap.num_free == scheduler.swap.num_blocks
+    while scheduler.has_work:
+        step(scheduler, runner)
+    alone = endless("a", [1] * 11, 9)
+    run_alone(alone)
+    assert sequence.output_ids == alone.sequences[0].output_ids
+
+
+def test_a_sequence_without_room_is_computed_anew():
+    scheduler, runner = scene(hosts=3)
+    first, second = endless("a", [1] * 14, 6), endless("b", [2] * 14, 6)
+    out = preempted(scheduler, runner, first, second)
+    assert not out.swap_out and scheduler.num_swaps == 0
+    while scheduler.has_work:
+        assert not step(scheduler, runner).swap_in
+
+
+def test_the_last_token_is_waited_for_and_not_saved():
+    """A sequence that will have ended when the running step is done needs its blocks no more."""
+    scheduler, _ = scene()
+    request = endless("a", [1] * 5, 1)
+    scheduler.add(request.sequences[0])
+    scheduler.advance_early(scheduler.plan())
+    assert request.sequences[0].expects_last
+    assert not scheduler.swap.save(request.sequences[0])
+
+
+def test_a_block_is_written_once_a_plan():
+    """What a plan reads or gives up is free for the plans after it."""
+    swap = SwapSpace(2, 4)
+    one, other = (endless(name, [1] * 8, 1).sequences[0] for name in "ab")
+    one.block_ids, one.num_computed = [5, 6], 7
+    other.block_ids, other.num_computed = [7], 3
+    assert swap.save(one) and not swap.save(other)
+    swap.fetch(one, 1)
+    assert not swap.save(other)
+    assert swap.take_moves() == ([(5, 0), (6, 1)], [(1, 6)])
+    swap.begin_plan()
+    assert swap.save(other) and swap.take_moves() == ([(7, 0)], [])
+    with pytest.raises(AssertionError, match="does not wait"):
+        swap.check_integrity([])
+    swap.drop(other)
+    swap.check_integrity([])
+    swap._spent.pop()
+    with pytest.raises(AssertionError, match="a block is lost"):
+        swap.check_integrity([])
+
+
+# -- the tensors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("piece", [1, 2, 100])
+def test_blocks_come_back_as_they_were(monkeypatch, dtype, piece):
+    shape = (12, 2, 4, 6)
+    monkeypatch.setattr(host_cache, "_PIECE_BYTES", piece * 2 * 3 * 2 * 4 * 6 * dtype.itemsize)
+    caches = [KVCache(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)) for _ in range(3)]
+    before = [tensor.clone() for cache in caches for tensor in (cache.keys, cache.values)]
+    store = HostCache(PoolBlocks(caches))
+    rng = random.Random(piece)
+    hosts, targets = rng.sample(range(9), 7), rng.sample(range(12), 7)
+    store.save(list(zip(range(7), hosts, strict=True)))
+    assert len(store._pieces) == max(hosts) // piece + 1
+    for cache in caches:
+        cache.keys.fill_(torch.nan)
+        cache.values.fill_(torch.nan)
+    store.fetch(list(zip(hosts, targets, strict=True)))
+    for cache, (keys, values) in zip(caches, zip(before[::2], before[1::2], strict=True), strict=True):
+        assert torch.equal(cache.keys[targets], keys[:7]) and torch.equal(cache.values[targets], values[:7])
+        assert int(cache.keys.isnan().sum()) == 5 * 2 * 4 * 6
