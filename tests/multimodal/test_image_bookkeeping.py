@@ -24,7 +24,7 @@ from quire.platform.engine.llm_engine import LLMEngine
 from quire.platform.inputs.processor import ImageInputSpec, Limits
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import PrefixIndex
-from quire.platform.sampling.sampler import Sampled, TopLogprobs
+from quire.platform.sampling.results import Sampled, TopLogprobs
 from quire.platform.scheduling.plan import StepPlan, StepResult
 from quire.platform.scheduling.request import SequenceState
 from quire.types import ImageLayout

@@ -23,9 +23,10 @@ from quire.platform.execution.model_runner import Execution
 from quire.platform.inputs.processor import InputProcessor, ProcessedPrompt, PromptType
 from quire.platform.kv.prefix_index import feature_variant
 from quire.platform.outputs.detokenizer import Detokenizer
-from quire.platform.outputs.outputs import Failure, RequestOutput
+from quire.platform.outputs.outputs import RequestOutput
 from quire.platform.outputs.processor import OutputProcessor
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
+from quire.platform.sampling.results import Failure
 from quire.platform.scheduling.beam import BeamSearchOutput
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
 from quire.platform.scheduling.request import FinishReason, MediaInput, Request, SequenceState, next_serial

@@ -22,7 +22,8 @@ from quire.platform.execution.decode_graphs import DecodeGraphRunner
 from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.pool_blocks import PoolBlocks
 from quire.platform.execution.staging import Staging
-from quire.platform.sampling.sampler import SampleSpec, Sampling, TopLogprobs, begin, top_logprobs
+from quire.platform.sampling.results import TopLogprobs
+from quire.platform.sampling.sampler import SampleSpec, Sampling, begin, top_logprobs
 from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, EncodeImage, StepPlan, StepResult
 from quire.types import KVCache, KVSpec
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from quire.platform.sampling.results import Failure
+
 if TYPE_CHECKING:
     from quire.lora import LoRARequest
 
@@ -22,21 +24,6 @@ class Logprob:
     logprob: float
     rank: int | None = None  # 1 is the most likely; equally likely tokens are ranked by token id
     decoded_token: str | None = None  # None with detokenize=False or without a tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a request ended with finish_reason "error".
-
-    by_caller: what it asked for cannot be had; else the fault is the engine's. code: OpenAI's for it, where it has one.
-    """
-
-    message: str
-    by_caller: bool
-    code: str | None = None
-
-    def __str__(self) -> str:
-        return self.message
 
 
 # By token id: the chosen token first, then the most likely ones.

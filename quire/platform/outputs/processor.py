@@ -9,7 +9,7 @@ from typing import Any
 from quire.platform.outputs.detokenizer import Detokenizer, decode_token
 from quire.platform.outputs.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.platform.sampling.params import RequestOutputKind, SamplingParams
-from quire.platform.sampling.sampler import TopLogprobs
+from quire.platform.sampling.results import TopLogprobs
 from quire.platform.scheduling.beam import BeamGroup, BeamSearchOutput, BeamSearchSequence, Hypothesis
 from quire.platform.scheduling.request import Request, SequenceState
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,9 +30,9 @@ import torch
 from numpy.typing import NDArray
 
 from quire.kernels.sampling import DRAW, can_draw, draw_tokens
-from quire.platform.outputs.outputs import Failure
 from quire.platform.sampling.constraints import Constraints, Ids, Row, Rules, is_constrained
 from quire.platform.sampling.params import SamplingParams
+from quire.platform.sampling.results import Failure, Sampled, TopLogprobs
 
 # top_p alone looks at so many tokens first, and at _WIDEN times as many whenever their mass does not suffice.
 _FIRST_LOOK = 256
@@ -62,41 +62,6 @@ class SampleSpec:
     stop_ids: frozenset[int]  # end tokens, forbidden while len(output_ids) < min_tokens
     bad_words: tuple[tuple[int, ...], ...]  # tokenized
     rules: Rules | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TopLogprobs:
-    """A token's natural-log probability and rank (1 is best), and the most likely tokens, best first.
-
-    ids[i] has rank i + 1; tokens that the model rules out (a logit of -inf) are left out, so there may be
-    fewer than were asked for.
-    """
-
-    token_id: int
-    chosen: float
-    rank: int
-    ids: tuple[int, ...]
-    values: tuple[float, ...]
-
-    def items(self) -> Iterator[tuple[int, float]]:
-        """(token id, logprob) of the best tokens, best first."""
-        return zip(self.ids, self.values, strict=True)
-
-    def ranked(self) -> Iterator[tuple[int, float, int]]:
-        """(token id, logprob, rank) of the chosen token, then of the best ones without repeating it."""
-        yield self.token_id, self.chosen, self.rank
-        for place, (token_id, value) in enumerate(self.items()):
-            if token_id != self.token_id:
-                yield token_id, value, place + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The token drawn; with `error` set there is none (token_id is -1), and the engine ends that request."""
-
-    token_id: int
-    logprobs: TopLogprobs | None = None
-    error: Failure | None = None
 
 
 class Sampling:

@@ -13,9 +13,9 @@ from heapq import nlargest
 from typing import NamedTuple
 
 from quire.lora import LoRARequest
-from quire.platform.outputs.outputs import Failure, Logprob
+from quire.platform.outputs.outputs import Logprob
 from quire.platform.sampling.params import BeamSearchParams
-from quire.platform.sampling.sampler import TopLogprobs
+from quire.platform.sampling.results import Failure, TopLogprobs
 from quire.platform.scheduling.request import SequenceState
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from quire.lora import AdapterMix
 from quire.platform.sampling.constraints import Rules
 from quire.platform.sampling.params import SamplingParams
-from quire.platform.sampling.sampler import Sampled, TopLogprobs
+from quire.platform.sampling.results import Sampled, TopLogprobs
 from quire.types import PlaceholderRange
 
 if TYPE_CHECKING:

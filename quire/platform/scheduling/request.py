@@ -14,11 +14,11 @@ import numpy as np
 
 from quire.lora import AdapterMix, LoRARequest
 from quire.multimodal import Pixels
-from quire.platform.outputs.outputs import Failure, RequestMetrics
+from quire.platform.outputs.outputs import RequestMetrics
 from quire.platform.outputs.stop_strings import StopStrings
 from quire.platform.sampling.constraints import Constraints, Rules
 from quire.platform.sampling.params import SamplingParams
-from quire.platform.sampling.sampler import Sampled, TopLogprobs
+from quire.platform.sampling.results import Failure, Sampled, TopLogprobs
 from quire.platform.scheduling.plan import PENDING_TOKEN, Draw
 from quire.types import AdapterUse, PlaceholderRange
 

@@ -25,7 +25,7 @@ from quire.platform.engine.stats import StepTimes
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import block_key
 from quire.platform.kv.swap import SwapSpace
-from quire.platform.sampling.sampler import Sampled
+from quire.platform.sampling.results import Sampled
 from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, EncodeImage, PromptScore, StepPlan, StepResult
 from quire.platform.scheduling.request import FinishReason, MediaInput, Request, SequenceState
 

@@ -13,8 +13,8 @@ import pytest
 from quire import LLM, BeamSearchParams, SamplingParams
 from quire.config import CacheConfig, EngineConfig, ModelConfig
 from quire.platform.engine.llm_engine import LLMEngine
-from quire.platform.outputs.outputs import Failure
 from quire.platform.sampling.params import RequestOutputKind
+from quire.platform.sampling.results import Failure
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 TEMPLATE = (

@@ -21,7 +21,8 @@ from transformers import (
 
 from quire import SamplingParams
 from quire.platform.sampling import sampler
-from quire.platform.sampling.sampler import Sampled, SampleSpec, sample, top_logprobs, uniform
+from quire.platform.sampling.results import Sampled
+from quire.platform.sampling.sampler import SampleSpec, sample, top_logprobs, uniform
 
 GREEDY = SamplingParams(temperature=0)
 

@@ -14,7 +14,7 @@ from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import PrefixIndex, block_key, root_key
 from quire.platform.kv.swap import SwapSpace
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
-from quire.platform.sampling.sampler import Sampled, TopLogprobs
+from quire.platform.sampling.results import Sampled, TopLogprobs
 from quire.platform.scheduling.beam import BeamGroup
 from quire.platform.scheduling.plan import StepPlan, StepResult
 from quire.platform.scheduling.request import Request, SequenceState
