@@ -5,11 +5,54 @@ T: tokens in the step; S: sequences in the step; B: most blocks of any of them; 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What one layer's attention computes: causal, over the keys and values that its sequence has in the KV pool.
+
+    num_heads: of queries; num_kv_heads: of keys and of values, each of which serves num_heads / num_kv_heads of them.
+    head_dim: size of one query, key or value. scale: of a query's product with a key; None: 1 / sqrt(head_dim).
+    window: keys that a token sees, its own the last; 0: all before it. alibi_slopes: one for each head of queries
+    (arXiv:2108.12409), or none. The CPU's compiled kernel has neither window nor slopes: a model with one of them is
+    refused when it is loaded there, and runs on a GPU.
+
+    Each field is an argument of `kernels.paged_attention`. What no kernel computes (a soft cap, sinks, values of
+    another size than keys, tokens that see later ones) has no field: the kernel's argument comes first.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float | None = None
+    window: int = 0
+    alibi_slopes: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
+        if self.window < 0:
+            raise ValueError(f"window={self.window}: must be a number of keys, or 0 for all")
+        if self.alibi_slopes and len(self.alibi_slopes) != self.num_heads:
+            raise ValueError(f"alibi_slopes has {len(self.alibi_slopes)} numbers for num_heads={self.num_heads}")
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that keep the same of every token, in blocks of one shape: one block table serves them all.
+
+    layers: their numbers, ascending. head_dim: size of one key and of one value.
+    """
+
+    layers: Sequence[int]
+    num_kv_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +65,19 @@ class KVSpec:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+
+    @classmethod
+    def of(cls, layers: Iterable[AttentionSpec]) -> KVSpec:
+        """What layers of these specs ask for. Raises ValueError where they do not form one group."""
+        kept = [(spec.num_kv_heads, spec.head_dim) for spec in layers]
+        if len(set(kept)) > 1:
+            raise ValueError(f"its layers keep different things of a token, (key heads, size): {sorted(set(kept))}")
+        return cls(len(kept), *kept[0]) if kept else cls(0, 0, 0)
+
+    @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        """The layers by what they keep of a token: one group, while all layers keep the same."""
+        return (KVGroup(range(self.num_layers), self.num_kv_heads, self.head_dim),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +126,7 @@ class AdapterRef:
 AdapterUse = tuple[tuple[AdapterRef, float], ...]
 
 
-# Where an image lies in the language model's eyes: patches in time, height and width, after merging.
+# An image's patches in time, height and width, after merging.
 Grid = tuple[int, int, int]
 
 
@@ -78,11 +134,25 @@ Grid = tuple[int, int, int]
 class ImageLayout:
     """What an image takes in a prompt; the model says it of the image's processed form.
 
-    tokens: placeholders. grid: for models with `mrope` alone.
+    tokens: placeholders. grid: for models with `mrope` alone. ids: the placeholders' token ids, of which the model's
+    `image_token_id` is one at least; None: that one throughout. mask: which placeholders take a feature of the image's,
+    in order; the others keep their own embeddings (the ends of rows, say). None: all take one.
     """
 
     tokens: int
     grid: Grid | None = None
+    ids: tuple[int, ...] | None = None
+    mask: tuple[bool, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, given in (("ids", self.ids), ("mask", self.mask)):
+            if given is not None and len(given) != self.tokens:
+                raise ValueError(f"an image's layout has {len(given)} {name} for {self.tokens} placeholders")
+
+    @property
+    def features(self) -> int:
+        """How many features the image has."""
+        return self.tokens if self.mask is None else sum(self.mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +160,31 @@ class PlaceholderRange:
     """An image in a prompt: the tokens `offset` .. `offset + length` are its placeholders.
 
     digest: SHA-256 over its pixels, size and mode, and the processor's settings: equal digests, equal features.
+    mask: as of `ImageLayout`.
     """
 
     digest: bytes
     offset: int
     length: int
     grid: Grid | None = None
+    mask: tuple[bool, ...] | None = None
 
     @property
     def end(self) -> int:
         return self.offset + self.length
+
+    @property
+    def features(self) -> int:
+        """How many features the image has."""
+        return self.length if self.mask is None else sum(self.mask)
+
+    def features_between(self, begin: int, end: int) -> tuple[Sequence[int], int, int]:
+        """(positions from `begin` to `end` of the prompt that take features, the first and the end of those features).
+
+        begin, end: within the range.
+        """
+        if self.mask is None:
+            return range(begin, end), begin - self.offset, end - self.offset
+        places = [place for place in range(begin, end) if self.mask[place - self.offset]]
+        first = sum(self.mask[: begin - self.offset])
+        return places, first, first + len(places)

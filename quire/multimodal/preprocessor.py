@@ -392,8 +392,8 @@ class MediaPreprocessor:
             layout = self._layout_of({"image_grid_thw": table.reshape(1, 3)})
         except KeyError:
             raise ValueError("this model's image_embeds take no image_grid_thw") from None
-        if layout.tokens != len(features):
+        if layout.features != len(features):
             raise ValueError(
-                f"image_grid_thw={grid} asks for {layout.tokens} rows of image_embeds, not {len(features)}"
+                f"image_grid_thw={grid} asks for {layout.features} rows of image_embeds, not {len(features)}"
             )
         return layout

@@ -10,7 +10,7 @@ import torch
 from quire.errors import RequestError
 from quire.multimodal.embeds import is_embeds
 from quire.multimodal.preprocessor import ProcessedImage
-from quire.types import PlaceholderRange
+from quire.types import ImageLayout, PlaceholderRange
 
 _KEYS = {"image", "image_embeds"}
 
@@ -89,29 +89,47 @@ def _split_by_grid(given: Mapping[str, Any]) -> list[Any]:
 def expand(
     ids: Sequence[int], images: Sequence[ProcessedImage], marker: int
 ) -> tuple[list[int], list[PlaceholderRange]]:
-    """Put as many placeholders in the place of each marker as its image takes.
+    """Put each image's placeholders in the place of its marker.
 
     ids: with one token `marker` for each image, or, as Hugging Face's processors leave them, with all placeholders in
     their places already. Returns the prompt's ids and where each image lies in it. Raises RequestError for any other
     number.
     """
     places = [place for place, token in enumerate(ids) if token == marker]
-    lengths = [image.layout.tokens for image in images]
+    placeholders = [_placeholders(image.layout, marker) for image in images]
     if len(places) == len(images):
         expanded: list[int] = []
         items, last = [], 0
-        for place, image in zip(places, images, strict=True):
+        for place, image, own in zip(places, images, placeholders, strict=True):
             expanded += ids[last:place]
             items.append(_item(image, len(expanded)))
-            expanded += [marker] * image.layout.tokens
+            expanded += own
             last = place + 1
         return expanded + list(ids[last:]), items
-    if len(places) == sum(lengths):
-        starts = [sum(lengths[:number]) for number in range(len(lengths))]
-        runs = [places[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-        if all(run[-1] - run[0] == len(run) - 1 for run in runs):
-            return list(ids), [_item(image, run[0]) for image, run in zip(images, runs, strict=True)]
+    starts = _starts(ids, places, placeholders, marker)
+    if starts is not None:
+        return list(ids), [_item(image, start) for image, start in zip(images, starts, strict=True)]
     raise _mismatch(len(places), len(images))
+
+
+def _placeholders(layout: ImageLayout, marker: int) -> list[int]:
+    return [marker] * layout.tokens if layout.ids is None else list(layout.ids)
+
+
+def _starts(
+    ids: Sequence[int], places: Sequence[int], placeholders: Sequence[list[int]], marker: int
+) -> list[int] | None:
+    """Where each image's placeholders begin in ids that have them already, and no other markers; None: they do not."""
+    starts, used = [], 0
+    for own in placeholders:
+        if used >= len(places) or marker not in own:
+            return None
+        start = places[used] - own.index(marker)
+        if start < 0 or list(ids[start : start + len(own)]) != own:
+            return None
+        starts.append(start)
+        used += own.count(marker)
+    return starts if used == len(places) else None
 
 
 def check_count(markers: int, images: int) -> None:
@@ -128,4 +146,5 @@ def _mismatch(markers: int, images: int) -> RequestError:
 
 
 def _item(image: ProcessedImage, offset: int) -> PlaceholderRange:
-    return PlaceholderRange(image.digest, offset, image.layout.tokens, image.layout.grid)
+    layout = image.layout
+    return PlaceholderRange(image.digest, offset, layout.tokens, layout.grid, layout.mask)

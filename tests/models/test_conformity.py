@@ -161,7 +161,7 @@ def test_buffers_are_matched_both_ways(load):
 
 
 def test_buffers_count_as_memory(load, monkeypatch):
-    monkeypatch.setattr("quire.checkpoint.weights.pages.available_bytes", lambda device: 100_000)
+    monkeypatch.setattr("quire.checkpoint.weights.huge_pages.available_bytes", lambda device: 100_000)
     many = {NAME: torch.ones(30_000)}
     size = lambda model: model.model.layers[1].mlp.register_buffer("e_score_correction_bias", torch.empty(30_000))  # noqa: E731
     with pytest.raises(CheckpointError, match="weights take"):

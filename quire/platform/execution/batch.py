@@ -130,7 +130,7 @@ def _rotary_positions(chunks: Sequence[Chunk]) -> np.ndarray:
 
 
 def media_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[tuple[bytes, int, int]]]:
-    """(rows of the step that are placeholders, (digest, first, end) of the features that they take, in that order)."""
+    """(rows of the step that take features, (digest, first, end) of the features that they take, in that order)."""
     rows: list[int] = []
     parts: list[tuple[bytes, int, int]] = []
     first = 0
@@ -138,8 +138,9 @@ def media_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[tuple[bytes, in
         end = chunk.start + len(chunk.token_ids)
         for item in chunk.media:
             begin, stop = max(chunk.start, item.offset), min(end, item.end)
-            rows += range(first + begin - chunk.start, first + stop - chunk.start)
-            parts.append((item.digest, begin - item.offset, stop - item.offset))
+            places, first_feature, end_feature = item.features_between(begin, stop)
+            rows += [first + place - chunk.start for place in places]
+            parts.append((item.digest, first_feature, end_feature))
         first += len(chunk.token_ids)
     return rows, parts
 

@@ -21,7 +21,8 @@ SPLIT_BYTES = 256 << 20
 
 def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
     """Bytes of one block over all layers, keys and values."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size * itemsize
+    numbers = sum(2 * len(group.layers) * group.num_kv_heads * group.head_dim for group in spec.groups)
+    return numbers * block_size * itemsize
 
 
 def host_share(config: CacheConfig, available: int) -> int:

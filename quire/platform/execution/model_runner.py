@@ -35,15 +35,17 @@ def allocate_cache(
     spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
     """The pool's tensors, one pair a layer. Memory is committed as blocks are first used."""
-    shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
-    size = math.prod(shape) * dtype.itemsize
 
-    def tensor() -> torch.Tensor:
+    def tensor(shape: tuple[int, ...]) -> torch.Tensor:
         if device.type == "cpu":
-            return huge_pages.allocate(size).view(dtype).view(shape)
+            return huge_pages.allocate(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
         return torch.empty(shape, dtype=dtype, device=device)
 
-    return [KVCache(tensor(), tensor()) for _ in range(spec.num_layers)]
+    caches: dict[int, KVCache] = {}
+    for group in spec.groups:
+        shape = (num_blocks, group.num_kv_heads, block_size, group.head_dim)
+        caches.update({layer: KVCache(tensor(shape), tensor(shape)) for layer in group.layers})
+    return [caches[layer] for layer in range(spec.num_layers)]
 
 
 @dataclass(frozen=True)

@@ -174,9 +174,9 @@ class InputProcessor:
         """The prompt's ids with all placeholders, and where they are."""
         assert self.sight is not None
         for number, image in enumerate(images):
-            if image.layout.tokens > self.sight.max_tokens:
+            if image.layout.features > self.sight.max_tokens:
                 raise RequestError(
-                    f"request {request_id}: image {number} takes {image.layout.tokens} tokens, and the features of "
+                    f"request {request_id}: image {number} takes {image.layout.features} tokens, and the features of "
                     f"{self.sight.max_tokens} fit the budget: scale it down, or raise media_cache_bytes"
                 )
             if image.layout.grid is None and self.sight.rotary_positions is not None:

@@ -68,7 +68,7 @@ class EncodeImage:
     """An image whose features some chunk of this step, or a later one, needs."""
 
     digest: bytes
-    length: int  # tokens, so many features it must have
+    length: int  # so many features it must have
     inputs: Mapping[str, torch.Tensor]
     adapters: AdapterMix = ()  # that change what works on images
 

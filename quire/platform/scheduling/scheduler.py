@@ -257,12 +257,12 @@ class Scheduler:
             return False
         # One image at least; no more than as many tokens as a step has, lest others wait too long for theirs.
         planned = sum(one.length for one in draft.encode)
-        if draft.encode and planned + item.length > self.config.max_num_batched_tokens:
+        if draft.encode and planned + item.features > self.config.max_num_batched_tokens:
             return False
-        if not self.features.insert(item.digest, item.length * self.feature_bytes):
+        if not self.features.insert(item.digest, item.features * self.feature_bytes):
             return False
         owner = tuple((ref.uid, weight) for ref, weight in request.adapters if ref.visual)
-        draft.encode.append(EncodeImage(item.digest, item.length, media.pixels.inputs, owner))
+        draft.encode.append(EncodeImage(item.digest, item.features, media.pixels.inputs, owner))
         return True
 
     def _shown(self, draft: PlanBuilder) -> list[EncodeImage]:
