@@ -19,9 +19,15 @@ if TYPE_CHECKING:
     from quire.platform.engine.llm_engine import LLMEngine
     from quire.platform.inputs.processor import PromptType
     from quire.platform.inputs.prompts import TextPrompt, TokensPrompt
-    from quire.platform.outputs.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from quire.platform.outputs.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
+        CompletionOutput,
+        Logprob,
+        RequestOutput,
+    )
     from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
-    from quire.platform.scheduling.beam import BeamSearchOutput, BeamSearchSequence
+    from quire.platform.scheduling.metrics import RequestMetrics
 
 __version__ = "0.1.0"
 
@@ -43,13 +49,13 @@ _HOME = {
     "AdapterError": "quire.errors",
     "SamplingParams": "quire.platform.sampling.params",
     "BeamSearchParams": "quire.platform.sampling.params",
-    "BeamSearchOutput": "quire.platform.scheduling.beam",
-    "BeamSearchSequence": "quire.platform.scheduling.beam",
+    "BeamSearchOutput": "quire.platform.outputs.outputs",
+    "BeamSearchSequence": "quire.platform.outputs.outputs",
     "RequestOutputKind": "quire.platform.sampling.params",
     "RequestOutput": "quire.platform.outputs.outputs",
     "CompletionOutput": "quire.platform.outputs.outputs",
     "Logprob": "quire.platform.outputs.outputs",
-    "RequestMetrics": "quire.platform.outputs.outputs",
+    "RequestMetrics": "quire.platform.scheduling.metrics",
     "QuireError": "quire.errors",
     "UnsupportedModelError": "quire.errors",
     "CheckpointError": "quire.errors",

@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 
 from quire import __version__
 from quire.platform.engine.async_engine import AsyncEngine, Output
-from quire.platform.engine.stats import EngineStats, StepTimes
-from quire.platform.outputs.outputs import RequestMetrics
-from quire.platform.scheduling.beam import BeamSearchOutput
+from quire.platform.engine.stats import EngineStats
+from quire.platform.outputs.outputs import BeamSearchOutput
+from quire.platform.scheduling.metrics import RequestMetrics, StepTimes
 from quire.server.vllm_metrics import Twins
 
 _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

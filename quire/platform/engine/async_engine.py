@@ -24,11 +24,11 @@ from quire.config import EngineConfig
 from quire.errors import EngineClosedError, RequestError, SleepingError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
 from quire.platform.engine.llm_engine import LLMEngine, PreparedRequest
-from quire.platform.engine.stats import EngineStats, StepTimes
+from quire.platform.engine.stats import EngineStats
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import RequestOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
-from quire.platform.scheduling.beam import BeamSearchOutput
+from quire.platform.scheduling.metrics import StepTimes
 
 logger = logging.getLogger("quire")
 
@@ -331,7 +331,7 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """Any thread may call this."""
-        return EngineStats.of(self.core)
+        return self.core.stats()
 
     # -- on the event loop ----------------------------------------------------------------------------------------
 

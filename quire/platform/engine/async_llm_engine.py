@@ -12,10 +12,9 @@ from quire.errors import EngineClosedError, RequestError
 from quire.lora import LoRARequest
 from quire.platform.engine.async_engine import AsyncEngine, EngineRequest
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import CompletionOutput, RequestOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.platform.outputs.processor import beams_as_output
 from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
-from quire.platform.scheduling.beam import BeamSearchOutput
 
 # How long a step may take before `check_health` says that it is stuck.
 _STUCK = 300.0  # seconds

@@ -28,13 +28,11 @@ from quire.lora import AdapterInfo, LoadReport, LoRARequest
 from quire.platform.engine.interrupts import HeldInterrupt
 from quire.platform.engine.llm_engine import LLMEngine
 from quire.platform.engine.metrics import Metric, metrics_of
-from quire.platform.engine.stats import EngineStats
 from quire.platform.inputs.chat import render_chat
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import RequestOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
 from quire.platform.outputs.processor import beams_as_output
 from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
-from quire.platform.scheduling.beam import BeamSearchOutput
 
 logger = logging.getLogger("quire")
 Message = Mapping[str, Any]
@@ -340,7 +338,7 @@ class LLM:
 
     def get_metrics(self) -> list[Metric]:
         """Counts since the engine began, and gauges of this moment: their name, labels and value."""
-        return metrics_of(EngineStats.of(self.llm_engine))
+        return metrics_of(self.llm_engine.stats())
 
     def __getattr__(self, name: str) -> Any:
         """Say of vLLM's methods that are not served why they are not."""

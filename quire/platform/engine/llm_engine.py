@@ -18,18 +18,18 @@ from quire.lora import AdapterInfo, AdapterRegistry, LoadReport, LoRARequest
 from quire.multimodal import NoRoomError, ProcessedImage
 from quire.platform.engine.builder import load, resolve_adapter
 from quire.platform.engine.sleep import Sleep
-from quire.platform.engine.stats import StepTimes
+from quire.platform.engine.stats import EngineStats, engine_stats
 from quire.platform.execution.model_runner import Execution
 from quire.platform.inputs.processor import InputProcessor, ProcessedPrompt, PromptType
 from quire.platform.kv.prefix_index import feature_variant
-from quire.platform.outputs.detokenizer import Detokenizer
-from quire.platform.outputs.outputs import RequestOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
 from quire.platform.outputs.processor import OutputProcessor
+from quire.platform.outputs.stop_strings import StopStrings
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.sampling.results import Failure
-from quire.platform.scheduling.beam import BeamSearchOutput
+from quire.platform.scheduling.metrics import StepTimes
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
-from quire.platform.scheduling.request import FinishReason, MediaInput, Request, SequenceState, next_serial
+from quire.platform.scheduling.request import MediaInput, Request, SequenceState, next_serial
 from quire.platform.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("quire")
@@ -155,7 +155,7 @@ class LLMEngine:
             if request_id in self._requests or request_id in self._arriving:
                 raise RequestError(f"request {request_id}: there is an unfinished request of this id")
             if not read.images:
-                self._start(self._request_of(arrival))
+                self._start(self._request_of(arrival), read.stops)
             else:
                 assert self._preparer is not None
                 variant = feature_variant(read.adapters, read.salt)
@@ -296,20 +296,19 @@ class LLMEngine:
         self.pool.forget_cached()
         return True
 
-    def _start(self, request: Request) -> None:
-        detokenizer = None
-        if self.tokenizer is not None and request.params.detokenize:
-            detokenizer = Detokenizer(self.tokenizer, request.prompt_ids, request.params, request.stops)
-        request.sequences.append(SequenceState(request, 0, detokenizer))
+    def _start(self, request: Request, stops: StopStrings | None) -> None:
+        self._results.add(request, stops)
         self._requests[request.request_id] = request
-        self.scheduler.add(request.sequences[0])
+        self.scheduler.add(request.begin())
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests and free their blocks; unknown or finished ones are passed over. They yield no output."""
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             request, arrival = self._requests.get(request_id), self._arriving.pop(request_id, None)
             if request is not None:
-                self._end(request, "abort")
+                self.scheduler.end(request, "abort")
+                self._results.discard(request)
+                self._forget(request)
             if arrival is not None and self._preparer is not None:
                 self._preparer.cancel(arrival)
                 self._release_adapters(arrival.prompt)
@@ -329,6 +328,10 @@ class LLMEngine:
     def times(self) -> StepTimes:
         """Of the last step."""
         return self.scheduler.times
+
+    def stats(self) -> EngineStats:
+        """Gauges of this moment, and counts since the engine began. Any thread may call this."""
+        return engine_stats(self.scheduler, self.adapters, len(self._arriving))
 
     def close(self) -> None:
         """Stop the workers; for when no step will come."""
@@ -424,7 +427,7 @@ class LLMEngine:
                 )  # fmt: skip
             if isinstance(images, RequestError):
                 raise RequestError(f"request {arrival.request_id}: {images}")
-            self._start(self._request_of(arrival, images))
+            self._start(self._request_of(arrival, images), arrival.prompt.stops)
             return
         except RequestError as reason:
             failure = Failure(str(reason), by_caller=True, code=getattr(reason, "code", None))
@@ -434,8 +437,7 @@ class LLMEngine:
             failure = Failure(f"{type(reason).__name__}: {reason}", by_caller=False)
         request = self.intake.unserved(arrival.request_id, arrival.prompt, arrival.params)
         request.metrics.arrival_time = arrival.time
-        request.sequences.append(SequenceState(request, 0, None))
-        request.sequences[0].finish_reason, request.failure = "error", failure
+        self.scheduler.fail(request, failure)
         self._failed.append(request)
 
     def _prepare_again(self) -> None:
@@ -450,10 +452,10 @@ class LLMEngine:
     def _see_again(self, job: ReprocessJob, result: list[ProcessedImage] | RequestError) -> None:
         if self._requests.get(job.request.request_id) is not job.request:
             return
-        job.media.wanted = False
         if not isinstance(result, RequestError) and result[0].digest == job.media.item.digest:
-            job.media.pixels = result[0].pixels
+            job.media.restore(result[0].pixels)
             return
+        job.media.restore(None)
         place = job.request.media.index(job.media)
         what = result if isinstance(result, RequestError) else f"image {place} has changed since it was given"
         self._fail(job.request, RequestError(f"request {job.request.request_id}: {what}"))
@@ -529,23 +531,16 @@ class LLMEngine:
 
     def _fail(self, request: Request, error: Exception) -> None:
         logger.error("request %s fails: %r", request.request_id, error)
-        request.failure = Failure(f"{type(error).__name__}: {error}", by_caller=isinstance(error, RequestError))
-        self._end(request, "error")
+        failure = Failure(f"{type(error).__name__}: {error}", by_caller=isinstance(error, RequestError))
+        self.scheduler.fail(request, failure)
+        self._forget(request)
         self._failed.append(request)
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        for sequence in request.sequences:
-            self.scheduler.finish(sequence, reason)
-        self._forget(request)
-
     def _forget(self, request: Request) -> None:
-        request.metrics.finished_time = time.monotonic()
         self._requests.pop(request.request_id, None)
         if request.holds_adapters and self.adapters is not None:
             request.holds_adapters = False
             self.adapters.release(request.adapters)
-        for media in request.media:  # which would count until the garbage collector comes
-            media.pixels = None
 
     def _respond(self, advanced: Iterable[SequenceState]) -> list[RequestOutput | BeamSearchOutput]:
         requests = {request.request_id: request for request in self._failed}
@@ -574,13 +569,6 @@ class LLMEngine:
 
     def _detokenize(self, sequence: SequenceState) -> None:
         """Turn a sequence's newest token into text; a stop string may end it."""
-        detokenizer = sequence.detokenizer
-        if detokenizer is None or sequence.finish_reason == "error":
-            return
-        if sequence.finish_reason != "stop" or sequence.request.params.include_stop_str_in_output:
-            stop = detokenizer.append(sequence.output_ids[-1])
-            if stop is not None:
-                sequence.finish_reason, sequence.stop_reason = "stop", stop
-                self.scheduler.finish(sequence, "stop")
-        if sequence.finish_reason is not None:
-            detokenizer.finish()
+        stop = self._results.take(sequence)
+        if stop is not None:
+            self.scheduler.stop_at(sequence, stop)

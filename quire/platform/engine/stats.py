@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from quire.platform.engine.llm_engine import LLMEngine
-    from quire.platform.scheduling.request import SequenceState
-
-
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Seconds that came to their end in a step, one for each sequence or request that they are of.
-
-    gaps: from a sequence's last token to the next. first_tokens: from a request's arrival to its first token.
-    queued: from its arrival until it had blocks.
-    """
-
-    gaps: list[float] = field(default_factory=list)
-    first_tokens: list[float] = field(default_factory=list)
-    queued: list[float] = field(default_factory=list)
-
-    def clear(self) -> None:
-        for times in (self.gaps, self.first_tokens, self.queued):
-            times.clear()
+from quire.lora import AdapterRegistry
+from quire.platform.scheduling.request import SequenceState
+from quire.platform.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +45,32 @@ class EngineStats:
     adapter_host_bytes: int
     adapter_device_bytes: int
 
-    @classmethod
-    def of(cls, engine: LLMEngine) -> EngineStats:
-        """Read from any thread: each number is true, though not all of one moment."""
-        scheduler, library = engine.scheduler, engine.adapters
-        residency, features, pool = scheduler.residency, scheduler.features, engine.pool
-        return cls(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            arriving=engine.num_arriving,
-            preemptions=scheduler.num_preemptions,
-            swaps=scheduler.num_swaps,
-            prompt_tokens=scheduler.prompt_tokens,
-            generated_tokens=scheduler.generated_tokens,
-            kv_blocks=pool.num_blocks,
-            kv_blocks_used=pool.num_blocks - pool.num_free,
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
-            encoder_queries=features.hits + features.misses,
-            encoder_hits=features.hits,
-            media_bytes=features.bytes,
-            adapters_running=_adapters(scheduler.running),
-            adapters_waiting=_adapters(scheduler.waiting),
-            adapters_loading=library.num_reading if library is not None else 0,
-            adapter_hits=dict(residency.hits) if residency is not None else {},
-            adapter_host_bytes=library.host_bytes if library is not None else 0,
-            adapter_device_bytes=residency.bytes if residency is not None else 0,
-        )
+
+def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arriving: int) -> EngineStats:
+    """Read from any thread: each number is true, though not all of one moment."""
+    residency, features, pool = scheduler.residency, scheduler.features, scheduler.pool
+    return EngineStats(
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        arriving=arriving,
+        preemptions=scheduler.num_preemptions,
+        swaps=scheduler.num_swaps,
+        prompt_tokens=scheduler.prompt_tokens,
+        generated_tokens=scheduler.generated_tokens,
+        kv_blocks=pool.num_blocks,
+        kv_blocks_used=pool.num_blocks - pool.num_free,
+        prefix_queries=scheduler.prefix_queries,
+        prefix_hits=scheduler.prefix_hits,
+        encoder_queries=features.hits + features.misses,
+        encoder_hits=features.hits,
+        media_bytes=features.bytes,
+        adapters_running=_adapters(scheduler.running),
+        adapters_waiting=_adapters(scheduler.waiting),
+        adapters_loading=adapters.num_reading if adapters is not None else 0,
+        adapter_hits=dict(residency.hits) if residency is not None else {},
+        adapter_host_bytes=adapters.host_bytes if adapters is not None else 0,
+        adapter_device_bytes=residency.bytes if residency is not None else 0,
+    )
 
 
 def _adapters(sequences: Iterable[SequenceState]) -> tuple[str, ...]:

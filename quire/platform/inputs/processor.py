@@ -211,7 +211,6 @@ class InputProcessor:
             bad_words=prompt.bad_words,
             prefix_root=self._prefix_root(len(ids), prompt),
             constraints=prompt.constraints,
-            stops=prompt.stops,
         )
 
     def _beam_request(

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
 
+from quire.lora import LoRARequest
 from quire.platform.sampling.results import Failure
-
-if TYPE_CHECKING:
-    from quire.lora import LoRARequest
-
-FinishReason = Literal["stop", "length", "abort", "error"]
+from quire.platform.scheduling.metrics import RequestMetrics
+from quire.platform.scheduling.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +54,6 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(slots=True)
-class RequestMetrics:
-    """Where a request's time went. Times are seconds of `time.monotonic()`: only their differences mean
-    anything.
-
-    None: it has not happened (yet).
-    time_in_queue: first_scheduled_time - arrival_time.
-    num_preemptions: how often the request lost its blocks for a while.
-    num_cached_tokens: prompt tokens that were found in the prefix cache instead of computed.
-    num_generation_tokens: of all its sequences, once it has finished.
-    """
-
-    arrival_time: float
-    first_scheduled_time: float | None = None
-    first_token_time: float | None = None
-    last_token_time: float | None = None
-    finished_time: float | None = None
-    time_in_queue: float | None = None
-    num_preemptions: int = 0
-    num_cached_tokens: int = 0
-    num_generation_tokens: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """A request and what it has generated.
@@ -100,3 +74,35 @@ class RequestOutput:
     num_cached_tokens: int | None = None
     lora_request: LoRARequest | None = None
     failure: Failure | None = None
+
+
+@dataclass
+class BeamSearchSequence:
+    """One result. tokens: prompt and output; cum_logprob: the sum over the output; text: of all tokens."""
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class BeamSearchOutput:
+    """The results of one prompt, best first.
+
+    prompt: its text, None when token ids were given. lora_request: the adapter that it ran with. failure: why the
+    search ended early, if it did.
+    """
+
+    request_id: str
+    sequences: list[BeamSearchSequence]
+    prompt_token_ids: Sequence[int] = ()
+    failure: Failure | None = None
+    prompt: str | None = None
+    lora_request: LoRARequest | None = None
+
+    @property
+    def error(self) -> str | None:
+        return None if self.failure is None else self.failure.message

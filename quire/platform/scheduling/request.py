@@ -8,23 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from quire.lora import AdapterMix, LoRARequest
 from quire.multimodal import Pixels
-from quire.platform.outputs.outputs import RequestMetrics
-from quire.platform.outputs.stop_strings import StopStrings
 from quire.platform.sampling.constraints import Constraints, Rules
 from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.results import Failure, Sampled, TopLogprobs
+from quire.platform.scheduling.beam import BeamGroup, Candidate
+from quire.platform.scheduling.metrics import RequestMetrics
 from quire.platform.scheduling.plan import PENDING_TOKEN, Draw
 from quire.types import AdapterUse, PlaceholderRange
-
-if TYPE_CHECKING:
-    from quire.platform.outputs.detokenizer import Detokenizer
-    from quire.platform.scheduling.beam import BeamGroup
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -45,6 +41,11 @@ class MediaInput:
     settings: Mapping[str, Any]
     wanted: bool = False
 
+    def restore(self, pixels: Pixels | None) -> None:
+        """It has been prepared again. pixels: None where that came to nothing."""
+        self.wanted = False
+        self.pixels = pixels
+
 
 def next_serial() -> int:
     """A number for whatever arrives: larger ones came later."""
@@ -59,7 +60,6 @@ class Request:
     stop_ids: the tokens that end a sequence; eos_ids: those among them that end it without being named a reason.
     prefix_root: the root of the request's prefix keys.
     constraints: what the parameters do to the logits; None where they leave them alone.
-    stops: params.stop, prepared; None where there are none.
     media: the prompt's images, in their order; prompt_ids has their placeholders.
     rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
         rotary_end: what the first token behind them turns by.
@@ -80,7 +80,6 @@ class Request:
     prefix_root: bytes
     beam: BeamGroup | None = None
     constraints: Constraints | None = None
-    stops: StopStrings | None = None
     media: list[MediaInput] = field(default_factory=list)
     rotary: np.ndarray | None = None
     rotary_end: int = 0
@@ -97,6 +96,17 @@ class Request:
     @property
     def finished(self) -> bool:
         return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    def begin(self) -> SequenceState:
+        """Its first sequence."""
+        self.sequences.append(SequenceState(self, 0))
+        return self.sequences[0]
+
+    def end(self) -> None:
+        """All its sequences have finished."""
+        self.metrics.finished_time = time.monotonic()
+        for media in self.media:  # whose pixels would count until the garbage collector comes
+            media.pixels = None
 
     @cached_property
     def shown_ids(self) -> list[int]:
@@ -134,7 +144,6 @@ class SequenceState:
     held: digests of the images whose features this sequence needs for what it computes now.
     keys: prefix keys of the blocks that are or were full; they outlive a preemption, since the tokens do.
     passed_by: how many sequences with adapters were admitted before it while it waited for its own.
-    sent: how many tokens and characters a streamed request has handed out.
     token_time: when it got its last token, by `time.monotonic()`.
     expects: its last token is being drawn by a step that runs, and NOT_YET_KNOWN stands for it.
     pending: beam search only: the step's result, kept until the siblings have theirs.
@@ -143,7 +152,6 @@ class SequenceState:
     __slots__ = (
         "block_ids",
         "cumulative_logprob",
-        "detokenizer",
         "draw",
         "expects",
         "finish_reason",
@@ -159,18 +167,16 @@ class SequenceState:
         "pending",
         "request",
         "running",
-        "sent",
         "stop_reason",
         "token_ids",
         "token_time",
     )
 
-    def __init__(self, request: Request, index: int, detokenizer: Detokenizer | None) -> None:
+    def __init__(self, request: Request, index: int) -> None:
         self.id = next(_serial)
         self.request = request
         self.index = index
         self.order = (request.arrival, index)
-        self.detokenizer = detokenizer
         self.token_ids = list(request.prompt_ids)
         self.output_ids: list[int] = []
         self.num_computed = 0
@@ -178,7 +184,6 @@ class SequenceState:
         self.keys: list[bytes] = []
         self.held: list[bytes] = []
         self.running = False
-        self.sent = (0, 0)
         self.token_time: float | None = None
         self.passed_by = 0
         self.expects = False
@@ -199,7 +204,7 @@ class SequenceState:
 
     def fork(self, index: int) -> SequenceState:
         """A new sequence with the same tokens and history; it owns no blocks yet."""
-        child = SequenceState(self.request, index, self.detokenizer.fork() if self.detokenizer else None)
+        child = SequenceState(self.request, index)
         child.token_ids = list(self.token_ids)
         child.output_ids = list(self.output_ids)
         child.keys = list(self.keys)
@@ -236,6 +241,18 @@ class SequenceState:
             self.expects = False
             self.token_ids.pop()
             self.output_ids.pop()
+
+    def append_candidate(self, candidate: Candidate) -> None:
+        """Go on as a beam search has chosen."""
+        self.pending = None
+        self.token_ids.append(candidate.token_id)
+        self.output_ids.append(candidate.token_id)
+        self.logprobs.append(candidate.top)
+        self.cumulative_logprob = candidate.cum_logprob
+
+    def stop_at(self, stop: str) -> None:
+        """Its text has reached a stop string, which counts before any other end."""
+        self.finish_reason, self.stop_reason = "stop", stop
 
     def append(self, sampled: Sampled) -> None:
         """Take a sampled token, and finish if it is the last one."""

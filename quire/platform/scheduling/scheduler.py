@@ -21,11 +21,11 @@ from itertools import islice
 from quire.config import SchedulerConfig
 from quire.lora import DeviceAdapterBudget
 from quire.multimodal import FeatureCache
-from quire.platform.engine.stats import StepTimes
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import block_key
 from quire.platform.kv.swap import SwapSpace
-from quire.platform.sampling.results import Sampled
+from quire.platform.sampling.results import Failure, Sampled
+from quire.platform.scheduling.metrics import StepTimes
 from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, EncodeImage, PromptScore, StepPlan, StepResult
 from quire.platform.scheduling.request import FinishReason, MediaInput, Request, SequenceState
 
@@ -112,6 +112,26 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
             self.swap.drop(sequence)
+        if sequence.request.finished:
+            sequence.request.end()
+
+    def stop_at(self, sequence: SequenceState, stop: str) -> None:
+        """End a sequence whose text has reached a stop string, whatever else may end it in the same step."""
+        sequence.stop_at(stop)
+        self.finish(sequence, "stop")
+
+    def end(self, request: Request, reason: FinishReason) -> None:
+        """End what goes on of a request."""
+        for sequence in request.sequences:
+            self.finish(sequence, reason)
+
+    def fail(self, request: Request, failure: Failure) -> None:
+        """End a request that cannot go on, or that could not begin."""
+        request.failure = failure
+        if not request.sequences:
+            request.begin().finish_reason = "error"
+            request.end()
+        self.end(request, "error")
 
     # -- plan ---------------------------------------------------------------------------------------------------
 
@@ -504,15 +524,14 @@ class Scheduler:
         kept = request.beam.choose(beams)
         parents_used: set[int] = set()
         branches = []
-        for parent, _ in kept:
-            branch = parent
+        for candidate in kept:
+            branch = parent = beams[candidate.parent]
             if parent.id in parents_used:
                 branch = self._fork(parent, max(s.index for s in request.sequences) + 1)
             branches.append(branch)
             parents_used.add(parent.id)
-        for branch, (_, candidate) in zip(branches, kept, strict=True):
-            branch.pending = None
-            request.beam.extend(branch, candidate)
+        for branch, candidate in zip(branches, kept, strict=True):
+            branch.append_candidate(candidate)
         for beam in beams:
             if beam.id not in parents_used:
                 self.finish(beam, "stop")

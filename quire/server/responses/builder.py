@@ -21,10 +21,9 @@ from quire.errors import RequestError
 from quire.lora import LoRARequest
 from quire.platform.engine.async_engine import EngineRequest, Output, Outputs
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import CompletionOutput, RequestOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.platform.outputs.processor import beams_as_output
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
-from quire.platform.scheduling.beam import BeamSearchOutput
 from quire.server.context import Context, new_id, note
 from quire.server.responses.errors import ApiError, ClientGoneError, Json, as_api_error, remember
 from quire.server.schemas.sampling import stream_options

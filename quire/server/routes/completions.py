@@ -9,8 +9,7 @@ from fastapi.responses import Response
 from openai.types import Completion
 
 from quire.platform.engine.async_engine import Output
-from quire.platform.outputs.outputs import CompletionOutput, RequestOutput
-from quire.platform.scheduling.beam import BeamSearchOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.server.context import Context, context_of, note, pass_over
 from quire.server.responses.builder import EventAnswer, GenerationOptions, adapter_of, best
 from quire.server.responses.errors import as_api_error

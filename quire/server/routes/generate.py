@@ -11,8 +11,7 @@ from pydantic import BaseModel
 
 from quire.platform.engine.async_engine import Output
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import RequestOutput
-from quire.platform.scheduling.beam import BeamSearchOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
 from quire.server.context import Context, context_of, note, pass_over
 from quire.server.responses.builder import GenerationOptions, ResponseBuilder, adapter_of, best
 from quire.server.responses.errors import ApiError, as_api_error

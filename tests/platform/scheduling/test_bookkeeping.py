@@ -91,7 +91,7 @@ def make_request(name: str, prompt: list[int], n: int, max_tokens: int, width: i
     )
     if width:
         request.beam = BeamGroup(BeamSearchParams(beam_width=width, max_tokens=max_tokens), max_tokens, request.eos_ids)
-    request.sequences.append(SequenceState(request, 0, None))
+    request.sequences.append(SequenceState(request, 0))
     return request
 
 

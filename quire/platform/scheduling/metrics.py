@@ -1,0 +1,45 @@
+"""When things happened to requests: written by the scheduler, read by whoever makes outputs or watches the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Where a request's time went. Times are seconds of `time.monotonic()`: only their differences mean
+    anything.
+
+    None: it has not happened (yet).
+    time_in_queue: first_scheduled_time - arrival_time.
+    num_preemptions: how often the request lost its blocks for a while.
+    num_cached_tokens: prompt tokens that were found in the prefix cache instead of computed.
+    num_generation_tokens: of all its sequences, once it has finished.
+    """
+
+    arrival_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finished_time: float | None = None
+    time_in_queue: float | None = None
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    num_generation_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds that came to their end in a step, one for each sequence or request that they are of.
+
+    gaps: from a sequence's last token to the next. first_tokens: from a request's arrival to its first token.
+    queued: from its arrival until it had blocks.
+    """
+
+    gaps: list[float] = field(default_factory=list)
+    first_tokens: list[float] = field(default_factory=list)
+    queued: list[float] = field(default_factory=list)
+
+    def clear(self) -> None:
+        for times in (self.gaps, self.first_tokens, self.queued):
+            times.clear()
