@@ -13,7 +13,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt quire/__init__.py $(shell find csrc -type f 2>/dev/null)
 
 .DEFAULT_GOAL := help
 

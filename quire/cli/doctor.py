@@ -121,7 +121,7 @@ def _unmet_requirements() -> list[Problem]:
     try:
         from packaging.requirements import Requirement
 
-        wanted = [Requirement(line) for line in metadata.requires("quire") or ()]
+        wanted = [Requirement(line) for line in metadata.requires("quire-llm") or ()]
     except (ImportError, metadata.PackageNotFoundError):  # a source tree: nothing says what is wanted
         return []
     problems = []
