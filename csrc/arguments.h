@@ -1,5 +1,5 @@
-// The arguments of the kernels, the same for every device: plain structs of addresses, shapes and strides (in elements).
-// The Python side has checked them. kernels/__init__.py says what each kernel computes.
+// The arguments of the kernels, the same for every device: plain structs of addresses, shapes and strides (in
+// elements). The Python side has checked them. kernels/ops.py says what each kernel computes.
 #pragma once
 
 #include <stdint.h>
@@ -15,8 +15,8 @@ struct Weight {
   int64_t rows;
 };
 
-// What one adapter does to one weight's product: y = (y + scaling * (x a^T) b) * scale + shift. A row of the weight's table,
-// which kernels/adapters.py writes.
+// What one adapter does to one weight's product: y = (y + scaling * (x a^T) b) * scale + shift. A row of the weight's
+// table, which kernels/adapters.py writes.
 struct LoraEntry {
   const void* a;       // [rank, K], contiguous
   const void* b;       // [ceil(N / kLoraColumns), rank, kLoraColumns], zeros past N; on a GPU [N, rank]
@@ -44,9 +44,9 @@ struct LinearArgs {
   void* y;        // [T, sum of rows], contiguous
   const Weight* weights;
   int64_t count, tokens, features, x_stride;
-  DType dtype, out_dtype;        // out_dtype is dtype or float32
-  const LoraTable* tables;       // one for each weight
-  const LoraSegment* segments;   // none: the tables are not looked at
+  DType dtype, out_dtype;       // out_dtype is dtype or float32
+  const LoraTable* tables;      // one for each weight
+  const LoraSegment* segments;  // none: the tables are not looked at
   int64_t num_segments;
 };
 
@@ -77,8 +77,8 @@ struct EmbeddingArgs {
 };
 
 struct NormArgs {
-  const void* x;   // [T, C], rows x_stride apart
-  void* residual;  // [T, C], contiguous, or null
+  const void* x;       // [T, C], rows x_stride apart
+  void* residual;      // [T, C], contiguous, or null
   const void* weight;  // [C] or null
   const void* bias;    // [C] or null
   void* y;             // [T, C], contiguous

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "kernels.h"
+#include "cuda/common/kernels.h"
 
 namespace py = pybind11;
 
@@ -21,8 +21,8 @@ Stream stream_at(uintptr_t stream) { return reinterpret_cast<Stream>(stream); }
 DType dtype_of(int code) { return static_cast<DType>(code); }
 
 // weights: (data, bias, rows) for each weight, flat; bias 0: none.
-void linear_binding(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const std::vector<int64_t>& weights,
-                    uintptr_t y, int dtype, int out_dtype, uintptr_t stream) {
+void linear_binding(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride,
+                    const std::vector<int64_t>& weights, uintptr_t y, int dtype, int out_dtype, uintptr_t stream) {
   std::vector<Weight> list(weights.size() / 3);
   for (size_t i = 0; i < list.size(); ++i)
     list[i] = {at<void>(weights[3 * i]), at<void>(weights[3 * i + 1]), weights[3 * i + 2]};
@@ -54,41 +54,57 @@ AttentionArgs attention_args(uintptr_t query, int64_t query_stride, int64_t head
                              uintptr_t values, int64_t kv_heads, int64_t block_size, uintptr_t block_table,
                              int64_t table_stride, uintptr_t query_start, uintptr_t context_len, int64_t sequences,
                              float scale, uintptr_t out, int dtype, int64_t window, uintptr_t slopes) {
-  return {at<void>(query), at<void>(keys), at<void>(values), at<void>(out), at<int32_t>(block_table),
-          at<int32_t>(query_start), at<int32_t>(context_len), query_stride, table_stride, sequences, heads, kv_heads,
-          head_dim, block_size, scale, dtype_of(dtype), window, at<float>(slopes)};
+  return {at<void>(query),
+          at<void>(keys),
+          at<void>(values),
+          at<void>(out),
+          at<int32_t>(block_table),
+          at<int32_t>(query_start),
+          at<int32_t>(context_len),
+          query_stride,
+          table_stride,
+          sequences,
+          heads,
+          kv_heads,
+          head_dim,
+          block_size,
+          scale,
+          dtype_of(dtype),
+          window,
+          at<float>(slopes)};
 }
 
 int64_t attention_workspace_binding(int64_t tokens, int64_t heads, int64_t head_dim, int64_t kv_heads,
                                     int64_t block_size, int64_t table_width, int64_t sequences, int dtype) {
-  const AttentionArgs args = attention_args(0, 0, heads, head_dim, 0, 0, kv_heads, block_size, 0, 0, 0, 0, sequences,
-                                            1.0f, 0, dtype, 0, 0);
+  const AttentionArgs args =
+      attention_args(0, 0, heads, head_dim, 0, 0, kv_heads, block_size, 0, 0, 0, 0, sequences, 1.0f, 0, dtype, 0, 0);
   return attention_workspace(args, {tokens, table_width, 0});
 }
 
 void attention_binding(uintptr_t query, int64_t query_stride, int64_t tokens, int64_t heads, int64_t head_dim,
                        uintptr_t keys, uintptr_t values, int64_t num_blocks, int64_t kv_heads, int64_t block_size,
                        uintptr_t block_table, int64_t table_stride, int64_t table_width, uintptr_t query_start,
-                       uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype,
-                       int64_t window, uintptr_t slopes, uintptr_t workspace, uintptr_t stream) {
+                       uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype, int64_t window,
+                       uintptr_t slopes, uintptr_t workspace, uintptr_t stream) {
   const AttentionArgs args =
       attention_args(query, query_stride, heads, head_dim, keys, values, kv_heads, block_size, block_table,
                      table_stride, query_start, context_len, sequences, scale, out, dtype, window, slopes);
   paged_attention(args, {tokens, table_width, num_blocks}, at<void>(workspace), stream_at(stream));
 }
 
-void embedding_binding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t added, uintptr_t y,
-                       int64_t tokens, int64_t channels, int dtype, uintptr_t stream) {
-  embedding({at<int64_t>(ids), at<void>(table), at<void>(added), at<void>(y), tokens, channels, table_rows,
-             dtype_of(dtype)},
-            stream_at(stream));
+void embedding_binding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t added, uintptr_t y, int64_t tokens,
+                       int64_t channels, int dtype, uintptr_t stream) {
+  embedding(
+      {at<int64_t>(ids), at<void>(table), at<void>(added), at<void>(y), tokens, channels, table_rows, dtype_of(dtype)},
+      stream_at(stream));
 }
 
 template <bool kCentred>
 void norm_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t weight, uintptr_t bias,
                   uintptr_t residual, float eps, uintptr_t y, int dtype, uintptr_t stream) {
-  const NormArgs args{at<void>(x), at<void>(residual), at<void>(weight), at<void>(bias), at<void>(y), tokens,
-                      channels, x_stride, eps, dtype_of(dtype)};
+  const NormArgs args{
+      at<void>(x), at<void>(residual), at<void>(weight), at<void>(bias), at<void>(y), tokens, channels, x_stride,
+      eps,         dtype_of(dtype)};
   (kCentred ? layer_norm : rms_norm)(args, stream_at(stream));
 }
 
@@ -102,9 +118,9 @@ void rotary_binding(uintptr_t query, int64_t query_stride, uintptr_t key, int64_
 
 void activation_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, int kind, bool gated,
                         uintptr_t y, int dtype, uintptr_t stream) {
-  activation({at<void>(x), at<void>(y), tokens, channels, x_stride, static_cast<Activation>(kind), gated,
-              dtype_of(dtype)},
-             stream_at(stream));
+  activation(
+      {at<void>(x), at<void>(y), tokens, channels, x_stride, static_cast<Activation>(kind), gated, dtype_of(dtype)},
+      stream_at(stream));
 }
 
 void write_kv_binding(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,

@@ -36,7 +36,7 @@ def build(sources: Sequence[Path] = (), name: str = "_cuda") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     sources = sources or sorted([*SOURCES.rglob("*.cu"), *SOURCES.rglob("*.cpp")])
     objects = [folder / f"{path.stem}-{_digest(common, path)}.o" for path in sources]
-    include = [f"-I{SOURCES}", f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
+    include = [f"-I{ROOT / 'csrc'}", f"-I{sysconfig.get_paths()['include']}", f"-I{pybind11.get_include()}"]
 
     def compile_one(source: Path, target: Path) -> None:
         if not target.exists():

@@ -1,6 +1,6 @@
 // Kernels with faults, for test_emulator.py: each is right where `right` says so. A check returns null, or what was
 // thrown.
-#include "kernels.h"
+#include "cuda/common/kernels.h"
 
 #include <exception>
 #include <string>

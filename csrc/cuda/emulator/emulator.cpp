@@ -1,5 +1,3 @@
-#include "../device.h"
-
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -8,6 +6,8 @@
 #include <memory>
 #include <stdexcept>
 #include <vector>
+
+#include "cuda/common/device.h"
 
 namespace quire::emulator {
 
@@ -217,7 +217,8 @@ void copy_async_wait(int groups) {
 
 void run(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& function) {
   const size_t count = size_t{block.x} * block.y * block.z;
-  if (count == 0 || count > 1024 || count % 32) throw std::runtime_error("a block must have 32 to 1024 threads, in whole warps");
+  if (count == 0 || count > 1024 || count % 32)
+    throw std::runtime_error("a block must have 32 to 1024 threads, in whole warps");
   if (grid.y > 65535 || grid.z > 65535) throw std::runtime_error("a grid's second and third size are at most 65535");
   if (shared_bytes > 227 * 1024) throw std::runtime_error("a block has at most 227 KB of shared memory");
   const char* text = getenv("QUIRE_EMULATOR_SEED");

@@ -1,9 +1,9 @@
 // CUDA on the host, for tests: each thread of a block is a fiber, and one block runs after the other.
 //
 // It is strict where a GPU is lenient. A warp runs on alone until it meets a barrier, the warps in an order that
-// QUIRE_EMULATOR_SEED changes; asynchronous copies are made at the very beginning or only when they are waited for, by the
-// same seed: what lacks a barrier or a wait reads wrong numbers. Shared memory is poisoned with NaN before each block, and
-// what lies past its end cannot be touched. A barrier that some threads never reach is an error, not a hang.
+// QUIRE_EMULATOR_SEED changes; asynchronous copies are made at the very beginning or only when they are waited for, by
+// the same seed: what lacks a barrier or a wait reads wrong numbers. Shared memory is poisoned with NaN before each
+// block, and what lies past its end cannot be touched. A barrier that some threads never reach is an error, not a hang.
 #pragma once
 
 #include <math.h>
@@ -54,7 +54,8 @@ void run(dim3 grid, dim3 block, size_t shared, const std::function<void()>& body
 
 char* shared_memory();
 void synchronize_block();
-// Gives every lane of the warp's `size` bytes (at most 64) to all: lane i's are at [64 i]. Good until its next call but one.
+// Gives every lane of the warp's `size` bytes (at most 64) to all: lane i's are at [64 i]. Good until its next call but
+// one.
 const char* exchange(const void* own, size_t size);
 void copy_async(void* to, const void* from, int bytes, bool valid);
 void copy_async_commit();
@@ -192,7 +193,8 @@ inline uint4 load_once16(const void* from) {
 inline char* dynamic_shared() { return emulator::shared_memory(); }
 
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, Stream, const Arguments&... arguments) {
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, Stream,
+            const Arguments&... arguments) {
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   emulator::run(grid, block, shared, [&] { kernel(static_cast<Parameters>(arguments)...); });
 }

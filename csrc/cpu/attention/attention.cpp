@@ -1,0 +1,241 @@
+// Causal attention over a paged cache, for any mix of chunks.
+//
+// The promise that a token's bits do not depend on its company is kept by construction: a row (one head of one token)
+// walks its own keys 0 .. position in tiles of kKeyTile and spans of kSpan, both anchored at position 0; each span
+// starts an online softmax of its own, and spans are merged in order. Neither chunk, block size, block ids, row tiling
+// nor threads come into it. An item of work is a few tokens of one sequence and one key/value head, or several of them
+// where tokens are few: the rows of a head (tokens x query heads of its group) use a key tile while it is in the
+// cache.
+#include "cpu/attention/attention_rows.h"
+#include "cpu/attention/attention_scores.h"
+#include "cpu/attention/attention_work.h"
+#include "cpu/common/kernels.h"
+#include "cpu/common/parallel.h"
+#include "cpu/common/scratch.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+namespace {
+
+static_assert(kSpan % kKeyTile == 0, "a span is a number of whole tiles");
+
+// Addresses of one tile's keys and values, found by way of the block table: those of the item's first head.
+template <class T>
+struct TileRows {
+  const T* keys[kKeyTile];
+  const T* values[kKeyTile];
+  int count;
+};
+
+template <class T>
+void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first, int64_t end, TileRows<T>& tile) {
+  const T* keys = static_cast<const T*>(args.keys);
+  const T* values = static_cast<const T*>(args.values);
+  const int64_t left = end - first;
+  tile.count = static_cast<int>(left < 0 ? 0 : left < kKeyTile ? left : kKeyTile);
+  const int32_t* blocks = args.block_table + item.sequence * args.table_stride + first / args.block_size;
+  int64_t offset = first % args.block_size;
+  for (int i = 0; i < tile.count; ++blocks, offset = 0) {
+    int64_t row = ((*blocks * args.kv_heads + item.kv_head) * args.block_size + offset) * args.head_dim;
+    for (; offset < args.block_size && i < tile.count; ++offset, ++i, row += args.head_dim) {
+      tile.keys[i] = keys + row;
+      tile.values[i] = values + row;
+    }
+  }
+  // Keys are packed sixteen at a time, and rows of the next tile prefetched without a look at their number. What fills
+  // up the last sixteen is masked: any key that may be read will do.
+  for (int i = tile.count; i < kKeyTile; ++i) {
+    tile.keys[i] = tile.count > 0 ? tile.keys[0] : keys;
+    tile.values[i] = tile.count > 0 ? tile.values[0] : values;
+  }
+}
+
+// What an item needs beside its scores while it runs.
+struct Workspace {
+  RecordLayout layout;
+  float* values;   // [kKeyTile][width]
+  float* records;  // [heads][rows], of all spans so far
+  float* later;    // [heads][rows], of the span at hand
+  float* rest;     // for the scores
+
+  Workspace(int64_t rows, int64_t head_dim, int64_t step, int64_t score_floats) : layout(head_dim, step) {
+    const int64_t own = kKeyTile * layout.width, each = rows * layout.size();
+    values = scratch<float, Workspace>(own + 2 * each + score_floats);  // every size is a multiple of a register's
+    records = values + own;
+    later = records + each;
+    rest = later + each;
+  }
+};
+
+template <class T>
+class Attention {
+  using Scores = typename ScoresOf<T>::Type;
+
+ public:
+  Attention(const AttentionArgs& args, const AttentionItem& item)
+      : args_(args), item_(item), group_(args.heads / args.kv_heads), rows_(item.tokens * group_),
+        all_rows_(item.kv_heads * rows_), head_stride_(args.block_size * args.head_dim),
+        work_(all_rows_, args.head_dim, Units<T>::kStep, Scores::floats(item.kv_heads, rows_, args.head_dim)),
+        scores_(work_.rest, item.kv_heads, rows_, args.head_dim, args.scale), begin_(args.query_start[item.sequence]),
+        first_position_(args.context_len[item.sequence] - (args.query_start[item.sequence + 1] - begin_) +
+                        (item.token - begin_)),
+        end_(first_position_ + item.tokens) {}
+
+  // The whole context, into the output.
+  void run() {
+    take_queries();
+    for (int64_t span = 0; span * kSpan < end_; ++span) {
+      if (span == 0) {
+        run_span(span, work_.records);
+        continue;
+      }
+      run_span(span, work_.later);
+      merge_span(span, work_.records, work_.later);
+    }
+    put_out(work_.records);
+  }
+
+  // One span, into its place among the item's partial records.
+  void run_partial(int64_t span) {
+    take_queries();
+    run_span(span, item_.partial + span * all_rows_ * work_.layout.size());
+  }
+
+  // The spans' partial records, into the output.
+  void run_merge() {
+    for (int64_t span = 1; span * kSpan < end_; ++span)
+      merge_span(span, item_.partial, item_.partial + span * all_rows_ * work_.layout.size());
+    put_out(item_.partial);
+  }
+
+ private:
+  // How many keys row i of a head sees: its own and all before it.
+  int64_t limit(int64_t i) const { return first_position_ + i / group_ + 1; }
+
+  int64_t head_offset(int64_t head, int64_t i) const {
+    return ((item_.kv_head + head) * group_ + i % group_) * args_.head_dim;
+  }
+
+  void take_queries() {
+    const T* query = static_cast<const T*>(args_.query);
+    for (int64_t head = 0; head < item_.kv_heads; ++head)
+      for (int64_t i = 0; i < rows_; ++i)
+        scores_.take_query(head, i, query + (item_.token + i / group_) * args_.query_stride + head_offset(head, i));
+  }
+
+  void put_out(float* records) {
+    T* out = static_cast<T*>(args_.out);
+    for (int64_t head = 0; head < item_.kv_heads; ++head)
+      for (int64_t i = 0; i < rows_; ++i, records += work_.layout.size())
+        finish(work_.layout, records, args_.head_dim,
+               out + (item_.token + i / group_) * args_.heads * args_.head_dim + head_offset(head, i));
+  }
+
+  void merge_span(int64_t span, float* records, float* later) {
+    for (int64_t i = 0; i < all_rows_; ++i)
+      if (limit(i % rows_) > span * kSpan)
+        merge(work_.layout, records + i * work_.layout.size(), later + i * work_.layout.size());
+  }
+
+  void run_span(int64_t span, float* records) {
+    scores_.begin();
+    for (int64_t i = 0; i < all_rows_; ++i) clear(work_.layout, records + i * work_.layout.size());
+    const int64_t first = span * kSpan, end = end_ < first + kSpan ? end_ : first + kSpan;
+    TileRows<T> tiles[2];
+    locate(args_, item_, first, end, tiles[0]);
+    for (int t = 0; first + t * kKeyTile < end; ++t) {
+      // What comes next travels while this is worked on: the next head's rows of these blocks, then the next tile's,
+      // over the end of the span too.
+      const int64_t key = first + t * kKeyTile;
+      const TileRows<T>&tile = tiles[t % 2], &next = tiles[1 - t % 2];
+      locate(args_, item_, key + kKeyTile, end_, tiles[1 - t % 2]);
+      for (int64_t head = 0; head < item_.kv_heads; ++head) {
+        const bool is_last = head + 1 == item_.kv_heads;
+        run_tile(head, key, tile, is_last ? next : tile, is_last ? 0 : head + 1,
+                 records + head * rows_ * work_.layout.size());
+      }
+    }
+    scores_.end();
+  }
+
+  void run_tile(int64_t head, int64_t first, const TileRows<T>& tile, const TileRows<T>& next, int64_t next_head,
+                float* records) {
+    const int64_t offset = head * head_stride_, ahead = next_head * head_stride_;
+    scores_.take_keys(head, {tile.keys, offset}, {next.keys, ahead}, tile.count);
+    const HeadRows<T> values{tile.values, offset};
+    // Widening pays when several row tiles share its result.
+    if (rows_ <= 2 * kRowTile && args_.head_dim % Units<T>::kStep == 0)
+      return run_rows(head, first, CachedValues<T>{values, {next.values, ahead}}, records);
+    for (int i = 0; i < tile.count; ++i) widen_row(values.at(i), work_.values + i * work_.layout.width);
+    run_rows(head, first, WideValues{work_.values, work_.layout.width}, records);
+  }
+
+  void widen_row(const T* row, float* wide) {
+    using U = Units<T>;
+    for (int64_t d = 0; d < args_.head_dim; d += U::kStep) {
+      const int64_t left = args_.head_dim - d;
+      const Vec units = left >= U::kStep ? U::load(row + d) : U::load(row + d, static_cast<int>(left));
+      store(wide + d, U::template part<0>(units));
+      if constexpr (U::kParts > 1) store(wide + d + kLanes, U::template part<1>(units));
+    }
+  }
+
+  template <class Values>
+  void run_rows(int64_t head, int64_t first, const Values& values, float* records) {
+    const int64_t tiles = (rows_ + kRowTile - 1) / kRowTile;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t row = rows_ * t / tiles;
+      const int rows = static_cast<int>(rows_ * (t + 1) / tiles - row);
+      int counts[kRowTile];
+      for (int i = 0; i < rows; ++i) {
+        const int64_t left = limit(row + i) - first;
+        counts[i] = static_cast<int>(left < 0 ? 0 : left < kKeyTile ? left : kKeyTile);
+      }
+      const int most = counts[rows - 1];  // rows are in the order of their tokens
+      if (most == 0) continue;
+      float factors[kLanes];
+      float* record = records + row * work_.layout.size();
+      float* scores = scores_.rows(head, row, rows, most);
+      soften(rows, scores, counts, record, work_.layout, factors);
+      gather(rows, scores, values, counts, factors, record, work_.layout);
+    }
+  }
+
+  const AttentionArgs& args_;
+  const AttentionItem& item_;
+  const int64_t group_, rows_, all_rows_;  // rows of a head, and of all
+  const int64_t head_stride_;              // from a head's keys in a block to the next head's
+  Workspace work_;
+  Scores scores_;
+  const int64_t begin_, first_position_, end_;  // of the sequence's tokens; of the item's positions
+};
+
+template <class T>
+void paged_attention_as(const AttentionArgs& args) {
+  const int64_t record = RecordLayout(args.head_dim, Units<T>::kStep).size();
+  const AttentionPlan plan(args, record);
+  if (!plan.split) {
+    parallel_for(plan.count, plan.grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) Attention<T>(args, plan.items[i]).run();
+    });
+    return;
+  }
+  parallel_for(plan.count * plan.most_spans, [&](int64_t i) {
+    const AttentionItem& item = plan.items[i / plan.most_spans];
+    if (i % plan.most_spans < item.spans) Attention<T>(args, item).run_partial(i % plan.most_spans);
+  });
+  parallel_for(plan.count, [&](int64_t i) { Attention<T>(args, plan.items[i]).run_merge(); });
+}
+
+}  // namespace
+
+void paged_attention(const AttentionArgs& args) {
+  switch (args.dtype) {
+    case DType::float32: return paged_attention_as<float>(args);
+    case DType::bfloat16: return paged_attention_as<bf16>(args);
+    case DType::float16: return paged_attention_as<fp16>(args);
+  }
+}
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,287 @@
+// The Python module quire.kernels._C. It knows nothing of torch: it takes addresses, shapes and strides, which
+// kernels/native.py, its only caller, has checked.
+#include <pybind11/pybind11.h>
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpu/common/isa.h"
+#include "cpu/common/threads.h"
+
+namespace py = pybind11;
+
+namespace quire {
+namespace {
+
+const Isa* current = nullptr;
+
+std::vector<std::string> available_isas() {
+  int count = 0;
+  const Isa* table = isas(&count);
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i)
+    if (table[i].supported) names.emplace_back(table[i].name);
+  return names;
+}
+
+// Not while a kernel runs.
+void set_isa(const std::string& name) {
+  int count = 0;
+  const Isa* table = isas(&count);
+  std::string known;
+  for (int i = 0; i < count; ++i) {
+    if (name == table[i].name) {
+      if (!table[i].supported) throw std::invalid_argument("this machine does not have the instruction set " + name);
+      current = &table[i];
+      return;
+    }
+    known += std::string(known.empty() ? "" : ", ") + table[i].name;
+  }
+  throw std::invalid_argument("unknown instruction set '" + name + "'; this build has " + known);
+}
+
+template <class T>
+T* at(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+
+// Kernel calls, each with its checks, to be made again at the same addresses: what Python did between them is not
+// repeated. kernels/recording.py sees to it that nothing but kernels computed anything, and that the memory stays.
+class Recording {
+ public:
+  void begin() {
+    if (current_) throw std::runtime_error("this thread is recording already");
+    current_ = this;
+  }
+  static void end() { current_ = nullptr; }
+  void replay() const {
+    py::gil_scoped_release release;
+    for (const auto& call : calls_) call();
+  }
+  size_t size() const { return calls_.size(); }
+
+  template <class Call>
+  static void add(const Call& call) {
+    if (current_) current_->calls_.emplace_back(call);
+  }
+
+ private:
+  static thread_local Recording* current_;
+  std::vector<std::function<void()>> calls_;
+};
+thread_local Recording* Recording::current_ = nullptr;
+
+// Releasing the interpreter lock costs about what a microsecond of work does; short calls keep it.
+template <class Call>
+void make(const Call& call, int64_t work) {
+  Recording::add(call);
+  if (work < (1 << 16)) return call();
+  py::gil_scoped_release release;
+  call();
+}
+
+// The items of a flat tuple of whole numbers.
+class Numbers {
+ public:
+  explicit Numbers(const py::tuple& tuple) : tuple_(tuple.ptr()) {}
+  size_t size() const { return PyTuple_GET_SIZE(tuple_); }
+  int64_t operator[](size_t i) const { return PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple_, i)); }
+
+ private:
+  PyObject* tuple_;
+};
+
+void check_segments(const LoraSegment* segments, int64_t count, int64_t tokens, const std::vector<LoraTable>& tables) {
+  int64_t start = 0, end = 0;
+  for (const LoraSegment* segment = segments; segment < segments + count; ++segment) {
+    if (segment->end <= segment->start) continue;
+    if (segment->start < 0 || segment->end > tokens)
+      throw py::index_error("segments: a segment is outside the rows of x");
+    const bool again = segment->start == start && segment->end == end;
+    if (!again && segment->start < end) throw py::value_error("segments: must be ordered, or name the same rows again");
+    start = segment->start, end = segment->end;
+    for (const LoraTable& table : tables)
+      if (table.entries && (segment->slot < 0 || segment->slot >= table.slots))
+        throw py::index_error("segments: a slot is outside a weight's table");
+  }
+}
+
+// weights: (data, bias, rows) for each weight, flat; bias 0: none. tables: (entries, slots) for each, flat, or empty;
+// entries 0: no adapter changes its product.
+void linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const py::tuple& weights, uintptr_t y,
+            int dtype, int out_dtype, const py::tuple& tables, uintptr_t segments, int64_t num_segments) {
+  const Numbers weight(weights), table(tables);
+  std::vector<Weight> list(weight.size() / 3);
+  std::vector<LoraTable> adapters(table.size() / 2);
+  int64_t rows = 0;
+  for (size_t i = 0; i < list.size(); ++i) {
+    list[i] = {at<void>(weight[3 * i]), at<void>(weight[3 * i + 1]), weight[3 * i + 2]};
+    rows += list[i].rows;
+  }
+  for (size_t i = 0; i < adapters.size(); ++i) adapters[i] = {at<LoraEntry>(table[2 * i]), table[2 * i + 1]};
+  const auto call = [=, list = std::move(list), adapters = std::move(adapters)] {
+    check_segments(at<LoraSegment>(segments), num_segments, tokens, adapters);
+    current->kernels->linear({at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), tokens,
+                              features, x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype),
+                              adapters.data(), at<LoraSegment>(segments), num_segments});
+  };
+  make(call, rows * features * tokens);
+}
+
+void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks, int64_t table_width) {
+  if (args.query_start[0] != 0 || args.query_start[args.sequences] != tokens)
+    throw py::value_error("query_start: must begin with 0 and end with the number of tokens");
+  for (int64_t s = 0; s < args.sequences; ++s) {
+    const int64_t length = args.context_len[s], blocks = (length + args.block_size - 1) / args.block_size;
+    const int64_t own = args.query_start[s + 1] - args.query_start[s];
+    if (own < 0) throw py::value_error("query_start: must not decrease");
+    if (length < own || blocks > table_width)
+      throw py::value_error("context_len: must cover the sequence's own tokens and fit its row of block_table");
+    for (int64_t b = 0; b < blocks; ++b) {
+      const int32_t block = args.block_table[s * args.table_stride + b];
+      if (block < 0 || block >= num_blocks) throw py::index_error("block_table: block is not in the pool");
+    }
+  }
+}
+
+void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int64_t heads, int64_t head_dim,
+                     uintptr_t keys, uintptr_t values, int64_t num_blocks, int64_t kv_heads, int64_t block_size,
+                     uintptr_t block_table, int64_t table_stride, int64_t table_width, uintptr_t query_start,
+                     uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype) {
+  const AttentionArgs args{at<void>(query),
+                           at<void>(keys),
+                           at<void>(values),
+                           at<void>(out),
+                           at<int32_t>(block_table),
+                           at<int32_t>(query_start),
+                           at<int32_t>(context_len),
+                           query_stride,
+                           table_stride,
+                           sequences,
+                           heads,
+                           kv_heads,
+                           head_dim,
+                           block_size,
+                           scale,
+                           static_cast<DType>(dtype)};
+  const auto call = [=] {
+    check_blocks(args, tokens, num_blocks, table_width);
+    current->kernels->paged_attention(args);
+  };
+  make(call, 1 << 16);
+}
+
+void check_below(const int64_t* values, int64_t count, int64_t limit, const char* message) {
+  for (int64_t i = 0; i < count; ++i)
+    if (values[i] < 0 || values[i] >= limit) throw py::index_error(message);
+}
+
+void embedding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t added, uintptr_t y, int64_t tokens,
+               int64_t channels, int dtype) {
+  const EmbeddingArgs args{at<int64_t>(ids), at<void>(table), at<void>(added), at<void>(y),
+                           tokens,           channels,        table_rows,      static_cast<DType>(dtype)};
+  const auto call = [=] {
+    check_below(args.ids, tokens, table_rows, "ids: an id is outside the rows of the table");
+    current->kernels->embedding(args);
+  };
+  make(call, tokens * channels);
+}
+
+template <bool kCentred>
+void norm(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t weight, uintptr_t bias,
+          uintptr_t residual, float eps, uintptr_t y, int dtype) {
+  const NormArgs args{
+      at<void>(x), at<void>(residual),       at<void>(weight), at<void>(bias), at<void>(y), tokens, channels, x_stride,
+      eps,         static_cast<DType>(dtype)};
+  const auto call = [=] { (kCentred ? current->kernels->layer_norm : current->kernels->rms_norm)(args); };
+  make(call, tokens * channels);
+}
+
+void rotary(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_stride, uintptr_t positions,
+            uintptr_t cos_sin, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rotary_dim,
+            int64_t limit, int dtype) {
+  const RotaryArgs args{at<void>(query),
+                        at<void>(key),
+                        at<int64_t>(positions),
+                        at<float>(cos_sin),
+                        query_stride,
+                        key_stride,
+                        tokens,
+                        heads,
+                        kv_heads,
+                        head_dim,
+                        rotary_dim,
+                        limit,
+                        static_cast<DType>(dtype)};
+  const auto call = [=] {
+    check_below(args.positions, tokens, limit, "positions: a position is outside the rows of cos_sin");
+    current->kernels->rotary(args);
+  };
+  make(call, tokens * (heads + kv_heads) * head_dim);
+}
+
+void activation(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, int kind, bool gated, uintptr_t y,
+                int dtype) {
+  const ActivationArgs args{at<void>(x), at<void>(y),
+                            tokens,      channels,
+                            x_stride,    static_cast<Activation>(kind),
+                            gated,       static_cast<DType>(dtype)};
+  make([=] { current->kernels->activation(args); }, 4 * tokens * channels);
+}
+
+void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
+              uintptr_t values, uintptr_t slots, int64_t tokens, int64_t kv_heads, int64_t head_dim, int64_t block_size,
+              int64_t num_blocks, int64_t element_bytes) {
+  const WriteKvArgs args{at<void>(key), at<void>(value), at<void>(keys), at<void>(values), at<int64_t>(slots),
+                         key_stride,    value_stride,    tokens,         kv_heads,         head_dim,
+                         block_size,    num_blocks,      element_bytes};
+  const auto call = [=] {
+    check_below(args.slots, tokens, num_blocks * block_size, "slot_mapping: a slot is outside the pool");
+    current->kernels->write_kv(args);
+  };
+  make(call, tokens * kv_heads * head_dim);
+}
+
+}  // namespace
+}  // namespace quire
+
+PYBIND11_MODULE(_C, module) {
+  using namespace quire;
+  current = [] {
+    int count = 0;
+    const Isa* table = isas(&count);
+    while (!table->supported) ++table;
+    return table;
+  }();
+  module.def("available_isas", [] {
+    py::list names;
+    for (const std::string& name : available_isas()) names.append(name);
+    return names;
+  });
+  module.def("isa", [] { return current->name; });
+  module.def("set_isa", &set_isa);
+  module.def("use_openmp", &use_openmp);
+  module.def("use_thread_count", &use_thread_count);
+  module.def("set_thread_count", &set_thread_count);
+  module.def("uses_openmp", &uses_openmp);
+  module.def("max_threads", &max_threads);
+
+  module.def("linear", &linear);
+  module.def("paged_attention", &paged_attention);
+  module.def("embedding", &embedding);
+  module.def("rms_norm", &norm<false>);
+  module.def("layer_norm", &norm<true>);
+  module.def("rotary", &rotary);
+  module.def("activation", &activation);
+  module.def("write_kv", &write_kv);
+
+  py::class_<Recording>(module, "Recording")
+      .def(py::init<>())
+      .def("begin", &Recording::begin)
+      .def_static("end", &Recording::end)
+      .def("replay", &Recording::replay)
+      .def("__len__", &Recording::size);
+}

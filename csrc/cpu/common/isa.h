@@ -1,0 +1,17 @@
+// Which instruction sets were compiled, which this machine has, and the table of the one in use.
+#pragma once
+
+#include "cpu/common/kernels.h"
+
+namespace quire {
+
+struct Isa {
+  const char* name;
+  const Kernels* kernels;
+  bool supported;  // by this processor and its operating system
+};
+
+// Best first; `count` entries.
+const Isa* isas(int* count);
+
+}  // namespace quire

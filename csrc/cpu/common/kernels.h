@@ -1,0 +1,35 @@
+// What every instruction set provides: one function per kernel.
+#pragma once
+
+#include "arguments.h"
+
+namespace quire {
+
+struct Kernels {
+  void (*linear)(const LinearArgs&);
+  void (*paged_attention)(const AttentionArgs&);
+  void (*embedding)(const EmbeddingArgs&);
+  void (*rms_norm)(const NormArgs&);
+  void (*layer_norm)(const NormArgs&);
+  void (*rotary)(const RotaryArgs&);
+  void (*activation)(const ActivationArgs&);
+  void (*write_kv)(const WriteKvArgs&);
+};
+
+// Defined by the files that are compiled once for each instruction set.
+#ifdef QUIRE_ISA
+namespace QUIRE_ISA {
+void linear(const LinearArgs&);
+void paged_attention(const AttentionArgs&);
+void embedding(const EmbeddingArgs&);
+void rms_norm(const NormArgs&);
+void layer_norm(const NormArgs&);
+void rotary(const RotaryArgs&);
+void activation(const ActivationArgs&);
+void write_kv(const WriteKvArgs&);
+
+extern const Kernels kernels;
+}  // namespace QUIRE_ISA
+#endif
+
+}  // namespace quire

@@ -1,0 +1,10 @@
+// The table of one instruction set's kernels. Compiled once for each.
+#include "cpu/common/kernels.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+
+const Kernels kernels = {linear, paged_attention, embedding, rms_norm, layer_norm, rotary, activation, write_kv};
+
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,256 @@
+// The linear kernel on vector registers for more than a few tokens, with the very sums of linear_dot.h.
+//
+// There, the partial sums of one product fill a register, and the weights' share of the work (loads, widening) is one
+// kTileTokens-th of it. Here a register has four partial sums (a quad) of each of kQuads rows, so that a tile of three
+// times as many tokens keeps its sums in registers; quad after quad is done, and the tree of reduce4 climbed in
+// between. In return the quads of a block's rows are put side by side first, once for all tokens.
+#pragma once
+
+#include "cpu/common/parallel.h"
+#include "cpu/common/scratch.h"
+#include "cpu/linear/dot.h"
+#include "cpu/linear/linear_block.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kOuterTokens = 12;
+#else
+constexpr int kOuterTokens = 6;
+#endif
+constexpr int kOuterVecs = 2;
+
+template <class T, class Out>
+class OuterProducts {
+  using D = Dot<T>;
+  using Sum = typename D::Sum;
+  using Operand = typename D::Operand;
+  static constexpr int kLanes = D::kSumLanes, kQuads = D::kQuads, kParts = D::kParts, kGroups = 4;
+  static constexpr int kGroupRows = kOuterVecs * kQuads;  // whose sums are in registers at once
+
+ public:
+  static constexpr int kBlockRows = kGroups * kGroupRows;
+  static constexpr bool kLongBlocks = false;
+
+  // Whether to be used at all: for fewer tokens, or where the blocks would not go round, linear_dot.h is faster.
+  static bool suits(const LinearArgs& args) {
+    if (args.tokens < kLeastTokens || args.features <= 0) return false;
+    int64_t rows = 0;
+    for (int64_t i = 0; i < args.count; ++i) rows += args.weights[i].rows;
+    return rows * parts_of(args) >= kBlocksEach * kBlockRows * max_threads();
+  }
+
+  explicit OuterProducts(const LinearArgs& args)
+      : args_(args), steps_((args.features + D::kStep - 1) / D::kStep),
+        tiles_((args.tokens + kOuterTokens - 1) / kOuterTokens), parts_(parts_of(args)),
+        x_(scratch<float, TurnedTokens>(tiles_ * tile_size())) {
+    parallel_for(tiles_, 1, [this](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) turn_tokens(t);
+    });
+  }
+
+  // Into how many parts the tokens are cut: as many share a block as the second-level cache holds beside it.
+  int64_t parts() const { return parts_; }
+  int64_t first_of(int64_t part) const { return token_of(tiles_ * part / parts_); }
+
+  // Meanwhile the next block travels into the second-level cache.
+  void run(const LinearBlock<T, Out>& block, const LinearBlock<T, Out>* next) const {
+    const int64_t first = tiles_ * block.part / parts_, last = tiles_ * (block.part + 1) / parts_;
+    float* w = scratch<float, TurnedRows>(kQuads * quad_rows());
+    const char* ahead = next ? reinterpret_cast<const char*>(next->w) : nullptr;
+    const char* end = next ? ahead + next->rows * args_.features * sizeof(T) : nullptr;
+    for (int64_t row = 0; row < block.rows; row += kBlockRows) {
+      const int rows = static_cast<int>(block.rows - row < kBlockRows ? block.rows - row : kBlockRows);
+      turn_rows(block.w + row * args_.features, rows, w);
+      for (int64_t t = first; t < last; ++t) {
+        const Tile tile{x_ + t * tile_size(), w, ahead};
+        const int64_t token = token_of(t), count = token_of(t + 1) - token;
+        Out* y = block.y + token * block.y_stride + row;
+        const T* bias = block.bias ? block.bias + row : nullptr;
+        if (ahead < end) {
+          multiply_some<true>(count, tile, bias, y, block.y_stride, rows);
+          ahead += kLineBytes * kQuads * groups_of(rows) * steps_;
+        } else {
+          multiply_some<false>(count, tile, bias, y, block.y_stride, rows);
+        }
+      }
+    }
+  }
+
+ private:
+  // Measured: what is put side by side has 32 bits even of an fp16, which then costs the more.
+  static constexpr int64_t kLeastTokens = kOuterTokens * (kParts == 2 ? 1 : sizeof(T) == 4 ? 2 : 6) + 1;
+  // Of different memory: the caller, whose x_ all threads read, is one of those that turn rows.
+  struct TurnedTokens;
+  struct TurnedRows;
+  static constexpr int64_t kBlocksEach = 4, kTokenBytes = 512 << 10, kLeastShare = 4, kLineBytes = 64;
+
+  struct Tile {
+    const float* x;     // [kQuads][steps][kParts][kOuterTokens][4], quads in the order of D::kQuadOrder
+    const float* w;     // [kQuads][kGroups][steps][kOuterVecs] registers of units
+    const char* ahead;  // memory to prefetch meanwhile, a line in each step
+  };
+
+  static int64_t parts_of(const LinearArgs& args) {
+    const int64_t tile_bytes = kOuterTokens * (args.features + D::kStep) * static_cast<int64_t>(sizeof(float));
+    const int64_t fit = kTokenBytes / tile_bytes, tiles = (args.tokens + kOuterTokens - 1) / kOuterTokens;
+    return (tiles - 1) / (fit < kLeastShare ? kLeastShare : fit) + 1;
+  }
+  int64_t token_of(int64_t tile) const { return args_.tokens * tile / tiles_; }
+
+  // The sizes of a quad's share of a tile. Powers of two would crowd the same few places of a cache.
+  int64_t tile_size() const { return kQuads * quad_tokens(); }
+  int64_t quad_tokens() const { return steps_ * kParts * kOuterTokens * 4; }
+  int64_t quad_rows() const { return (kGroups * steps_ * kOuterVecs + 1) * kLanes; }
+  static int groups_of(int rows) { return (rows + kGroupRows - 1) / kGroupRows; }
+
+  void turn_tokens(int64_t tile) {
+    const int64_t first = token_of(tile), count = token_of(tile + 1) - first;
+    const T* x = static_cast<const T*>(args_.x) + first * args_.x_stride;
+    float* to = x_ + tile * tile_size();
+    for (int64_t i = 0; i < count; ++i, x += args_.x_stride)
+      for (int64_t s = 0; s < steps_; ++s) put_token<0>(units(x, s), to + (s * kParts * kOuterTokens + i) * 4);
+  }
+  template <int kPart>
+  void put_token(Operand units, float* to) const {
+    float values[kLanes];
+    D::store_floats(values, D::template part<kPart>(units));
+    for (int q = 0; q < kQuads; ++q)
+      __builtin_memcpy(to + q * quad_tokens(), values + 4 * D::kQuadOrder[q], 4 * sizeof(float));
+    if constexpr (kPart + 1 < kParts) put_token<kPart + 1>(units, to + kOuterTokens * 4);
+  }
+
+  void turn_rows(const T* from, int count, float* to) const {
+    for (int row = 0; row < count; row += kQuads) {
+      const T* w[kQuads];
+      for (int j = 0; j < kQuads; ++j) w[j] = from + (row + j < count ? row + j : count - 1) * args_.features;
+      float* at = to + (row / kGroupRows * steps_ * kOuterVecs + row % kGroupRows / kQuads) * kLanes;
+      for (int64_t s = 0; s < steps_; ++s) {
+        Operand rows[kQuads];
+        for (int j = 0; j < kQuads; ++j) rows[j] = units(w[j], s);
+        D::turn_quads(rows);
+        for (int q = 0; q < kQuads; ++q)
+          D::store_floats(at + q * quad_rows() + s * kOuterVecs * kLanes, rows[D::kQuadOrder[q]]);
+      }
+    }
+  }
+
+  Operand units(const T* row, int64_t step) const {
+    const int64_t left = args_.features - step * D::kStep;
+    return left < D::kStep ? D::units(row + step * D::kStep, static_cast<int>(left)) : D::units(row + step * D::kStep);
+  }
+
+  template <int kTokens>
+  struct Sums {
+    Sum sums[kTokens][kOuterVecs];
+
+    inline __attribute__((always_inline)) void clear() {
+#pragma GCC unroll 16
+      for (int i = 0; i < kTokens; ++i)
+#pragma GCC unroll 2
+        for (int v = 0; v < kOuterVecs; ++v) sums[i][v] = D::zero();
+    }
+    template <int kPart = 0>
+    inline __attribute__((always_inline)) void add_step(const float* x, const Operand* w) {
+      Operand own[kOuterVecs];
+#pragma GCC unroll 2
+      for (int v = 0; v < kOuterVecs; ++v) own[v] = D::template part<kPart>(w[v]);
+#pragma GCC unroll 16
+      for (int i = 0; i < kTokens; ++i) {
+        const Operand factor = D::load_quad(x + (kPart * kOuterTokens + i) * 4);
+#pragma GCC unroll 2
+        for (int v = 0; v < kOuterVecs; ++v) sums[i][v] = D::multiply_add(sums[i][v], factor, own[v]);
+      }
+      if constexpr (kPart + 1 < kParts) add_step<kPart + 1>(x, w);
+    }
+    inline __attribute__((always_inline)) void add(const Sum (&others)[kTokens][kOuterVecs]) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kTokens; ++i)
+#pragma GCC unroll 2
+        for (int v = 0; v < kOuterVecs; ++v) sums[i][v] = D::add(others[i][v], sums[i][v]);
+    }
+    inline __attribute__((always_inline)) void keep(Sum (&kept)[kTokens][kOuterVecs]) const {
+#pragma GCC unroll 16
+      for (int i = 0; i < kTokens; ++i)
+#pragma GCC unroll 2
+        for (int v = 0; v < kOuterVecs; ++v) kept[i][v] = sums[i][v];
+    }
+  };
+
+  template <int kTokens, bool kAhead>
+  void multiply(const Tile& tile, const T* bias, Out* y, int64_t y_stride, int rows) const {
+    alignas(64) float totals[kTokens + 1][kBlockRows];
+    Sum branches[2][kGroups][kTokens][kOuterVecs];  // of the tree: sums of one quad, and of two
+    const char* ahead = tile.ahead;
+    const int groups = groups_of(rows);
+    for (int q = 0; q < kQuads; ++q) {
+      const float* w = tile.w + q * quad_rows();
+      for (int g = 0; g < groups; ++g) {
+        const float* x = tile.x + q * quad_tokens();
+        Sums<kTokens> all;
+        all.clear();
+        for (int64_t s = 0; s < steps_; ++s) {
+          if constexpr (kAhead) {
+            __builtin_prefetch(ahead, 0, 2);
+            ahead += kLineBytes;
+          }
+          const Operand own[kOuterVecs] = {D::load_floats(w), D::load_floats(w + kLanes)};
+          all.add_step(x, own);
+          x += kParts * kOuterTokens * 4, w += kOuterVecs * kLanes;
+        }
+        int level = 0;
+        for (; q >> level & 1; ++level) all.add(branches[level][g]);
+        if (q + 1 < kQuads)
+          all.keep(branches[level][g]);
+        else
+          finish<kTokens>(all, totals, g);
+      }
+    }
+    put<kTokens>(totals, bias, y, y_stride, rows);
+  }
+
+  template <int kTokens>
+  static inline __attribute__((always_inline)) void finish(const Sums<kTokens>& all, float (*totals)[kBlockRows],
+                                                           int g) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kTokens; i += 2) {
+      const auto& next = all.sums[i + 1 < kTokens ? i + 1 : i];
+      float pair[2 * kGroupRows];
+      D::store_floats(pair, D::finish4(all.sums[i][0], all.sums[i][1], next[0], next[1]));
+      __builtin_memcpy(totals[i] + g * kGroupRows, pair, kGroupRows * sizeof(float));
+      __builtin_memcpy(totals[i + 1] + g * kGroupRows, pair + kGroupRows, kGroupRows * sizeof(float));
+    }
+  }
+
+  template <int kTokens>
+  static void put(const float (*totals)[kBlockRows], const T* bias, Out* y, int64_t y_stride, int rows) {
+    constexpr int kWidth = QUIRE_ISA::kLanes;
+    for (int i = 0; i < kTokens; ++i) {
+      for (int at = 0; at < rows; at += kWidth) {
+        const int count = rows - at < kWidth ? rows - at : kWidth;
+        Vec total = load(totals[i] + at);
+        if (bias) total = add(total, load_first(bias + at, count));
+        if (count == kWidth)
+          store(y + i * y_stride + at, total);
+        else
+          store_first(y + i * y_stride + at, total, count);
+      }
+    }
+  }
+
+  template <bool kAhead, int kTokens = kOuterTokens>
+  void multiply_some(int64_t tokens, const Tile& tile, const T* bias, Out* y, int64_t y_stride, int rows) const {
+    if (tokens == kTokens) return multiply<kTokens, kAhead>(tile, bias, y, y_stride, rows);
+    if constexpr (kTokens > 1) multiply_some<kAhead, kTokens - 1>(tokens, tile, bias, y, y_stride, rows);
+  }
+
+  const LinearArgs& args_;
+  const int64_t steps_, tiles_, parts_;  // parts: of the tokens
+  float* const x_;                       // [tiles_] as Tile::x
+};
+
+}  // namespace
+}  // namespace QUIRE_ISA
+}  // namespace quire

@@ -1,0 +1,70 @@
+// Paged attention: which kernels run. attention.h says what they have in common.
+//
+// Sequences of one token and those of more have a kernel each, which passes over the others. Where there are as many
+// tokens as sequences, each is taken to have one: a step schedules no sequence without a token.
+#include <limits.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "cuda/attention/attention.h"
+#include "cuda/common/vectors.h"
+
+namespace quire::cuda {
+namespace {
+
+int narrow(int64_t x, const char* what) {
+  if (x < 0 || x > INT_MAX)
+    throw std::invalid_argument(std::string("attention: ") + what + " must be at most 2^31 - 1, not " +
+                                std::to_string(x));
+  return static_cast<int>(x);
+}
+
+Attention prepare(const AttentionArgs& args, const AttentionSizes& sizes) {
+  if (args.head_dim < 1 || args.head_dim > kMostHeadDim)
+    throw std::invalid_argument("attention: the GPU's kernels have head sizes from 1 to 256, not " +
+                                std::to_string(args.head_dim));
+  if (args.kv_heads < 1 || args.heads % args.kv_heads)
+    throw std::invalid_argument("attention: " + std::to_string(args.heads) + " query heads are no multiple of " +
+                                std::to_string(args.kv_heads) + " key heads");
+  if (args.block_size < 1) throw std::invalid_argument("attention: blocks must have room for a key at least");
+  if (args.sequences > 65535 || args.heads > 65535)
+    throw std::invalid_argument("attention: at most 65535 sequences and heads a step");
+  Attention to{};
+  to.query = args.query, to.keys = args.keys, to.values = args.values, to.out = args.out;
+  to.block_table = args.block_table, to.query_start = args.query_start, to.context_len = args.context_len;
+  to.slopes = args.slopes;
+  to.query_stride = args.query_stride, to.table_stride = args.table_stride, to.num_blocks = sizes.num_blocks;
+  to.tokens = narrow(sizes.tokens, "tokens"), to.sequences = narrow(args.sequences, "sequences");
+  to.heads = narrow(args.heads, "heads"), to.kv_heads = narrow(args.kv_heads, "key heads");
+  to.group = to.heads / to.kv_heads;
+  to.head_dim = static_cast<int>(args.head_dim);
+  to.block_size = narrow(args.block_size, "a block's size"), to.table_width = narrow(sizes.table_width, "blocks");
+  narrow(sizes.tokens * to.group, "tokens times heads of a group");
+  narrow(args.sequences * args.heads, "sequences times heads");
+  // A tile beyond the last key must not overflow.
+  to.capacity = static_cast<int>(min(args.block_size * sizes.table_width, int64_t{1} << 30));
+  to.window = args.window > 0 ? static_cast<int>(min(args.window, int64_t{INT_MAX})) : INT_MAX;
+  // Never 0: -inf has no weight then either.
+  to.factor = fmaxf(fabsf(args.scale) * 1.44269504f, 1.17549435e-38f);
+  to.negative = args.scale < 0;
+  to.wide =
+      args.head_dim % 8 == 0 && args.query_stride % 8 == 0 && are_aligned(args.query, args.keys, args.values, args.out);
+  return to;
+}
+
+}  // namespace
+
+int64_t attention_workspace(const AttentionArgs& args, const AttentionSizes& sizes) {
+  return args.dtype == DType::float32 ? 0 : partial_bytes(prepare(args, sizes));
+}
+
+void paged_attention(const AttentionArgs& args, const AttentionSizes& sizes, void* workspace, Stream stream) {
+  const Attention prepared = prepare(args, sizes);
+  if (prepared.tokens == 0 || prepared.sequences == 0) return;
+  if (args.dtype == DType::float32) return attend_float(prepared, stream);
+  attend_single(prepared, args.dtype, static_cast<float*>(workspace), stream);
+  if (prepared.tokens != prepared.sequences) attend_many(prepared, args.dtype, stream);
+}
+
+}  // namespace quire::cuda

@@ -1,0 +1,78 @@
+// Attention in float32, which tensor cores do not have: a warp for each (token, head).
+//
+// Keys go by 32, a lane each, counted from position 0; then the lanes share the values' columns, a key after the other.
+#include "cuda/attention/attention.h"
+
+namespace quire::cuda {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kColumns = kMostHeadDim / kWarp;  // of a lane
+
+// The sequence of a token, or -1.
+__device__ int sequence_of(const Attention& args, int token) {
+  int low = 0, high = args.sequences;  // the last that begins at the token or before is in [low, high)
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    (args.query_start[middle] <= token ? low : high) = middle;
+  }
+  return args.query_start[low] <= token && token < args.query_start[low + 1] ? low : -1;
+}
+
+__global__ void __launch_bounds__(kWarps * kWarp) float_kernel(Attention args) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  if (item >= static_cast<int64_t>(args.tokens) * args.heads) return;
+  const int token = static_cast<int>(item / args.heads), head = static_cast<int>(item % args.heads);
+  const int sequence = sequence_of(args, token);
+  if (sequence < 0) return;
+  const int kv_head = head / args.group;
+  const float* query =
+      static_cast<const float*>(args.query) + token * args.query_stride + static_cast<int64_t>(head) * args.head_dim;
+  const int32_t* table = args.block_table + sequence * args.table_stride;
+  const float* all_keys = static_cast<const float*>(args.keys);
+  const float* all_values = static_cast<const float*>(args.values);
+  const float slope = args.slopes ? args.slopes[head] * 1.44269504f : 0.0f;
+  const float sign = args.negative ? -args.factor : args.factor;
+
+  float largest = -INFINITY, sum = 0, values[kColumns] = {};
+  const int position = context_of(args, sequence) - (args.query_start[sequence + 1] - token);
+  const int first = position < args.window ? 0 : (position - args.window + 1) / kWarp * kWarp;
+  for (int base = first; base <= position; base += kWarp) {
+    const int key = base + lane;
+    const bool seen = key <= position && position - key < args.window;
+    const int64_t row = seen ? row_at(args, block_at(args, table, key), kv_head, key) : -1;
+    float score = 0;
+    if (row >= 0)
+      for (int i = 0; i < args.head_dim; ++i) score = fmaf(query[i], all_keys[row + i], score);
+    score = seen ? fmaf(-slope, static_cast<float>(position - key), score * sign) : -INFINITY;
+
+    const float best = fmaxf(largest, warp_max(score)), finite = finite_or_zero(best);
+    const float old = weight_of(largest, finite, 1.0f), weight = weight_of(score, finite, 1.0f);
+    largest = best;
+    sum = sum * old + warp_sum(weight);
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) values[i] *= old;
+    for (int k = 0; k < min(kWarp, position - base + 1); ++k) {
+      const float share = __shfl_sync(kAllLanes, weight, k);
+      const int64_t from = __shfl_sync(kAllLanes, row, k);
+      if (from < 0) continue;  // not seen, or nowhere
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i)
+        if (lane + i * kWarp < args.head_dim) values[i] = fmaf(share, all_values[from + lane + i * kWarp], values[i]);
+    }
+  }
+  float* out = static_cast<float*>(args.out) + item * args.head_dim;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i)
+    if (lane + i * kWarp < args.head_dim) out[lane + i * kWarp] = position < 0 ? 0.0f : finished(values[i], sum);
+}
+
+}  // namespace
+
+void attend_float(const Attention& args, Stream stream) {
+  const int64_t items = static_cast<int64_t>(args.tokens) * args.heads;
+  launch(float_kernel, dim3(static_cast<unsigned>(divide_up(items, kWarps))), dim3(kWarps * kWarp), 0, stream, args);
+}
+
+}  // namespace quire::cuda
