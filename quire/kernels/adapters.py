@@ -162,6 +162,20 @@ class LoraTable:
             raise ValueError(f"b: expected row_major={self.row_major}")
 
 
+def check_tables(
+    tables: Sequence[LoraTable | None], weights: Sequence[torch.Tensor], features: int, dtype: torch.dtype
+) -> None:
+    """Raise ValueError where a table is not its weight's: [N, features] of dtype."""
+    if len(tables) != len(weights):
+        raise ValueError(f"tables: expected one or None for each of {len(weights)} weights, got {len(tables)}")
+    for table, weight in zip(tables, weights):  # noqa: B905 (the lengths were compared above)
+        if table is None:
+            continue
+        if table.in_features != features or table.out_features != weight.shape[0] or table.dtype is not dtype:
+            wanted, got = f"{list(weight.shape)} {dtype}", f"[{table.out_features}, {table.in_features}] {table.dtype}"
+            raise ValueError(f"tables: expected one for a weight {wanted}, got one for {got}")
+
+
 class LoraSegments:
     """Who owns which of the `num_rows` rows of a call: at most `capacity` segments, ordered by their first row.
 

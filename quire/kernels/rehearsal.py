@@ -1,4 +1,4 @@
-"""The kernels for tensors without numbers (torch's meta device): arguments are checked, and results have shapes alone.
+"""The column of tensors without numbers (torch's meta device): arguments are checked, and results have shapes alone.
 
 A model's forward pass is gone through with these when it is loaded, so that what a kernel does not take is found then
 and not by the first request. Attention has options that a device may not have: it is called once for each set of them,
@@ -7,19 +7,17 @@ on the device and for one token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
 
-from quire import kernels
-from quire.kernels.adapters import LoraSegments, LoraTable
-from quire.kernels.operands import Operands
+from quire.kernels import ops
+from quire.kernels.binding import column
 
-_operands = Operands("meta")
 _target: ContextVar[_Target] = ContextVar("target")
 
 
@@ -50,42 +48,15 @@ def is_on() -> bool:
     return _target.get(None) is not None
 
 
-def _checked(function: Any, *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except (TypeError, ValueError, IndexError, RuntimeError) as error:
-        raise RefusedError(str(error)) from error
-
-
-def linear(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
-    out_dtype: torch.dtype | None = None,
-    tables: Sequence[LoraTable | None] = (),
-    segments: LoraSegments | None = None,
-) -> torch.Tensor:
-    return _checked(_operands.linear, x, weights, biases, out_dtype)[1]
-
-
-def paged_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    block_table: torch.Tensor,
-    query_start: torch.Tensor,
-    context_len: torch.Tensor,
-    scale: float,
-    window: int = 0,
-    slopes: torch.Tensor | None = None,
-) -> torch.Tensor:
-    _, out = _checked(_operands.paged_attention, query, keys, values, block_table, query_start, context_len, scale)
-    options = (query.shape[1], tuple(keys.shape[1:]), query.dtype, window, None if slopes is None else slopes.shape)
+def _paged_attention(
+    query: torch.Tensor, keys: torch.Tensor, scale: float, window: int, slopes: torch.Tensor | None
+) -> None:
+    block = keys.shape[1], keys.shape[2], keys.shape[3]
+    options = (query.shape[1], block, query.dtype, window, None if slopes is None else slopes.shape)
     target = _target.get()
     if options not in target.seen:
-        _checked(partial(_attend_once, target.device), *options, scale)
+        _attend_once(target.device, *options, scale)
         target.seen.add(options)
-    return out
 
 
 def _attend_once(
@@ -100,47 +71,23 @@ def _attend_once(
     """One token, alone in its block of keys and values, [key heads, block size, head size]."""
     cache = torch.zeros((1, *block), dtype=dtype, device=device)
     numbers = partial(torch.tensor, dtype=torch.int32, device=device)
-    kernels.paged_attention(
+    ops.paged_attention(
         torch.zeros((1, heads, block[2]), dtype=dtype, device=device), cache, cache, numbers([[0]]), numbers([0, 1]),
         numbers([1]), scale, window, None if slopes is None else torch.zeros(slopes, device=device),
     )  # fmt: skip
 
 
-def write_kv(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    slot_mapping: torch.Tensor,
-) -> None:
-    _checked(_operands.write_kv, key, value, keys, values, slot_mapping)
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise RefusedError(str(error)) from error
+
+    return called
 
 
-def embedding(ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
-    return _checked(_operands.embedding, ids, table, added)[1]
-
-
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
-    return _checked(_operands.norm, x, weight, None, eps, residual)[1]
-
-
-def layer_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    residual: torch.Tensor | None = None,
-) -> torch.Tensor:
-    return _checked(_operands.norm, x, weight, bias, eps, residual)[1]
-
-
-def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
-    _checked(_operands.rotary, query, key, positions, cos_sin)
-
-
-def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
-    return _checked(_operands.activation, x, kind, False)[1]
-
-
-def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
-    return _checked(_operands.activation, x, kind, True)[1]
+# Slopes are looked at where they are used, on the device.
+_functions = column("meta", done_by={"paged_attention": _paged_attention}, unchecked=frozenset({"slopes"}))
+globals().update({name: _refusing(function) for name, function in _functions.items()})

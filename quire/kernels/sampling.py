@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.kernels.backends import backend_of, cuda_backend
 from quire.kernels.transfer import send
 
-# A `Draw` of csrc/cuda/kernels.h. row: of the logits, -1 for no token; uniform: in [0, 1); temperature: 0 for the
-# likeliest token; top_p: 1 for no limit; top_k: 0 or less for none.
+# A `Draw` of csrc/cuda/common/kernels.h. row: of the logits, -1 for no token; uniform: in [0, 1); temperature: 0 for
+# the likeliest token; top_p: 1 for no limit; top_k: 0 or less for none.
 DRAW = np.dtype(
     [
         ("row", np.int64),
@@ -32,18 +33,14 @@ def draw_tokens(logits: torch.Tensor, draws: NDArray[np.void]) -> torch.Tensor:
     logits: [R, V] float32 with contiguous rows. draws: [n] DRAW; several may name one row. Raises IndexError for a row
     that does not exist.
     """
-    from quire.kernels import cuda
-
     if draws.dtype != DRAW or draws.ndim != 1:
         raise TypeError(f"draws: expected [n] of {DRAW}, got {list(draws.shape)} of {draws.dtype}")
     if logits.dim() == 2 and (draws["row"] >= logits.shape[0]).any():
         raise IndexError(f"draws: a row is outside the {logits.shape[0]} of logits")
     table = send(torch.from_numpy(np.ascontiguousarray(draws).view(np.uint8)), logits.device)
-    return cuda.sample(logits, table)
+    return cuda_backend().sample(logits, table)
 
 
 def can_draw(logits: torch.Tensor) -> bool:
     """Whether `draw_tokens` works where these logits lie."""
-    from quire import kernels
-
-    return logits.dtype is torch.float32 and hasattr(kernels.backend_of(logits), "sample")
+    return logits.dtype is torch.float32 and hasattr(backend_of(logits), "sample")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from quire.kernels import operands
+from quire.kernels import binding
 from tests.cuda import emulated, on_gpu
 
 
@@ -41,6 +41,6 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let results start as NaN, so that an element that no kernel wrote shows."""
 
     def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.full(shape, torch.nan, dtype=dtype, device=device)
+        return torch.full(shape, torch.nan if dtype.is_floating_point else -77, dtype=dtype, device=device)
 
-    monkeypatch.setattr(operands, "_empty", empty)
+    monkeypatch.setattr(binding, "_empty", empty)

@@ -16,7 +16,7 @@ import torch
 
 from quire import LLM, kernels
 from quire.config import SchedulerConfig
-from quire.kernels import operands
+from quire.kernels import binding, ops
 from quire.layers.adapters import LinearChange
 from quire.lora import AdapterSlots
 from quire.models.base import CausalLM
@@ -55,9 +55,11 @@ def pretended(emulated_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Ite
     module.most_targets = 8  # type: ignore[attr-defined]
     monkeypatch.setattr(cuda, "_cuda", module)
     monkeypatch.setattr(cuda, "DEVICE", "cpu")  # no stream
-    monkeypatch.setattr(cuda, "_operands", operands.Operands("meta"))
-    monkeypatch.setattr(operands, "_empty", torch.empty)
-    monkeypatch.setattr(kernels, "backend_of", lambda x: cuda)
+    for name, function in cuda.functions(module, "meta").items():
+        monkeypatch.setattr(cuda, name, function)
+    monkeypatch.setattr(binding, "_empty", torch.empty)
+    for user in (kernels, ops):
+        monkeypatch.setattr(user, "backend_of", lambda x: cuda)
     monkeypatch.setattr(runners, "begin", begin)
     yield calls
 

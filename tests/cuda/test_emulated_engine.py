@@ -17,8 +17,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from quire import LLM, LoRARequest, SamplingParams, kernels
-from quire.kernels import reference
+from quire import LLM, LoRARequest, SamplingParams
+from quire.kernels import backends, reference
 from quire.platform.execution.staging import Staging
 from tests.lora import adapter_files, peft_world
 from tests.models import tiny
@@ -32,7 +32,7 @@ STEPS = 5
 @pytest.fixture
 def emulated_engine(emulated_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
     """Makes engines whose kernels are the GPU's."""
-    monkeypatch.setattr(kernels, "backend", lambda: emulated_cuda)
+    monkeypatch.setattr(backends, "backend", lambda: emulated_cuda)
 
     def make(path: Any, **settings: Any) -> LLM:
         return as_on_a_gpu(LLM(str(path), debug=True, **{"num_gpu_blocks_override": 64, **settings}))
@@ -137,7 +137,7 @@ def test_adapters(emulated_engine, tmp_path: Path, kind: str) -> None:
         ]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "backend", lambda: reference)
+        patch.setattr(backends, "backend", lambda: reference)
         expected = logprobs(LLM(str(tmp_path / "model"), enable_lora=True))
     found = logprobs(emulated_engine(tmp_path / "model", enable_lora=True))
     for ours, theirs in zip(found, expected, strict=True):

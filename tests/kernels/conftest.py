@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from quire.kernels import operands
+from quire.kernels import binding
 
 try:
     from quire.kernels import native
@@ -36,4 +36,4 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.full(shape, torch.nan, dtype=dtype, device=device)
 
-    monkeypatch.setattr(operands, "_empty", empty)
+    monkeypatch.setattr(binding, "_empty", empty)
