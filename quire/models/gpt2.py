@@ -1,10 +1,9 @@
 """GPT-2 (Radford et al., 2019, "Language Models are Unsupervised Multitask Learners").
 
-Learned positions, pre-norm blocks, one projection for query, key and value. Configuration fields that shape
-the
-arithmetic: n_embd, n_layer, n_head, n_positions, n_inner, activation_function, layer_norm_epsilon,
-vocab_size, tie_word_embeddings, scale_attn_weights and scale_attn_by_inverse_layer_idx.
-reorder_and_upcast_attn asks for sums in float32, which the kernels always keep.
+Learned positions, pre-norm blocks, one projection for query, key and value. Configuration fields that shape the
+arithmetic: n_embd, n_layer, n_head, n_positions, n_inner, activation_function, layer_norm_epsilon, vocab_size,
+tie_word_embeddings, scale_attn_weights and scale_attn_by_inverse_layer_idx. reorder_and_upcast_attn asks for sums in
+float32, which the kernels always keep.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import nn
 from quire.errors import UnsupportedModelError
 from quire.layers import Embedding, LayerNorm, Linear, PagedAttention, activation
 from quire.models.base import CausalLM
-from quire.types import ForwardContext, KVCache, KVSpec
+from quire.types import AttentionSpec, ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -40,7 +39,7 @@ class GPT2LMHeadModel(CausalLM):
         super().__init__(config)
         self.transformer = GPT2Model(config)
         self.lm_head = Linear(config.n_embd, config.vocab_size, bias=False)
-        self.kv_spec = KVSpec(config.n_layer, config.n_head, config.n_embd // config.n_head)
+        self.kv_spec = KVSpec.of(attention_spec(config, layer) for layer in range(config.n_layer))
         self.max_model_len = config.n_positions
 
     @classmethod
@@ -92,13 +91,9 @@ class GPT2Block(nn.Module):
 class GPT2Attention(nn.Module):
     def __init__(self, config: PretrainedConfig, layer: int) -> None:
         super().__init__()
-        size = config.n_embd // config.n_head
-        scale = size**-0.5 if config.scale_attn_weights else 1.0
-        if config.scale_attn_by_inverse_layer_idx:
-            scale /= layer + 1
         self.c_attn = Linear(config.n_embd, 3 * config.n_embd)
         self.c_proj = Linear(config.n_embd, config.n_embd)
-        self.attend = PagedAttention(config.n_head, config.n_head, size, scale)
+        self.attend = PagedAttention.from_spec(attention_spec(config, layer))
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         return self.c_proj(self.attend(self.c_attn(x), ctx, cache))
@@ -114,3 +109,11 @@ class GPT2MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.c_proj(self.activate(self.c_fc(x)))
+
+
+def attention_spec(config: PretrainedConfig, layer: int) -> AttentionSpec:
+    size = config.n_embd // config.n_head
+    scale = size**-0.5 if config.scale_attn_weights else 1.0
+    if config.scale_attn_by_inverse_layer_idx:
+        scale /= layer + 1
+    return AttentionSpec(config.n_head, config.n_head, size, scale)

@@ -19,7 +19,7 @@ from torch import nn
 from quire.errors import UnsupportedModelError
 from quire.layers import Embedding, LayerNorm, Linear, MergedLinear, PagedAttention, activation
 from quire.models.base import CausalLM
-from quire.types import ForwardContext, KVCache, KVSpec
+from quire.types import AttentionSpec, ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -40,8 +40,7 @@ class OPTForCausalLM(CausalLM):
         super().__init__(config)
         self.model = OPTModel(config)
         self.lm_head = Linear(config.word_embed_proj_dim, config.vocab_size, bias=False)
-        heads = config.num_attention_heads
-        self.kv_spec = KVSpec(config.num_hidden_layers, heads, config.hidden_size // heads)
+        self.kv_spec = KVSpec.of([attention_spec(config)] * config.num_hidden_layers)
         self.max_model_len = config.max_position_embeddings
 
     @classmethod
@@ -123,13 +122,13 @@ class OPTLayer(nn.Module):
 class OPTAttention(nn.Module):
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
-        hidden, heads, bias = config.hidden_size, config.num_attention_heads, config.enable_bias
+        hidden, bias = config.hidden_size, config.enable_bias
         self.q_proj = Linear(hidden, hidden, bias=bias)
         self.k_proj = Linear(hidden, hidden, bias=bias)
         self.v_proj = Linear(hidden, hidden, bias=bias)
         self.out_proj = Linear(hidden, hidden, bias=bias)
         self.qkv = MergedLinear(self.q_proj, self.k_proj, self.v_proj)
-        self.attend = PagedAttention(heads, heads, hidden // heads)
+        self.attend = PagedAttention.from_spec(attention_spec(config))
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         return self.out_proj(self.attend(self.qkv(x), ctx, cache))
@@ -137,3 +136,8 @@ class OPTAttention(nn.Module):
 
 def layer_norm(config: PretrainedConfig) -> LayerNorm:
     return LayerNorm(config.hidden_size, affine=config.layer_norm_elementwise_affine)
+
+
+def attention_spec(config: PretrainedConfig) -> AttentionSpec:
+    heads = config.num_attention_heads
+    return AttentionSpec(heads, heads, config.hidden_size // heads)

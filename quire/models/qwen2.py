@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire.models.llama import Biases, LlamaForCausalLM
+from quire.models.decoder import Biases
+from quire.models.llama import LlamaForCausalLM
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -19,4 +20,4 @@ if TYPE_CHECKING:
 class Qwen2ForCausalLM(LlamaForCausalLM):
     @classmethod
     def biases(cls, config: PretrainedConfig) -> Biases:
-        return Biases(qkv=True, out=False, mlp=False)
+        return Biases(qkv=True)

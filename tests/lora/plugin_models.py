@@ -7,7 +7,7 @@ Mixtral, arXiv:2401.04088); the oracle's experts are torch's linear layers, whic
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -15,10 +15,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 from transformers import Qwen3ForCausalLM as TheirQwen3
 
-from quire.layers import Linear, MergedLinear, PagedAttention, RMSNorm, gated_activation, gathered
+from quire.layers import Linear, MergedLinear, RMSNorm, gated_activation, gathered
 from quire.models import llama
-from quire.models.llama import head_dim, kv_heads
+from quire.models.decoder import Biases, DecoderAttention
 from quire.registry import Row
+from quire.types import AttentionSpec
 from tests.models import tiny
 
 ROWS = tuple(
@@ -40,32 +41,22 @@ _SIZES = {
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
-class Qwen3Attention(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        hidden, heads, size = config.hidden_size, config.num_attention_heads, head_dim(config)
-        self.q_proj = Linear(hidden, heads * size, bias=config.attention_bias)
-        self.k_proj = Linear(hidden, kv_heads(config) * size, bias=config.attention_bias)
-        self.v_proj = Linear(hidden, kv_heads(config) * size, bias=config.attention_bias)
-        self.o_proj = Linear(heads * size, hidden, bias=config.attention_bias)
-        self.q_norm, self.k_norm = RMSNorm(size, config.rms_norm_eps), RMSNorm(size, config.rms_norm_eps)
-        self.attend = PagedAttention(heads, kv_heads(config), size)
+class Qwen3Attention(DecoderAttention):
+    def __init__(self, config, spec, biases):
+        super().__init__(config, spec, biases)
+        self.q_norm = RMSNorm(spec.head_dim, config.rms_norm_eps)
+        self.k_norm = RMSNorm(spec.head_dim, config.rms_norm_eps)
 
-    def forward(self, x, rope, ctx, cache):
-        tokens, size = len(x), self.attend.head_dim
-        query = self.q_norm(self.q_proj(x).view(tokens, -1, size))  # [T, H, D]: each head by itself
-        key = self.k_norm(self.k_proj(x).view(tokens, -1, size))
-        value = self.v_proj(x).view(tokens, -1, size)
-        return self.o_proj(self.attend.of(query, key, value, ctx, cache, rope))
+    def project(self, x):
+        tokens, size = len(x), self.attend.head_dim  # each by itself: norms take a projection as it lies
+        return tuple(one(x).view(tokens, -1, size) for one in (self.q_proj, self.k_proj, self.v_proj))
+
+    def norm_heads(self, query, key):
+        return self.q_norm(query), self.k_norm(key)  # [T, H, D]: each head by itself
 
 
 class Qwen3ForCausalLM(llama.LlamaForCausalLM):
-    attention: type[nn.Module] = Qwen3Attention
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        for layer in self.model.layers:
-            layer.self_attn = self.attention(config)
+    attention_class: ClassVar = Qwen3Attention
 
 
 class _FlatNorm(RMSNorm):
@@ -76,13 +67,13 @@ class _FlatNorm(RMSNorm):
 class FlatAttention(Qwen3Attention):
     """Its norms' rows are heads, and nothing says so."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.q_norm = _FlatNorm(head_dim(config), config.rms_norm_eps)
+    def __init__(self, config: Any, spec: AttentionSpec, biases: Biases) -> None:
+        super().__init__(config, spec, biases)
+        self.q_norm = _FlatNorm(spec.head_dim, config.rms_norm_eps)
 
 
 class FlatForCausalLM(Qwen3ForCausalLM):
-    attention = FlatAttention
+    attention_class = FlatAttention
 
 
 def make_qwen3(folder: Path) -> Any:
@@ -109,7 +100,7 @@ class Expert(nn.Module):
 
 
 class Experts(nn.Module):
-    def __init__(self, config):
+    def __init__(self, config, biases):
         super().__init__()
         self.chosen = config.num_experts_per_tok
         self.gate = Linear(config.hidden_size, config.num_local_experts, bias=False)
@@ -127,12 +118,7 @@ class Experts(nn.Module):
 
 
 class RoutedForCausalLM(llama.LlamaForCausalLM):
-    experts: type[nn.Module] = Experts
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        for layer in self.model.layers:
-            layer.mlp = self.experts(config)
+    mlp_class: ClassVar = Experts
 
 
 class LostExperts(Experts):
@@ -144,7 +130,7 @@ class LostExperts(Experts):
 
 
 class LostForCausalLM(RoutedForCausalLM):
-    experts = LostExperts
+    mlp_class = LostExperts
 
 
 class TheirExpert(nn.Module):

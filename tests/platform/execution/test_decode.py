@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams, kernels
-from quire.models.llama import LlamaModel
+from quire.models.decoder import Decoder
 from quire.platform.execution import decode_graphs as decode
 from tests.models.tiny import VOCAB, build
 from tests.platform.conftest import make_llama
@@ -111,12 +111,12 @@ def test_only_so_many_shapes_are_remembered(tiny_path, monkeypatch) -> None:
 
 def test_a_model_that_does_more_is_not_recorded(tiny_path, monkeypatch, caplog) -> None:
     """A replay would leave out what torch computes. It is said once, with the operation and its place."""
-    forward = LlamaModel.forward
+    forward = Decoder.forward
 
     def odd(self, input_ids: torch.Tensor, ctx, kv) -> torch.Tensor:
         return forward(self, input_ids, ctx, kv) * (1 + ctx.positions[:, None] % 2)
 
-    monkeypatch.setattr(LlamaModel, "forward", odd)
+    monkeypatch.setattr(Decoder, "forward", odd)
     llm, eager = LLM(str(tiny_path)), LLM(str(tiny_path), enforce_eager=True)
     for _ in range(2):
         assert answers(llm, 6) == answers(eager, 6)
