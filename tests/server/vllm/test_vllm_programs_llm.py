@@ -1,23 +1,16 @@
-"""Programs for vLLM with nothing changed but the import and the model.
-
-What its pages of 0.6.6 show is called here, with the same arguments; what is refused is in docs/from-vllm.md.
-"""
+"""Programs written for vLLM: in a program."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import dataclasses
 import io
 from argparse import Namespace
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from openai import BadRequestError, OpenAI
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -25,8 +18,6 @@ from transformers import PreTrainedTokenizerFast
 import quire
 from quire import (
     LLM,
-    AsyncEngineArgs,
-    AsyncLLMEngine,
     BeamSearchOutput,
     BeamSearchParams,
     BeamSearchSequence,
@@ -35,38 +26,25 @@ from quire import (
     LLMEngine,
     LoRARequest,
     RequestOutput,
-    RequestOutputKind,
     SamplingParams,
     TextPrompt,
     TokensPrompt,
     load_chat_template,
 )
 from quire.demo import adapter_path, picture_path
-from quire.errors import EngineClosedError
 from quire.platform.engine.metrics import Counter, Gauge
 from quire.platform.outputs.processor import beams_as_output
-from quire.server import launch as serve
-from tests.cli.test_serve_options import Served
-from tests.server.api_server import ONE_THREAD, ServerProcess
+from tests.server.vllm.helpers import GREEDY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = ["Hello, my name is", "Once upon a time", "The star is", "One day, a red circle"]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 SEEN = "<|user|><|image|>How many shapes are there?<|end|><|assistant|>"
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Served:
-    return Served(monkeypatch, tmp_path)
 
 
 @pytest.fixture
 def picture() -> Image.Image:
     return Image.open(picture_path())
-
-
-# -- in a program -----------------------------------------------------------------------------------------------------
 
 
 def test_the_quickstart(plain_model: Path) -> None:
@@ -273,152 +251,3 @@ def test_what_is_not_served_says_so(llm: LLM) -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = quire.nothing
     assert not hasattr(llm, "classify")
-
-
-# -- the asynchronous engine ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def async_engine(plain_model: Path) -> Iterator[tuple[AsyncLLMEngine, asyncio.AbstractEventLoop]]:
-    arguments = AsyncEngineArgs(
-        model=str(plain_model), num_gpu_blocks_override=64, disable_log_requests=True, enable_log_requests=False
-    )
-    engine, loop = AsyncLLMEngine.from_engine_args(arguments), asyncio.new_event_loop()
-    yield engine, loop
-    engine.shutdown()
-    loop.close()
-
-
-async def texts(engine: AsyncLLMEngine, prompt: Any, params: Any, request_id: str) -> list[str]:
-    return [output.outputs[0].text async for output in engine.generate(prompt, params, request_id)]
-
-
-def test_the_async_engine_answers(async_engine: Any) -> None:
-    engine, loop = async_engine
-
-    async def run() -> None:
-        alone = await texts(engine, "abc", GREEDY, "1")
-        assert len(alone) == 8 and all(longer.startswith(one) for one, longer in pairwise(alone))
-        delta = dataclasses.replace(GREEDY, output_kind=RequestOutputKind.DELTA)
-        among = await asyncio.gather(*(texts(engine, "abc", delta, f"2-{place}") for place in range(3)))
-        assert {"".join(parts) for parts in among} == {alone[-1]}
-        beams = [output async for output in engine.generate("abc", BeamSearchParams(beam_width=2, max_tokens=3), "3")]
-        assert len(beams) == 1 and len(beams[0].outputs) == 2 and beams[0].finished
-        await engine.check_health()
-        assert engine.is_running and not engine.errored and await engine.get_tokenizer() is not None
-
-    loop.run_until_complete(asyncio.wait_for(run(), 60))
-
-
-@pytest.mark.parametrize("kind", [RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA])
-def test_who_waits_for_an_aborted_request_is_told(async_engine: Any, kind: RequestOutputKind) -> None:
-    engine, loop = async_engine
-    endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, output_kind=kind)
-
-    async def run() -> None:
-        outputs = []
-        async for output in engine.generate("ab", endless, "long"):
-            outputs.append(output)
-            if len(outputs) == 2:
-                await engine.abort("long")
-                await engine.abort(["long", "never"])
-        last = outputs[-1]
-        assert last.finished and last.outputs[0].finish_reason == "abort"
-        assert sum(one.finished for one in outputs) == 1
-        if kind is RequestOutputKind.DELTA:
-            assert last.outputs[0].text == ""
-        assert not engine.engine.core.has_unfinished_requests() or await asyncio.sleep(0.5) is None
-        assert not engine.engine.core.has_unfinished_requests()
-        # Before it was read.
-        begun = asyncio.ensure_future(texts(engine, "ab", endless, "soon"))
-        await asyncio.sleep(0)
-        await engine.abort("soon")
-        assert len(await begun) == 1
-
-    loop.run_until_complete(asyncio.wait_for(run(), 60))
-
-
-def test_what_the_async_engine_refuses(async_engine: Any) -> None:
-    engine, loop = async_engine
-
-    async def run() -> None:
-        with pytest.raises(quire.RequestError, match="priority"):
-            async for _ in engine.generate("ab", GREEDY, "4", priority=3):
-                pass
-        with pytest.raises(quire.RequestError, match="the prompt is empty"):
-            await texts(engine, [], GREEDY, "5")
-        with pytest.raises(quire.AdapterError, match="enable_lora"):
-            await engine.add_lora(LoRARequest("a", 1, "x"))
-
-    loop.run_until_complete(asyncio.wait_for(run(), 60))
-    with pytest.raises(quire.QuireError, match="enable_log_requests=True"):
-        AsyncLLMEngine.from_engine_args(AsyncEngineArgs(enable_log_requests=True))
-    with pytest.raises(TypeError, match="stat_loggers"):
-        AsyncLLMEngine.from_engine_args(AsyncEngineArgs(), stat_loggers=[print])
-
-
-def test_a_shutdown_ends_who_waits(plain_model: Path) -> None:
-    async def run() -> None:
-        engine = AsyncLLMEngine.from_engine_args(EngineArgs(model=str(plain_model), num_gpu_blocks_override=64))
-        endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
-        with pytest.raises(EngineClosedError):
-            async for _ in engine.generate("ab", endless, "1"):
-                engine.shutdown()
-        assert engine.is_stopped and not engine.errored
-        with pytest.raises(EngineClosedError):
-            await engine.check_health()
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-
-
-# -- the server -------------------------------------------------------------------------------------------------------
-
-
-def test_command_lines_of_the_pages(served: Served) -> None:
-    task = served("NousResearch/Meta-Llama-3-8B-Instruct", "--dtype", "auto", "--api-key", "token-abc123")
-    assert (task.engine["dtype"], task.server["api_keys"]) == ("auto", ("token-abc123",))
-    task = served("M", "--task", "generate", "--trust-remote-code", "--max-model-len", "4096",
-                  "--limit-mm-per-prompt", "image=2")  # fmt: skip
-    assert (task.engine["max_model_len"], task.engine["limit_mm_per_prompt"]) == (4096, {"image": 2})
-    task = served("M", "--trust-remote-code", "--enable-chunked-prefill", "--max_num_batched_tokens", "1024")
-    assert task.engine["max_num_batched_tokens"] == 1024 and task.vllm == {"enable_chunked_prefill": True}
-    task = served("M", "--enable-lora", "--lora-modules", "sql-lora=/somewhere/", "law=/elsewhere")
-    assert [serve.Module.parse(text).name for text in task.modules] == ["sql-lora", "law"]
-    task = served("SOME_MODEL", yaml='host: "127.0.0.1"\nport: 6379\nuvicorn-log-level: "info"\n')
-    assert (task.server["port"], task.uvicorn_log_level) == (6379, "info")
-    assert "task='embed'" in served.complaint("M", "--task", "embed")
-    assert "vllm" not in served("--chat-template", "./template.jinja").engine
-
-
-def test_the_server_pages_clients(demo: ServerProcess, client: OpenAI) -> None:
-    model = client.models.list().data[0].id
-    assert client.completions.create(model=model, prompt="San Francisco is a", max_tokens=7, temperature=0).choices
-    chat = client.chat.completions.create(
-        model=model,
-        messages=[
-            {"role": "system", "content": "You are a helpful assistant."},
-            {"role": "user", "content": "A joke."},
-        ],
-        max_tokens=4,
-        extra_headers={"x-request-id": "sentiment-classification-00001"},
-    )
-    assert chat._request_id == "sentiment-classification-00001"
-    with pytest.raises(BadRequestError, match="guided_choice"):
-        client.chat.completions.create(
-            model=model,
-            messages=[{"role": "user", "content": "Classify this."}],
-            extra_body={"guided_choice": ["positive", "negative"]},
-        )
-
-
-def test_the_kubernetes_page_starts(plain_model: Path) -> None:
-    line = [str(plain_model), "--trust-remote-code", "--enable-chunked-prefill", "--max_num_batched_tokens", "1024"]
-    more = ["--served-model-name", "one", "two", "-tp", "1", "--disable-log-requests", "--uvicorn-log-level", "warning"]
-    with ServerProcess(*line, *more, **ONE_THREAD, VLLM_API_KEY="secret") as server:
-        assert "enable_chunked_prefill=True, tensor_parallel_size=1, disable_log_requests=True" in server.log
-        assert "trust_remote_code=True: taken" in server.log
-        with server.http() as http:
-            assert http.get("/v1/models").status_code == 401
-        with server.client(api_key="secret") as client:
-            assert [model.id for model in client.models.list().data] == ["one", "two"]
-        assert "/v1/models" not in server.log  # its line is below the level
