@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from quire.kernels import sampling
 from quire.platform.sampling import sampler
+from quire.platform.sampling.distribution import weigh
 from quire.platform.sampling.params import SamplingParams
+from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
 
 NEAR = 1e-6  # how far a bound of the distribution may lie from float64's
 UNSURE = 1e-5  # a mass so close to top_p's limit, or a weight so close to min_p, may go either way
@@ -36,8 +38,8 @@ def drawn(logits: torch.Tensor, made: NDArray[np.void]) -> NDArray[np.int64]:
     return tokens.numpy()
 
 
-def spec(row: int, **settings: Any) -> sampler.SampleSpec:
-    return sampler.SampleSpec(row, SamplingParams(**settings), (), (), 0, frozenset(), ())
+def token_draw(row: int, **settings: Any) -> sampler.TokenDraw:
+    return sampler.TokenDraw(row, SamplingState(SamplingInput(SamplingParams(**settings))), 0)
 
 
 class Distribution:
@@ -168,7 +170,9 @@ def test_any_order_of_warps(order: int) -> None:
 @pytest.mark.parametrize("vocabulary", [7, 300])
 def test_greedy_is_the_hosts(vocabulary: int) -> None:
     table = torch.from_numpy(np.stack(list(rows(vocabulary).values())))
-    expected = [one.token_id for one in sampler.sample(table, [spec(i, temperature=0) for i in range(len(table))])]
+    expected = [
+        one.token_id for one in sampler.sample(table, [token_draw(i, temperature=0) for i in range(len(table))])
+    ]
     made = np.concatenate([draws([0.9], row, temperature=0) for row in range(len(table))])
     assert drawn(table, made).tolist() == expected
     made["temperature"], made["top_k"] = 1, 1
@@ -179,8 +183,8 @@ def test_greedy_is_the_hosts(vocabulary: int) -> None:
 def test_what_is_kept_is_what_the_host_keeps(kind: str) -> None:
     row = rows(300)[kind]
     for settings in ({"top_k": 12}, {"top_p": 0.6}, {"top_k": 30, "top_p": 0.8, "temperature": 2.0, "min_p": 0.1}):
-        weights = sampler._weigh(row, spec(0, **settings))
-        assert isinstance(weights, sampler._Weights) and weights.order is not None and weights.cumulative is not None
+        weights = weigh(row, int(row.argmax()), SamplingParams(**settings))
+        assert weights.order is not None and weights.cumulative is not None
         kept = weights.order[np.diff(weights.cumulative, prepend=0) > 0]
         distribution = Distribution(row, **complete(settings, 300))
         assert not distribution.unsure and np.array_equal(distribution.ids, np.sort(kept))

@@ -26,6 +26,7 @@ from quire.platform.execution.memory import full_step
 from quire.platform.execution.model_runner import ModelRunner, allocate_cache
 from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.sampler import Sampling
+from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
 from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, Draw, EncodeImage, StepPlan
 from quire.types import PlaceholderRange
 from tests.lora import adapter_files
@@ -87,7 +88,7 @@ def runner_for(model: CausalLM, bank: AdapterSlots | None = None) -> ModelRunner
     return ModelRunner(model, caches, META, enforce_eager=True, bank=bank)
 
 
-DRAW = Draw(SamplingParams(temperature=1.0), (), (), 0, frozenset(), ())
+DRAW = Draw(SamplingState(SamplingInput(SamplingParams(temperature=1.0))), 0)
 
 
 def steps(owner: Any = ()) -> list[StepPlan]:

@@ -10,6 +10,7 @@ from quire.errors import QuireError
 from quire.models.base import CausalLM
 from quire.platform.execution.model_runner import ModelRunner, allocate_cache
 from quire.platform.sampling.params import SamplingParams
+from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
 from quire.platform.scheduling.plan import Chunk, Draw, StepPlan
 from quire.types import KVSpec
 
@@ -103,7 +104,7 @@ def full_step(config: SchedulerConfig, block_size: int, max_model_len: int) -> S
     """A step of as many tokens and sequences as there may be, all of them drawing, from token 0. They share blocks."""
     sequences = min(config.max_num_seqs, config.max_num_batched_tokens)
     tokens = min(config.max_num_batched_tokens, sequences * max_model_len)
-    draw = Draw(SamplingParams(temperature=1.0), (), (), 0, frozenset(), ())
+    draw = Draw(SamplingState(SamplingInput(SamplingParams(temperature=1.0))), 0)
     chunks = []
     for index in range(sequences):
         count = tokens * (index + 1) // sequences - tokens * index // sequences

@@ -23,7 +23,7 @@ from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.pool_blocks import PoolBlocks
 from quire.platform.execution.staging import Staging
 from quire.platform.sampling.results import TopLogprobs
-from quire.platform.sampling.sampler import SampleSpec, Sampling, begin, top_logprobs
+from quire.platform.sampling.sampler import Sampling, TokenDraw, begin, top_logprobs
 from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, EncodeImage, StepPlan, StepResult
 from quire.types import KVCache, KVSpec
 
@@ -253,24 +253,12 @@ class ModelRunner:
 
     def _sample(self, chunks: Sequence[Chunk], logits: torch.Tensor | None) -> Sampling | None:
         """Draw each chunk's tokens; logits: [chunks with draws, vocabulary]."""
-        specs: list[SampleSpec] = []
+        draws: list[TokenDraw] = []
         row = 0
         for chunk in chunks:
-            for draw in chunk.draws:
-                specs.append(
-                    SampleSpec(
-                        row,
-                        draw.params,
-                        draw.prompt_ids,
-                        draw.output_ids,
-                        draw.seed,
-                        draw.stop_ids,
-                        draw.bad_words,
-                        draw.rules,
-                    )
-                )
+            draws += [TokenDraw(row, draw.state, draw.seed) for draw in chunk.draws]
             row += bool(chunk.draws)
-        return None if logits is None else begin(logits, specs)
+        return None if logits is None else begin(logits, draws)
 
     def _score(self, chunk: Chunk, hidden: torch.Tensor) -> list[TopLogprobs]:
         score = chunk.score

@@ -16,7 +16,14 @@ from quire.multimodal import ProcessedImage, check_count, expand, read_images
 from quire.platform.inputs.tokenizer import encode_bad_words, encode_prompt
 from quire.platform.kv.prefix_index import root_key
 from quire.platform.outputs.stop_strings import StopStrings
-from quire.platform.sampling.constraints import Constraints, is_constrained
+from quire.platform.sampling.logits_processors import (
+    Plugin,
+    ProcessorRequest,
+    build_chain,
+    check_arguments,
+    check_beams,
+)
+from quire.platform.sampling.logits_processors.chain import Chain
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.beam import BeamGroup
 from quire.platform.scheduling.request import MediaInput, Request
@@ -62,9 +69,9 @@ class ProcessedPrompt:
     """A prompt as it was given, checked as far as it can be before its images are looked at.
 
     ids: with one marker for each image (or with all placeholders). images: their sources; settings: for their
-    processor. seed: the request's, drawn when it arrived: images are ready in any order. bad_words: tokenized;
-    constraints: what the parameters do to the logits, or None. stops: its stop strings, prepared, or None. adapters:
-    the versions that it runs with, and lora, how the caller named them.
+    processor. seed: the request's, drawn when it arrived: images are ready in any order. processors: what
+    changes its logits. stops: its stop strings, prepared, or None. adapters: the versions that it runs with, and lora,
+    how the caller named them.
     """
 
     text: str | None
@@ -73,8 +80,7 @@ class ProcessedPrompt:
     images: list[Any] = field(default_factory=list)
     settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    constraints: Constraints | None = None
+    processors: Chain = ()
     stops: StopStrings | None = None
     adapters: AdapterUse = ()
     lora: LoRARequest | None = None
@@ -90,8 +96,10 @@ class InputProcessor:
         eos_ids: frozenset[int],
         seed: int | None,
         sight: ImageInputSpec | None = None,
+        plugins: Sequence[Plugin] = (),
     ) -> None:
         self.limits = limits
+        self.plugins = plugins
         self.sight = sight
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
@@ -104,23 +112,25 @@ class InputProcessor:
         read = self._read_prompt(request_id, prompt)
         self._max_tokens(request_id, len(read.ids), params.max_tokens)
         if isinstance(params, BeamSearchParams):
+            check_beams(self.plugins)
             return read
         unscored = self.sight is not None and read.images and self.sight.marker_id >= self.limits.vocab_size
         if unscored and params.prompt_logprobs is not None:  # what the request's making would find out too late
             raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
-        bad_words, constraints = self._constraints(params, read.ids)
+        processors = self._processors(request_id, params, read.ids)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         stops = StopStrings(params.stop) if params.stop else None
-        return replace(read, seed=seed, bad_words=bad_words, constraints=constraints, stops=stops)
+        return replace(read, seed=seed, processors=processors, stops=stops)
 
-    def _constraints(
-        self, params: SamplingParams, ids: list[int]
-    ) -> tuple[tuple[tuple[int, ...], ...], Constraints | None]:
-        """(bad words, tokenized; constraints). Long lists take their time: here no step waits for it."""
+    def _processors(self, request_id: str, params: SamplingParams, ids: list[int]) -> Chain:
+        """What changes the request's logits. Long lists take their time: here no step waits for it."""
         bad_words = encode_bad_words(self.tokenizer, params.bad_words or ())
-        if not is_constrained(params, bad_words, 0):
-            return bad_words, None
-        return bad_words, Constraints(params, ids, self._stop_ids(params), bad_words, self.limits.vocab_size)
+        size, stop_ids = self.limits.vocab_size, self._stop_ids(params)
+        try:
+            check_arguments(params, self.plugins)
+            return build_chain(ProcessorRequest(params, ids, size, self.tokenizer, stop_ids, bad_words), self.plugins)
+        except RequestError as error:
+            raise RequestError(f"request {request_id}: {error}") from None
 
     def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
         return (frozenset() if params.ignore_eos else self.eos_ids) | frozenset(params.stop_token_ids or ())
@@ -135,7 +145,7 @@ class InputProcessor:
         beam = BeamGroup(params, 1, self.eos_ids) if isinstance(params, BeamSearchParams) else None
         sampling = SamplingParams() if isinstance(params, BeamSearchParams) else params
         none: frozenset[int] = frozenset()
-        request = Request(request_id, prompt.text, prompt.ids, sampling, 1, (0,), none, none, (), b"", beam)
+        request = Request(request_id, prompt.text, prompt.ids, sampling, 1, (0,), none, none, b"", beam)
         return self._with_adapters(request, prompt)
 
     def request(
@@ -208,9 +218,8 @@ class InputProcessor:
             seeds=tuple(_mix(prompt.seed, index) for index in range(1 if params.greedy else params.n)),
             eos_ids=eos_ids,
             stop_ids=self._stop_ids(params),
-            bad_words=prompt.bad_words,
             prefix_root=self._prefix_root(len(ids), prompt),
-            constraints=prompt.constraints,
+            processors=prompt.processors,
         )
 
     def _beam_request(
@@ -231,7 +240,6 @@ class InputProcessor:
             seeds=(0,),
             eos_ids=frozenset(),
             stop_ids=frozenset(),
-            bad_words=(),
             prefix_root=self._prefix_root(len(ids), prompt),
             beam=BeamGroup(params, max_tokens, self.eos_ids),
         )

@@ -26,6 +26,7 @@ MAX_BAD_WORD_TOKENS = 128  # of one word
 MAX_BAD_WORDS_TOKENS = 32_768  # of all of a request's together, each with and without a space before it
 MAX_LOGIT_BIAS = 300_000  # entries: more than any vocabulary that is in use
 MAX_ALLOWED_TOKEN_IDS = 300_000
+MAX_EXTRA_ARGS = 256
 MAX_BEAM_WIDTH = 256
 MAX_LOGPROBS = 20  # the default of `validate_for`; the engine may allow more
 MIN_TEMPERATURE = 1e-2  # a positive temperature below this is raised to it: logits / 1e-6 leave float32
@@ -69,6 +70,7 @@ class SamplingParams:
     logit_bias: token id -> number added to its logit, limited to -100 .. 100.
     allowed_token_ids: only these tokens may be generated.
     output_kind: see RequestOutputKind.
+    extra_args: name -> value, for the engine's logits processors (docs/logits-processors.md); `vllm_xargs` over HTTP.
 
     Raises RequestError for a value out of bounds; what depends on the model is checked by `validate_for`.
     """
@@ -97,6 +99,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
+    extra_args: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -149,6 +152,7 @@ class SamplingParams:
             raise _refused("allowed_token_ids", [], "it names at least one token; leave it out to allow all")
         self._set("allowed_token_ids", allowed)
         self._set("logit_bias", _logit_bias(self.logit_bias))
+        self._set("extra_args", _extra_args(self.extra_args))
 
     def _check_together(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -309,3 +313,17 @@ def _logit_bias(bias: Any) -> Mapping[int, float] | None:
             raise _refused(f"logit_bias[{token_id}]", value, f"it is a number (limited to +-{MAX_BIAS:g})")
         checked[token_id] = float(min(MAX_BIAS, max(-MAX_BIAS, value)))
     return checked
+
+
+def _extra_args(given: Any) -> Mapping[str, Any] | None:
+    """A copy; what the values may be is up to the logits processor that takes them."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise _refused("extra_args", given, "it is a dict of name -> value")
+    if len(given) > MAX_EXTRA_ARGS:
+        raise RequestError(f"extra_args has {len(given)} entries, the limit is {MAX_EXTRA_ARGS}: give fewer.")
+    for name in given:
+        if not isinstance(name, str) or not name:
+            raise _refused("extra_args's name", name, "it is a string that is not empty")
+    return dict(given) or None

@@ -1,19 +1,19 @@
-"""From logits to tokens: constraints, penalties, temperature, min-p, top-k, top-p, and the draw.
+"""From logits to tokens: logits processors, temperature, min_p, top_k, top_p, and the draw.
 
 Every row is worked on alone, by single-threaded numpy on the host, so what a row yields cannot depend on
 the rows beside it. (A torch reduction may be split over threads for one row and not for thirty; under load
 its thread barrier also costs more than the work.) On a GPU, a kernel of our own draws for all rows without
-constraints, penalties or logprobs (`kernels/sampling.py`), and only the others' logits come to the host.
+logits processors or logprobs (`kernels/sampling.py`), and only the others' logits come to the host.
 
 Randomness is stateless: one number from (seed, position), turned into a token by the inverse of the
 cumulative distribution in a fixed order. A request that was preempted, recomputed or replayed draws the
 same tokens again.
 
 Order of operations, as in vLLM: log-probabilities are those of the untouched logits; then allowed_token_ids,
-bad_words, min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p. Wherever tokens are ranked,
-equal logits are ranked by token id, the lower first.
+bad_words, min_tokens, logit_bias, plug-ins, penalties (`logits_processors/`); then temperature, min_p, top_k, top_p
+(`distribution.py`). Wherever tokens are ranked, equal logits are ranked by token id, the lower first.
 
-A row that cannot be sampled (logits that are NaN or infinite, constraints that leave no token) yields a
+A row that cannot be sampled (logits that are NaN or infinite, processors that leave no token) yields a
 `Sampled` with an error and harms no other row.
 """
 
@@ -22,46 +22,39 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from quire.kernels.sampling import DRAW, can_draw, draw_tokens
-from quire.platform.sampling.constraints import Constraints, Ids, Row, Rules, is_constrained
-from quire.platform.sampling.params import SamplingParams
+from quire.platform.sampling.distribution import Weights, locate, top_of, weigh
+from quire.platform.sampling.logits_processors.base import Row
+from quire.platform.sampling.logits_processors.chain import Chain, changed_rows
 from quire.platform.sampling.results import Failure, Sampled, TopLogprobs
+from quire.platform.sampling.sampling_input import SamplingState
 
-# top_p alone looks at so many tokens first, and at _WIDEN times as many whenever their mass does not suffice.
-_FIRST_LOOK = 256
-_WIDEN = 8
-_BLOCK = 256  # tokens whose weights are summed before the blocks are searched
+# Rows are worked on together while they have no more logits than this: what a CPU's cache holds of one core.
+_TOGETHER = 1 << 17
 
 _NOT_FINITE = Failure(
     "the model's logits are not finite (NaN or infinity), so no token can be sampled", by_caller=False
 )
-_NO_TOKEN = Failure(
-    "allowed_token_ids, bad_words and min_tokens together leave no token to sample: loosen one", by_caller=True
-)
+_NO_TOKEN = "allowed_token_ids, bad_words and min_tokens together leave no token to sample: loosen one"
 
 
-@dataclass(frozen=True, slots=True)
-class SampleSpec:
-    """One token to draw. Several specs may share a row of the logits; ids may be numpy arrays too.
+class TokenDraw(NamedTuple):
+    """One token to draw.
 
-    rules: what the other fields say about the logits, made once for the sequence; None: made for this draw.
+    row: of the logits; several draws may share it. state: of the sequence that gets the token. seed: of the draws of
+    that sequence (the first tokens of a request's n sequences are drawn from one state with n seeds).
     """
 
-    row: int  # row of the logits
-    params: SamplingParams
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]  # tokens generated so far; len() is the position of this draw
-    seed: int  # of this sequence; the engine has mixed in its index
-    stop_ids: frozenset[int]  # end tokens, forbidden while len(output_ids) < min_tokens
-    bad_words: tuple[tuple[int, ...], ...]  # tokenized
-    rules: Rules | None = None
+    row: int
+    state: SamplingState
+    seed: int
 
 
 class Sampling:
@@ -101,56 +94,132 @@ def _drawn_there(token: int) -> Sampled:
     return Sampled(token) if token >= 0 else Sampled(-1, error=_NOT_FINITE)
 
 
-def begin(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> Sampling:
-    """Ask for one token for each spec. logits: [R, V] float32; they may be overwritten once this has returned."""
-    on_device = [can_draw(logits) and _is_plain(spec) for spec in specs]
+def begin(logits: torch.Tensor, draws: Sequence[TokenDraw]) -> Sampling:
+    """Ask for one token for each draw. logits: [R, V] float32; they may be overwritten once this has returned."""
+    on_device = [can_draw(logits) and _is_plain(draw) for draw in draws]
     tokens = None
     if any(on_device):
-        plain = [spec for spec, there in zip(specs, on_device, strict=True) if there]
-        tokens = draw_tokens(logits, _draws(plain))
-    rest = [spec for spec, there in zip(specs, on_device, strict=True) if not there]
-    if rest and len(rest) < len(specs):
-        wanted = sorted({spec.row for spec in rest})
+        plain = [draw for draw, there in zip(draws, on_device, strict=True) if there]
+        tokens = draw_tokens(logits, _as_records(plain))
+    rest = [draw for draw, there in zip(draws, on_device, strict=True) if not there]
+    if rest and len(rest) < len(draws):
+        wanted = sorted({draw.row for draw in rest})
         place = {row: index for index, row in enumerate(wanted)}
-        rest = [replace(spec, row=place[spec.row]) for spec in rest]
+        rest = [draw._replace(row=place[draw.row]) for draw in rest]
         logits = logits[wanted]
     drawn = iter(sample(logits, rest))
     return Sampling([None if there else next(drawn) for there in on_device], tokens)
 
 
-def _draws(specs: Sequence[SampleSpec]) -> NDArray[np.void]:
-    rows = []
-    for spec in specs:
-        params = spec.params
+def _is_plain(draw: TokenDraw) -> bool:
+    return draw.state.input.params.logprobs is None and draw.state.is_plain
+
+
+def _as_records(draws: Sequence[TokenDraw]) -> NDArray[np.void]:
+    records = []
+    for row, state, seed in draws:
+        params = state.input.params
         number, temperature = 0.0, 0.0
         if not params.greedy:
-            number, temperature = uniform(spec.seed, len(spec.output_ids)), params.temperature
-        rows.append((spec.row, number, temperature, params.top_p, params.min_p, max(0, params.top_k)))
-    return np.array(rows, DRAW)
+            number, temperature = uniform(seed, len(state.output_ids)), params.temperature
+        records.append((row, number, temperature, params.top_p, params.min_p, max(0, params.top_k)))
+    return np.array(records, DRAW)
 
 
-def sample(logits: torch.Tensor, specs: Sequence[SampleSpec]) -> list[Sampled]:
-    """Draw one token for each spec on the host. logits: [R, V], any float dtype, on any device; it is not changed."""
-    if not specs:
+def sample(logits: torch.Tensor, draws: Sequence[TokenDraw]) -> list[Sampled]:
+    """Draw one token for each draw on the host. logits: [R, V], any float dtype, on any device; it is not changed."""
+    if not draws:
         return []
     table = _host(logits)
     drawn: list[Sampled] = []
-    before: tuple[SampleSpec, _Weights | Failure] | None = None
-    for spec in specs:
+    for run in _runs(draws, max(1, _TOGETHER // table.shape[1])):
         # The n sequences of one request draw their first tokens from the same row: weigh it once.
-        if before is None or not _same_weights(before[0], spec):
-            before = spec, _weigh(table[spec.row], spec)
-        drawn.append(_draw(table[spec.row], before[1], spec))
+        weighed = iter(_weigh_run(table, [first for first, _ in run]))
+        for _, count in run:
+            weights = next(weighed)
+            drawn += [_draw(table, weights, draw) for draw in draws[len(drawn) : len(drawn) + count]]
     return drawn
 
 
+def _runs(draws: Sequence[TokenDraw], most: int) -> Iterator[list[tuple[TokenDraw, int]]]:
+    """Draws that stand together and whose rows are changed by the same kinds of processors, at most `most` rows a run:
+    (a draw, how many with the same row and state)."""
+    run: list[tuple[TokenDraw, int]] = []
+    kinds: tuple[type, ...] = ()
+    for draw in draws:
+        state = draw.state
+        if run and draw.row == run[-1][0].row and state is run[-1][0].state:
+            run[-1] = run[-1][0], run[-1][1] + 1
+            continue
+        own = () if state.is_plain else state.kinds
+        if run and (own != kinds or len(run) == most):
+            yield run
+            run = []
+        run.append((draw, 1))
+        kinds = own
+    yield run
+
+
+def _weigh_run(table: Row, run: Sequence[TokenDraw]) -> list[Weights | Failure]:
+    """The distribution of each of a run's rows, or why there is none."""
+    weighed: list[Weights | Failure] = [_NOT_FINITE] * len(run)
+    changing: list[int] = []
+    for place, draw in enumerate(run):
+        row = table[draw.row]
+        best = int(row.argmax())
+        if not math.isfinite(row[best]):  # argmax takes NaN for the largest
+            continue
+        if draw.state.is_plain:
+            weighed[place] = weigh(row, best, draw.state.input.params)
+        else:
+            changing.append(place)
+    if changing:
+        rows = _processed(table, [run[place] for place in changing])
+        for place, changed in zip(changing, rows, strict=True):
+            weighed[place] = changed if isinstance(changed, Failure) else _weigh_changed(changed, run[place].state)
+    return weighed
+
+
+def _processed(table: Row, draws: Sequence[TokenDraw]) -> list[Row | Failure]:
+    """The rows of the table that the draws name, as their processors change them."""
+    read = [draw.state.read() for draw in draws]
+    chains: list[Chain] = [chain for chain in read if not isinstance(chain, Failure)]
+    good = [draw for draw, chain in zip(draws, read, strict=True) if not isinstance(chain, Failure)]
+    rows = [draw.row for draw in good]
+    found = iter(changed_rows(chains, table, rows, [draw.state.output_ids for draw in good]) if good else ())
+    return [
+        chain if isinstance(chain, Failure) else draw.state.checked(table, draw.row, next(found))
+        for draw, chain in zip(draws, read, strict=True)
+    ]
+
+
+def _weigh_changed(row: Row, state: SamplingState) -> Weights | Failure:
+    best = int(row.argmax())
+    if math.isfinite(row[best]):
+        return weigh(row, best, state.input.params)
+    plugins = ", ".join(state.plugins)
+    if not plugins:
+        return Failure(_NO_TOKEN, by_caller=True)
+    if row[best] == -math.inf:
+        return Failure(f"{_NO_TOKEN}. The logits processor {plugins} has forbidden tokens too", by_caller=True)
+    return Failure(f"the logits processor {plugins} has made a logit NaN or infinite", by_caller=False)
+
+
+def _draw(table: Row, weights: Weights | Failure, draw: TokenDraw) -> Sampled:
+    if isinstance(weights, Failure):
+        return Sampled(-1, error=weights)
+    number = 0.0 if weights.cumulative is None else uniform(draw.seed, len(draw.state.output_ids))
+    token_id = locate(weights, number)
+    count = draw.state.input.params.logprobs
+    return Sampled(token_id, None if count is None else top_of(table[draw.row], token_id, count))
+
+
 def top_logprobs(logits: torch.Tensor, token_ids: Sequence[int], count: int) -> list[TopLogprobs]:
-    """The log-probability of token_ids[i] under row i of logits [R, V], and the `count` best (-1: all) of
-    the row.
+    """The log-probability of token_ids[i] under row i of logits [R, V], and the `count` best (-1: all) of the row.
 
     A row that is not finite yields NaN for its token, rank 0, and no others.
     """
-    return [_top(row, token_id, count) for row, token_id in zip(_host(logits), token_ids, strict=True)]
+    return [top_of(row, token_id, count) for row, token_id in zip(_host(logits), token_ids, strict=True)]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -164,175 +233,3 @@ def _host(logits: torch.Tensor) -> Row:
         logits = logits.float().cpu().contiguous()  # calls that cost even where they do nothing
     table: Row = logits.numpy()
     return table
-
-
-def _is_plain(spec: SampleSpec) -> bool:
-    return spec.params.logprobs is None and not is_constrained(spec.params, spec.bad_words, len(spec.output_ids))
-
-
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """What a row's draws have in common. best: the likeliest token; the rest is None for greedy rows.
-
-    order: the kept tokens, best first, or None for all tokens by id.
-    cumulative: running sums of the kept tokens' weights, or of blocks of _BLOCK tokens where order is None.
-    """
-
-    best: int
-    order: Ids | None = None
-    cumulative: NDArray[np.float64] | None = None
-    weights: Row | None = None
-
-
-def _same_weights(a: SampleSpec, b: SampleSpec) -> bool:
-    # By identity: comparing long prompts would cost more than it saves.
-    return (
-        a.row == b.row
-        and a.params is b.params
-        and a.prompt_ids is b.prompt_ids
-        and a.output_ids is b.output_ids
-        and a.stop_ids is b.stop_ids
-        and a.bad_words is b.bad_words
-    )
-
-
-def _weigh(row: Row, spec: SampleSpec) -> _Weights | Failure:
-    """The distribution that the spec's parameters make of a row; or why there is none."""
-    best = int(row.argmax())
-    if not math.isfinite(row[best]):  # argmax takes NaN for the largest
-        return _NOT_FINITE
-    if is_constrained(spec.params, spec.bad_words, len(spec.output_ids)):
-        row = _constrain(row, spec)
-        best = int(row.argmax())
-        if not math.isfinite(row[best]):
-            return _NO_TOKEN
-    params = spec.params
-    if params.greedy:
-        return _Weights(best)
-    weights = row - row[best]
-    weights /= np.float32(params.temperature)
-    np.exp(weights, out=weights)  # relative to the best token's, which is exactly 1
-    if params.min_p > 0:
-        weights[weights < np.float32(params.min_p)] = 0
-    if params.top_p < 1 or 0 < params.top_k < len(row):
-        return _Weights(best, *_leading(row, weights, params))
-    return _Weights(best, None, np.cumsum(_block_sums(weights)), weights)
-
-
-def _draw(row: Row, weights: _Weights | Failure, spec: SampleSpec) -> Sampled:
-    if isinstance(weights, Failure):
-        return Sampled(-1, error=weights)
-    if weights.cumulative is None:
-        token_id = weights.best
-    else:
-        number = uniform(spec.seed, len(spec.output_ids))
-        place = _locate(weights.cumulative, number * weights.cumulative[-1])
-        if weights.order is not None:
-            token_id = int(weights.order[place])
-        else:
-            assert weights.weights is not None
-            token_id = _within_block(weights.weights, weights.cumulative, place, number)
-    count = spec.params.logprobs
-    return Sampled(token_id, None if count is None else _top(row, token_id, count))
-
-
-def _leading(row: Row, weights: Row, params: SamplingParams) -> tuple[Ids, NDArray[np.float64]]:
-    """The tokens that top_k and top_p keep, best first, and the running sums of their weights.
-
-    How far the search had to widen does not show: sums run from the best token down, over the same tokens.
-    """
-    top_k = params.top_k if 0 < params.top_k < len(row) else 0
-    look = top_k or _FIRST_LOOK
-    limit = params.top_p * float(weights.sum(dtype=np.float64))
-    while True:
-        order, is_all = _best(row, look)
-        if top_k:
-            order = order[:top_k]
-        cumulative = np.cumsum(weights[order], dtype=np.float64)
-        if top_k:
-            limit = params.top_p * cumulative[-1]
-        if top_k or is_all or cumulative[-1] >= limit:
-            break
-        # No further token weighs more than the last of these: as many must still come, at the least.
-        last = float(weights[order[-1]])
-        missing = (limit - float(cumulative[-1])) / last if last > 0 else math.inf
-        look = max(look * _WIDEN, int(min(missing, len(row))))
-    if params.top_p < 1:  # up to and with the first token that reaches the limit
-        kept = int(np.searchsorted(cumulative, limit, side="left")) + 1
-        order, cumulative = order[:kept], cumulative[:kept]
-    return order, cumulative
-
-
-def _best(row: Row, count: int) -> tuple[Ids, bool]:
-    """At least the `count` best tokens of a row, in rank order; and whether these are all that are possible.
-
-    The largest values of blocks of the row give a threshold that at least `count` tokens reach, and all
-    tokens
-    that reach it are taken: no pass over the vocabulary does more than compare.
-    """
-    size = len(row) // (2 * count)
-    threshold = -math.inf
-    if size >= 2:
-        whole = len(row) // size * size
-        peaks = row[:whole].reshape(-1, size).max(axis=1)
-        threshold = np.partition(peaks, -count)[-count]
-    is_all = threshold == -math.inf
-    ids = np.flatnonzero(row > threshold if is_all else row >= threshold)
-    return _rank(row[ids], ids), is_all
-
-
-def _rank(values: Row, ids: Ids) -> Ids:
-    """The ids by descending value, equals by ascending id; several times as fast as a stable argsort.
-
-    A float's bits, the lower 31 flipped for negative ones, order as the float does: value and id make one
-    integer.
-    """
-    bits = (values + np.float32(0)).view(np.int32)  # + 0: -0.0 equals 0.0 but has other bits
-    bits ^= (bits >> 31) & 0x7FFFFFFF
-    keys = ~bits.astype(np.int64) << 32 | ids
-    keys.sort()
-    return keys & 0xFFFFFFFF
-
-
-def _block_sums(weights: Row) -> NDArray[np.float64]:
-    whole = len(weights) // _BLOCK * _BLOCK
-    sums = weights[:whole].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
-    if whole == len(weights):
-        return sums
-    return np.append(sums, weights[whole:].sum(dtype=np.float64))
-
-
-def _within_block(weights: Row, blocks: NDArray[np.float64], block: int, number: float) -> int:
-    before = blocks[block - 1] if block else 0.0
-    inside = np.cumsum(weights[block * _BLOCK : (block + 1) * _BLOCK], dtype=np.float64)
-    return block * _BLOCK + _locate(inside, number * blocks[-1] - before)
-
-
-def _locate(cumulative: NDArray[np.float64], target: float) -> int:
-    """The first place whose running sum exceeds target: its own weight is then above 0."""
-    place = int(np.searchsorted(cumulative, target, side="right"))
-    if place == len(cumulative):  # rounding took the target to the end: the last place with a weight
-        place = int(np.searchsorted(cumulative, cumulative[-1], side="left"))
-    return place
-
-
-def _constrain(row: Row, spec: SampleSpec) -> Row:
-    """A changed copy of the row."""
-    rules = spec.rules
-    if rules is None:
-        rules = Rules(Constraints(spec.params, spec.prompt_ids, spec.stop_ids, spec.bad_words, len(row)))
-    return rules.apply(row, spec.output_ids)
-
-
-def _top(row: Row, token_id: int, count: int) -> TopLogprobs:
-    peak = row[row.argmax()]
-    if not np.isfinite(peak):
-        return TopLogprobs(token_id, math.nan, 0, (), ())
-    log_total = float(np.log(np.exp(row - peak).sum(dtype=np.float64)))
-    own = row[token_id]
-    rank = 1 + np.count_nonzero(row > own) + np.count_nonzero(row[:token_id] == own)
-    if count == -1:
-        count = len(row)
-    ids = _best(row, count)[0][:count] if count else np.empty(0, np.int64)
-    values = (row[ids] - peak).astype(np.float64) - log_total
-    return TopLogprobs(token_id, float(own - peak) - log_total, int(rank), tuple(ids.tolist()), tuple(values.tolist()))

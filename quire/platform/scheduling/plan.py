@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.lora import AdapterMix
-from quire.platform.sampling.constraints import Rules
-from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.results import Sampled, TopLogprobs
+from quire.platform.sampling.sampling_input import SamplingState
 from quire.types import PlaceholderRange
 
 if TYPE_CHECKING:
@@ -29,13 +28,8 @@ PENDING_TOKEN = -1
 class Draw:
     """One token to sample from the logits behind a chunk's last token. The fields are the sampler's."""
 
-    params: SamplingParams
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
+    state: SamplingState
     seed: int
-    stop_ids: frozenset[int]
-    bad_words: tuple[tuple[int, ...], ...]
-    rules: Rules | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ import numpy as np
 
 from quire.lora import AdapterMix, LoRARequest
 from quire.multimodal import Pixels
-from quire.platform.sampling.constraints import Constraints, Rules
+from quire.platform.sampling.logits_processors.chain import Chain
 from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.results import Failure, Sampled, TopLogprobs
+from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
 from quire.platform.scheduling.beam import BeamGroup, Candidate
 from quire.platform.scheduling.metrics import RequestMetrics
 from quire.platform.scheduling.plan import PENDING_TOKEN, Draw
@@ -59,7 +60,7 @@ class Request:
     max_tokens: `params.max_tokens`, cut to what the model's length and the pool allow.
     stop_ids: the tokens that end a sequence; eos_ids: those among them that end it without being named a reason.
     prefix_root: the root of the request's prefix keys.
-    constraints: what the parameters do to the logits; None where they leave them alone.
+    processors: what changes its logits; empty: nothing does.
     media: the prompt's images, in their order; prompt_ids has their placeholders.
     rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
         rotary_end: what the first token behind them turns by.
@@ -76,10 +77,9 @@ class Request:
     seeds: tuple[int, ...]  # one for each of the n sequences
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
-    bad_words: tuple[tuple[int, ...], ...]
     prefix_root: bytes
     beam: BeamGroup | None = None
-    constraints: Constraints | None = None
+    processors: Chain = ()
     media: list[MediaInput] = field(default_factory=list)
     rotary: np.ndarray | None = None
     rotary_end: int = 0
@@ -112,6 +112,11 @@ class Request:
     def shown_ids(self) -> list[int]:
         """The prompt's tokens for its outputs: one copy for all of them, as a stream has many."""
         return list(self.prompt_ids)
+
+    @cached_property
+    def sampling(self) -> SamplingInput:
+        """How its tokens are drawn, as plans say it."""
+        return SamplingInput(self.params, self.processors)
 
     @property
     def owner(self) -> AdapterMix:
@@ -197,10 +202,7 @@ class SequenceState:
     def _make_draw(self) -> Draw:
         request = self.request
         seed = request.seeds[self.index % len(request.seeds)]  # beams draw nothing and share the one seed
-        rules = None if request.constraints is None else Rules(request.constraints)
-        return Draw(
-            request.params, request.prompt_ids, self.output_ids, seed, request.stop_ids, request.bad_words, rules
-        )
+        return Draw(SamplingState(request.sampling, self.output_ids), seed)
 
     def fork(self, index: int) -> SequenceState:
         """A new sequence with the same tokens and history; it owns no blocks yet."""

@@ -18,10 +18,10 @@ from quire.platform.sampling.params import BeamSearchParams
 from tests.platform.engine.test_promise import answers, prompts
 
 
-def begin_there(logits: torch.Tensor, specs: Sequence[sampler.SampleSpec]) -> sampler.Sampling:
+def begin_there(logits: torch.Tensor, draws: Sequence[sampler.TokenDraw]) -> sampler.Sampling:
     """`sampler.begin`, as it is on a GPU: what is unconstrained is drawn there."""
-    drawn = sampler.sample(logits, specs)
-    there = [sampler._is_plain(spec) for spec in specs]
+    drawn = sampler.sample(logits, draws)
+    there = [sampler._is_plain(draw) for draw in draws]
     tokens = [one.token_id for one, yes in zip(drawn, there, strict=True) if yes]
     return sampler.Sampling(
         [None if yes else one for one, yes in zip(drawn, there, strict=True)],

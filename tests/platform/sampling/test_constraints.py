@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from quire import RequestError, SamplingParams
 from quire.platform.inputs.tokenizer import encode_bad_words
 from quire.platform.sampling import params as sampling_params
-from quire.platform.sampling.constraints import Constraints, Rules
-from quire.platform.sampling.sampler import SampleSpec, sample
-from quire.platform.scheduling.request import SequenceState
+from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
+from tests.platform.sampling.specs import Spec, processed, sample
 
 Words = tuple[tuple[int, ...], ...]
 
@@ -87,24 +86,27 @@ def cases(draw: Any) -> tuple[int, SamplingParams, list[int], list[int], set[int
 def test_bit_for_bit_the_plain_formulas(case: Any, seed: int) -> None:
     size, params, prompt, output, stop, words = case
     rng = np.random.default_rng(seed)
-    rules = Rules(Constraints(params, prompt, stop, words, size))
+    state = Spec(0, params, prompt, (), 0, sorted(stop), words).state(size)
     for length in [*range(len(output) + 1), max(0, len(output) - 3)]:  # as a sequence grows, and when it goes back
         row = (rng.standard_normal(size) * 5).astype(np.float32)
         row[rng.integers(0, size, 3)] = [0.0, -0.0, -np.inf]
         before = row.copy()
-        ours = rules.apply(row, output[:length])
+        state.output_ids = output[:length]
+        ours = processed(row, state)
         assert bits(ours) == bits(plainly(row, params, prompt, output[:length], stop, words))
         assert bits(row) == bits(before)
 
 
 def test_sequences_of_one_request_do_not_share_what_they_generated() -> None:
-    shared = Constraints(SamplingParams(frequency_penalty=1.0, repetition_penalty=2.0), [1], {0}, (), 10)
-    first, second = Rules(shared), Rules(shared)
+    shared = SamplingInput(SAME, Spec(0, SAME, [1], stop=[0]).chain(10))
+    first, second = SamplingState(shared, []), SamplingState(shared, [3])
     row = np.ones(10, np.float32)
     for output in ([2], [2, 2]):
-        first.apply(row, output)
-    assert second.apply(row, [3]).tolist() == plainly(row, SAME, [1], [3], {0}, ()).tolist()
-    assert first.apply(row, [2, 2, 4]).tolist() == plainly(row, SAME, [1], [2, 2, 4], {0}, ()).tolist()
+        first.output_ids = output
+        processed(row, first)
+    assert processed(row, second).tolist() == plainly(row, SAME, [1], [3], {0}, ()).tolist()
+    first.output_ids = [2, 2, 4]
+    assert processed(row, first).tolist() == plainly(row, SAME, [1], [2, 2, 4], {0}, ()).tolist()
 
 
 SAME = SamplingParams(frequency_penalty=1.0, repetition_penalty=2.0)
@@ -141,20 +143,18 @@ def test_no_step_reads_a_requests_lists(tiny_llm: Any, monkeypatch: pytest.Monke
         return [list(one.token_ids) for one in output.outputs]
 
     expected = answers()
-    make = SequenceState._make_draw
+    make = SamplingState.__init__
 
-    def without_lists(self: SequenceState) -> Any:
-        drawn = make(self)
-        bare = dataclasses.replace(drawn.params)
-        for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
+    def without_lists(self: SamplingState, sampling: SamplingInput, output_ids: Any) -> None:
+        bare = dataclasses.replace(sampling.params)
+        for name in ("allowed_token_ids", "logit_bias", "stop_token_ids", "bad_words"):
             if getattr(bare, name):
                 object.__setattr__(bare, name, Untouchable())
-        words = Untouchable() if drawn.bad_words else ()
-        return dataclasses.replace(
-            drawn, params=bare, prompt_ids=Untouchable(), stop_ids=Untouchable(), bad_words=words
-        )
+        # The prompt, the stop ids and the tokens of bad words are not there at all.
+        assert {field.name for field in dataclasses.fields(sampling)} == {"params", "processors"}
+        make(self, dataclasses.replace(sampling, params=bare), output_ids)
 
-    monkeypatch.setattr(SequenceState, "_make_draw", without_lists)
+    monkeypatch.setattr(SamplingState, "__init__", without_lists)
     assert answers() == expected
 
 
@@ -174,7 +174,7 @@ def test_the_deepest_match_is_found() -> None:
     word = tuple(range(128))
     logits = torch.zeros(1, 200)
     logits[0, 127] = 9.0
-    spec = SampleSpec(0, SamplingParams(temperature=0), (), list(word[:-1]), 0, frozenset(), (word,))
+    spec = Spec(0, SamplingParams(temperature=0), (), list(word[:-1]), 0, (), (word,))
     assert sample(logits, [spec])[0].token_id == 0
-    spec = dataclasses.replace(spec, output_ids=[0, *word[2:-1]])
+    spec = dataclasses.replace(spec, output=[0, *word[2:-1]])
     assert sample(logits, [spec])[0].token_id == 127

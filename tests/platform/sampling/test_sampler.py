@@ -20,9 +20,10 @@ from transformers import (
 )
 
 from quire import SamplingParams
-from quire.platform.sampling import sampler
+from quire.platform.sampling import distribution, sampler
 from quire.platform.sampling.results import Sampled
-from quire.platform.sampling.sampler import SampleSpec, sample, top_logprobs, uniform
+from quire.platform.sampling.sampler import top_logprobs, uniform
+from tests.platform.sampling.specs import Spec, processed, sample
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -35,8 +36,8 @@ def spec(
     seed: int = 0,
     stop: Sequence[int] = (),
     bad_words: tuple[tuple[int, ...], ...] = (),
-) -> SampleSpec:
-    return SampleSpec(row, params, prompt, output, seed, frozenset(stop), bad_words)
+) -> Spec:
+    return Spec(row, params, prompt, output, seed, stop, bad_words)
 
 
 def peaked(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
@@ -170,8 +171,7 @@ def test_the_kept_set_is_transformers(
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * scale
     params = SamplingParams(top_p=top_p, top_k=min(top_k, vocab - 1), min_p=min_p)
     probabilities = exact_probabilities(logits, params)
-    weights = sampler._weigh(logits.numpy(), spec(params=params))
-    assert isinstance(weights, sampler._Weights)
+    weights = distribution.weigh(logits.numpy(), int(logits.argmax()), params)
     if weights.order is None:
         assert weights.weights is not None
         kept = set(np.flatnonzero(weights.weights).tolist())
@@ -192,8 +192,8 @@ def test_widening_does_not_show(seed: int, top_p: float, scale: float, coarse: b
     results = []
     for first_look, widen in ((1, 2), (256, 8), (10**6, 2)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sampler, "_FIRST_LOOK", first_look)
-            patch.setattr(sampler, "_WIDEN", widen)
+            patch.setattr(distribution, "_FIRST_LOOK", first_look)
+            patch.setattr(distribution, "_WIDEN", widen)
             results.append(sample(logits, [spec(params=params, seed=n) for n in range(5)]))
     assert results[0] == results[1] == results[2]
 
@@ -242,8 +242,8 @@ def test_the_ends_of_the_unit_interval(number: float, params: SamplingParams, mo
 # ---------------------------------------------------------------------- constraints, penalties
 
 
-def constrained(logits: torch.Tensor, one: SampleSpec) -> np.ndarray:
-    return sampler._constrain(logits.numpy(), one)
+def constrained(logits: torch.Tensor, one: Spec) -> np.ndarray:
+    return processed(logits.numpy(), one.state(len(logits)))
 
 
 def test_repetition_penalty_is_transformers() -> None:
@@ -355,6 +355,6 @@ def test_a_row_drawn_n_times_is_weighed_once(monkeypatch: pytest.MonkeyPatch) ->
     specs = [dataclasses.replace(first, seed=seed) for seed in range(8)]
     singly = [sample(logits, [one])[0] for one in specs]
     calls: list[int] = []
-    weigh = sampler._weigh
-    monkeypatch.setattr(sampler, "_weigh", lambda row, one: calls.append(1) or weigh(row, one))
+    weigh = sampler.weigh
+    monkeypatch.setattr(sampler, "weigh", lambda *given: calls.append(1) or weigh(*given))
     assert sample(logits, specs) == singly and len(calls) == 1

@@ -22,7 +22,7 @@ DEFAULTS = {
     "bad_words": (), "include_stop_str_in_output": False, "ignore_eos": False, "max_tokens": 16,
     "min_tokens": 0, "logprobs": None, "prompt_logprobs": None, "detokenize": True, "skip_special_tokens":
     True, "spaces_between_special_tokens": True, "logit_bias": None, "allowed_token_ids": None,
-    "output_kind": RequestOutputKind.CUMULATIVE,
+    "output_kind": RequestOutputKind.CUMULATIVE, "extra_args": None,
 }  # fmt: skip
 
 REFUSED = [
@@ -53,6 +53,7 @@ REFUSED = [
     ("spaces_between_special_tokens", [2]),
     ("include_stop_str_in_output", ["no"]),
     ("output_kind", [0, "DELTA", None]),
+    ("extra_args", [["a"], "a", 5, {1: 2}, {"": 1}, {None: 1}, {str(n): n for n in range(module.MAX_EXTRA_ARGS + 1)}]),
 ]
 
 

@@ -86,7 +86,6 @@ def make_request(name: str, prompt: list[int], n: int, max_tokens: int, width: i
         seeds=tuple(range(n)),
         eos_ids=frozenset({EOS}),
         stop_ids=frozenset() if width else frozenset({EOS}),
-        bad_words=(),
         prefix_root=root_key(),
     )
     if width:

@@ -1,0 +1,146 @@
+"""The contract of a logits processor: what it is made from, what it sees, and what it may change.
+
+A processor is one object a sequence. It is made when the request arrives, from the request alone; it learns of each
+token that its sequence gets; and it changes its sequence's row of logits, and no other. So a row cannot depend on the
+rows beside it. It can be made again from the request and the tokens at any time (after a preemption, in another
+process), and must do the same then. docs/logits-processors.md has a complete example.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.platform.sampling.params import SamplingParams
+
+Row = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorRequest:
+    """What a processor is made from.
+
+    params: the request's; a plug-in finds its arguments in `params.extra_args`. prompt_ids: ids without a logit may be
+    among them (placeholders of images). vocab_size: the number of logits. tokenizer: Hugging Face's, or None where none
+    is loaded. stop_ids: the tokens that end the sequence. bad_words: tokenized.
+    """
+
+    params: SamplingParams
+    prompt_ids: Sequence[int]
+    vocab_size: int
+    tokenizer: Any = None
+    stop_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def extra_args(self) -> dict[str, Any]:
+        """A copy of `params.extra_args`; empty where there are none."""
+        return dict(self.params.extra_args or {})
+
+
+class LogitsProcessor:
+    """Changes one sequence's logits before a token is drawn from them. To be derived from.
+
+    arguments: the names in `extra_args` that it takes. It is made for requests that give one of them; with none named
+    here it is made for every request.
+    until: it does nothing from so many generated tokens on; None: it may always do something.
+
+    It must pickle: requests may be computed in another process.
+    """
+
+    arguments: ClassVar[tuple[str, ...]] = ()
+    until: int | None = None
+
+    def __init__(self, request: ProcessorRequest) -> None:
+        """For a request that has just arrived, on any thread; no step waits for it.
+
+        Raises ValueError for arguments that cannot be honoured: the request is refused with its text.
+        """
+
+    @classmethod
+    def applies_to(cls, params: SamplingParams) -> bool:
+        """Whether a request needs one."""
+        return not cls.arguments or any(name in cls.arguments for name in params.extra_args or ())
+
+    def fork(self) -> Self:
+        """One in the same state for another sequence. Derived classes that hold much that never changes share it."""
+        return copy.deepcopy(self)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """The sequence has got these tokens: one a step, or all that it has when it is built again."""
+
+    def apply(self, logits: Row, output_ids: Sequence[int]) -> None:
+        """Change the row [vocab_size] float32 in place. It leaves the processor as it is.
+
+        output_ids: all tokens that were generated so far, not to be changed; `advance` has been told of them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no apply()")
+
+    @classmethod
+    def apply_rows(cls, processors: Sequence[Self], logits: Row, outputs: Sequence[Sequence[int]]) -> None:
+        """Change the rows [n, vocab_size] of n sequences; row i is that of processors[i] and outputs[i].
+
+        For processors that do several rows at once in less time, such as by threads of their own. What becomes of a row
+        must have the bits that `apply` gives it.
+        """
+        for row, processor, output_ids in zip(logits, processors, outputs, strict=True):
+            processor.apply(row, output_ids)
+
+    @classmethod
+    def changed_rows(
+        cls, processors: Sequence[Self], table: Row, rows: Sequence[int], outputs: Sequence[Sequence[int]]
+    ) -> Row:
+        """Changed copies of some rows of a table [rows, vocab_size] that stays as it is."""
+        logits: Row = table[rows]
+        cls.apply_rows(processors, logits, outputs)
+        return logits
+
+
+class BitMask(NamedTuple):
+    """Allowed tokens as bits: token t is bit t % 32 of words[t // 32], [ceil(vocab_size / 32)] uint32 or int32."""
+
+    words: NDArray[Any]
+
+
+class TokenMask(LogitsProcessor):
+    """A processor that allows some tokens and forbids the others: a grammar, say. To be derived from."""
+
+    def allowed(self, output_ids: Sequence[int]) -> Sequence[int] | NDArray[Any] | BitMask | None:
+        """The tokens that may come next: their ids, or one bool for each token, or bits. None: all."""
+        raise NotImplementedError(f"{type(self).__name__} has no allowed()")
+
+    def apply(self, logits: Row, output_ids: Sequence[int]) -> None:
+        """-inf for every token that is not allowed; the others' logits stay."""
+        allowed = self.allowed(output_ids)
+        if allowed is None:
+            return
+        forbidden = np.ones(len(logits), bool)
+        if isinstance(allowed, BitMask):
+            forbidden = ~_unpacked(allowed, len(logits))
+        else:
+            chosen = np.asarray(allowed)
+            if chosen.dtype == bool and chosen.shape != logits.shape:
+                raise ValueError(f"allowed() gave {chosen.shape} bools, and there are {len(logits)} logits")
+            forbidden[chosen if chosen.dtype == bool else chosen.astype(np.int64)] = False
+        logits[forbidden] = -math.inf
+
+
+def _unpacked(mask: BitMask, size: int) -> NDArray[np.bool_]:
+    words = np.ascontiguousarray(mask.words)
+    if words.dtype.itemsize != 4 or words.shape != (-(-size // 32),):
+        raise ValueError(f"a BitMask of {size} logits has {-(-size // 32)} words of 32 bits, not {words.shape}")
+    bits = np.unpackbits(words.astype("<u4", copy=False).view(np.uint8), bitorder="little", count=size)
+    return bits.view(np.bool_)
+
+
+def ids_within(ids: Any, size: int) -> Ids:
+    """As an array, without ids that have no logit (a placeholder in the prompt may lie outside)."""
+    array = np.asarray(ids, dtype=np.int64)
+    return array[(array >= 0) & (array < size)]

@@ -1,0 +1,149 @@
+"""A request's processors in their order, and how they are applied to rows.
+
+The order is vLLM's: allowed_token_ids, bad_words, min_tokens, logit_bias, plug-ins in the order in which the engine was
+given them, penalties. (A bias cannot lift a logit of -inf, so that logit_bias is added with what stands first.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire.platform.sampling.logits_processors.base import LogitsProcessor, ProcessorRequest, Row
+from quire.platform.sampling.logits_processors.penalties import Penalties
+from quire.platform.sampling.logits_processors.token_rules import BadWords, MinTokens, TokenBias
+from quire.platform.sampling.results import Failure
+
+if TYPE_CHECKING:
+    from quire.platform.sampling.logits_processors.plugins import Plugin
+
+logger = logging.getLogger("quire")
+
+
+class ProcessorError(Exception):
+    """A plug-in's fault. `failure`: what its request ends with."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One processor of a chain. plugin: the name of what is not quire's own. check: see `check_alone`."""
+
+    processor: LogitsProcessor
+    plugin: str | None = None
+    check: bool = False
+
+    def fork(self) -> Link:
+        """For another sequence. Raises ProcessorError."""
+        try:
+            return Link(self.processor.fork(), self.plugin, self.check)
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Raises ProcessorError."""
+        try:
+            self.processor.advance(token_ids)
+        except Exception as error:
+            raise self.failed(error) from error
+
+    def failed(self, error: Exception) -> Exception:
+        """What to raise: quire's own faults stay what they are."""
+        return error if self.plugin is None else ProcessorError(_failure(self.plugin, error))
+
+
+Chain = tuple[Link, ...]
+
+
+def build_chain(request: ProcessorRequest, plugins: Sequence[Plugin] = ()) -> Chain:
+    """The processors of a request that has arrived; empty where its logits stay as they are.
+
+    Raises RequestError for arguments that a plug-in refuses, and QuireError for a plug-in's faults.
+    """
+    params = request.params
+    chain: list[Link] = []
+    if TokenBias.needed(request):
+        chain.append(Link(TokenBias(request)))
+    if BadWords.needed(request):
+        chain.append(Link(BadWords(request)))
+    if MinTokens.applies_to(params):
+        chain.append(Link(MinTokens(request)))
+    chain += [plugin.link(request) for plugin in plugins if plugin.applies_to(params)]
+    if Penalties.applies_to(params):
+        chain.append(Link(Penalties(request)))
+    return tuple(chain)
+
+
+def changed_rows(
+    chains: Sequence[Chain], table: Row, rows: Sequence[int], outputs: Sequence[Sequence[int]]
+) -> list[Row | Failure]:
+    """Changed copies of rows of a table [rows, vocab_size], or why there is none.
+
+    All chains have the same kinds of processors. outputs: the tokens that each chain's sequence has generated, of which
+    it has been told.
+    """
+    try:
+        return list(_apply(chains, table, rows, outputs))
+    except ProcessorError as error:
+        if len(chains) == 1:
+            return [error.failure]
+    changed: list[Row | Failure] = []  # one by one, so that only the culprit's request ends
+    for chain, row, output_ids in zip(chains, rows, outputs, strict=True):
+        changed += changed_rows([chain], table, [row], [output_ids])
+    return changed
+
+
+def _apply(chains: Sequence[Chain], table: Row, rows: Sequence[int], outputs: Sequence[Sequence[int]]) -> Row:
+    logits: Any = None
+    for links in zip(*chains, strict=True):
+        kind: Any = type(links[0].processor)
+        processors = [link.processor for link in links]
+        try:
+            if logits is None:
+                logits = kind.changed_rows(processors, table, rows, outputs)
+            else:
+                kind.apply_rows(processors, logits, outputs)
+        except Exception as error:
+            raise links[0].failed(error) from error
+    changed: Row = logits
+    return changed
+
+
+def check_alone(
+    pristine: Chain, chain: Chain, table: Row, row: int, output_ids: Sequence[int], changed: Row | Failure
+) -> Row | Failure:
+    """`changed`, if processors that are made anew for the sequence alone give the same bits; else why not.
+
+    For debug runs: it finds what depends on the rows beside it, or on more than the request and its tokens.
+    """
+    plugins = ", ".join(link.plugin for link in chain if link.plugin is not None)
+    if isinstance(changed, Failure) or not plugins:
+        return changed
+    try:
+        again = tuple(link.fork() for link in pristine)
+        for link in again:
+            link.advance(output_ids)
+    except ProcessorError as error:
+        return error.failure
+    (alone,) = changed_rows([again], table, [row], [output_ids])
+    if isinstance(alone, Failure):
+        return alone
+    if np.array_equal(alone.view(np.int32), changed.view(np.int32)):
+        return changed
+    return Failure(
+        f"logits processor {plugins}: made anew from the request and its tokens, it changes the row in another way; a "
+        "processor must depend on nothing else",
+        by_caller=False,
+    )
+
+
+def _failure(plugin: str, error: Exception) -> Failure:
+    logger.error("logits processor %s fails", plugin, exc_info=error)
+    return Failure(f"logits processor {plugin} fails: {type(error).__name__}: {error}", by_caller=False)
