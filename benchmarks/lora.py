@@ -174,7 +174,7 @@ def case_scale(args, llm: LLM, folder: Path) -> None:
         base = run(llm, requests, few, f"few-{turn}")
         rate = run(llm, requests, many, f"many-{turn}")
         ratios.append(rate / base)
-        library, residency = llm.llm_engine.adapters, llm.llm_engine.scheduler.residency
+        library, residency = llm.llm_engine.adapters, llm.llm_engine.scheduler.adapters.device
         print(
             f"scale    5 adapters {base:.1f}, {in_use} of {count} {rate:.1f} out tok/s: ratio {rate / base:.3f}; host "
             f"{library.host_bytes / 1e6:.0f} MB, device {residency.bytes / 1e6:.0f} of "

@@ -164,8 +164,8 @@ class Quire:
         return Turn(made, seconds, mean(wastes or [0.0]), engine.scheduler.num_preemptions - preemptions)
 
     def _waste(self) -> list[float]:
-        running = self.engine.scheduler.running
-        allocated = self.engine.pool.block_size * sum(len(sequence.block_ids) for sequence in running)
+        running, kv = self.engine.scheduler.running, self.engine.scheduler.kv
+        allocated = kv.pool.block_size * sum(len(kv.blocks(sequence.id)) for sequence in running)
         used = sum(sequence.num_computed for sequence in running)
         return [(allocated - used) / allocated] if allocated else []
 

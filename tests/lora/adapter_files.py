@@ -201,7 +201,7 @@ def nothing_left(llm: LLM) -> None:
     engine.step()
     engine.check_integrity()
     assert engine.pool.num_owned == 0
-    residency, bank, library = engine.scheduler.residency, engine.runner.bank, engine.adapters
+    residency, bank, library = engine.scheduler.adapters.device, engine.runner.bank, engine.adapters
     assert set(bank._installed) == set(residency._entries)
     assert not any(entry.references for entry in residency._entries.values())
     assert {uid for uid, version in library._versions.items() if version.resident} == set(residency._entries)
@@ -216,7 +216,7 @@ def no_adapters(llm: LLM) -> None:
     nothing_left(llm)
     engine = llm.llm_engine
     assert llm.list_lora_adapters() == []
-    assert engine.adapters.host_bytes == 0 and engine.scheduler.residency.bytes == 0
+    assert engine.adapters.host_bytes == 0 and engine.scheduler.adapters.device.bytes == 0
     assert not engine.runner.bank._installed
     for module in engine.runner.model.modules():
         adapters = getattr(module, "adapters", None)

@@ -75,7 +75,7 @@ def test_an_adapter_on_the_tower_reloaded_while_running(llava, tmp_path):
     outputs.update(drive(engine))
     wanted = {"base0": 0, "base1": 0, "base2": 0, "x0": 1, "x1": 2, "x2": 1}
     assert {name: result(outputs[name]) for name in wanted} == {name: alone[place] for name, place in wanted.items()}
-    assert len(engine.scheduler.features) == 3 == engine.scheduler.features.misses
+    assert len(engine.scheduler.encoder.features) == 3 == engine.scheduler.encoder.features.misses
     nothing_left(llm)
     llm.unload_lora_adapter("x")
     no_adapters(llm)

@@ -69,7 +69,7 @@ def test_many_more_adapters_than_fit(path, folders, solo, size, limits):
 
     def counted() -> Any:
         outputs = step()
-        most[0] = max(most[0], len(engine.scheduler.residency))
+        most[0] = max(most[0], len(engine.scheduler.adapters.device))
         most[1] = max(most[1], sum(tier != "disk" for tier in tiers(llm).values()))
         return outputs
 

@@ -154,7 +154,7 @@ def test_preemption_and_eviction(path, folders, alone, block_size):
                  max_cpu_loras=4)  # fmt: skip
     assert answers(llm, range(REQUESTS)) == alone
     assert llm.llm_engine.scheduler.num_preemptions > 0
-    hits = llm.llm_engine.scheduler.residency.hits
+    hits = llm.llm_engine.scheduler.adapters.device.hits
     assert hits["host"] + hits["disk"] > len(folders), "nothing was evicted"
 
 
@@ -342,7 +342,7 @@ def test_images(tmp_path, kind):
     crowd = opened()
     assert run(crowd, range(15)) == alone == run(crowd, range(15))
     # Of two images, the base model and "text" share features; "x", "y" and the mixture have their own.
-    assert crowd.llm_engine.scheduler.features.misses == 8
+    assert crowd.llm_engine.scheduler.encoder.features.misses == 8
     tight = opened(media_cache_bytes=room_for(kind.most_tokens), max_num_batched_tokens=9, block_size=4, max_loras=3,
                    num_gpu_blocks_override=2 * (kind.most_tokens + 12) // 4 + 1)  # fmt: skip
     assert run(tight, range(15)) == alone

@@ -48,7 +48,7 @@ def open_llm(path: str, features: int | None = None, **settings: Any) -> LLM:
     llm = LLM(path, **{"skip_tokenizer_init": True, "num_gpu_blocks_override": 200, "debug": True, **settings})
     engine = llm.llm_engine
     if features is not None:
-        engine.scheduler.features.capacity = features * WIDTH * 4
+        engine.scheduler.encoder.features.capacity = features * WIDTH * 4
     step = engine.step
     before: Any = None
     since, idle = 0.0, 0
@@ -179,7 +179,7 @@ def nothing_left(llm: LLM) -> None:
     engine.step()  # an idle one, which lets go of what was evicted last
     engine.check_integrity()
     assert engine.pool.num_owned == 0
-    features = engine.scheduler.features
+    features = engine.scheduler.encoder.features
     assert set(engine.runner._features) == set(features._entries)
     assert not any(entry.references for entry in features._entries.values())
     assert sum(one.nbytes for one in engine.runner._features.values()) == features.bytes <= features.capacity

@@ -62,7 +62,7 @@ def one_image(kind: Kind, dtype: str) -> int:
 def test_a_crowd(path, kind, dtype, alone, budget, small, cached):
     more = {"media_cache_bytes": one_image(kind, dtype)} if small else {"enforce_eager": not cached}
     llm = open_llm(path, dtype=dtype, max_num_batched_tokens=budget, enable_prefix_caching=cached, **more)
-    features = llm.llm_engine.scheduler.features
+    features = llm.llm_engine.scheduler.encoder.features
     assert answers(llm, requests()) == alone
     assert (len(features) < 3) if small else (features.misses == len(SIZES) == len(features))
     assert features.hits > 0

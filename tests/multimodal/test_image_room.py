@@ -153,7 +153,7 @@ def test_aborted_while_an_image_is_prepared_again(llava, no_collector):
     engine.add_request("again", one(A), greedy())
     all_ready(engine)
     with held_back(llm, lambda source: source is A) as gate:
-        until(engine, lambda: engine._requests["again"].media[0].wanted)
+        until(engine, lambda: engine._requests["again"].media[0].reprocessing)
         engine.abort_request(["before", "again"])
         gate.set()
         wait_until_idle(llm)

@@ -60,7 +60,7 @@ def test_running_requests_that_differ_in_the_image_alone_own_different_blocks(ll
         engine.add_request(name, one(picture(number, (24, 24)), before=BEFORE), greedy(30))
         all_ready(engine)
         until(engine, lambda name=name: engine._requests[name].sequences[0].output_ids)
-    a, b = (engine._requests[name].sequences[0].block_ids for name in "ab")
+    a, b = (engine.scheduler.kv.blocks(engine._requests[name].sequences[0].id) for name in "ab")
     assert a[:2] == b[:2] and not set(a[2:]) & set(b)
     assert len(drive(engine)) == 2
     nothing_left(llm)
@@ -79,7 +79,7 @@ def test_an_image_at_another_place_is_not_encoded_again(llm, path):
     assert tokens(llm, *prompts) == expected
     assert len(calls) == 3  # the two pictures, and the tenant's own of the first
     assert [tokens(llm, given)[0] for given in prompts] == expected
-    features = llm.llm_engine.scheduler.features
+    features = llm.llm_engine.scheduler.encoder.features
     assert len(calls) == features.misses == len(features) == 3 and features.hits > 0
     nothing_left(llm)
 

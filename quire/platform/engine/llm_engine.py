@@ -21,6 +21,7 @@ from quire.platform.engine.sleep import Sleep
 from quire.platform.engine.stats import EngineStats, engine_stats
 from quire.platform.execution.model_runner import Execution
 from quire.platform.inputs.processor import InputProcessor, ProcessedPrompt, PromptType
+from quire.platform.kv.manager import KVManager
 from quire.platform.kv.prefix_index import feature_variant
 from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
 from quire.platform.outputs.processor import OutputProcessor
@@ -85,11 +86,10 @@ class LLMEngine:
         self.adapters = parts.adapters
         self.scheduler = Scheduler(
             self.config.scheduler,
-            parts.pool,
+            KVManager(parts.pool, parts.swap),
             eyes.features if eyes else None,
             eyes.feature_bytes if eyes else 0,
             parts.residency,
-            parts.swap,
         )
         self._results = OutputProcessor(parts.tokenizer)
         self._reading = threading.Lock()  # while a request takes hold of its adapters, or lets go of them
@@ -253,11 +253,8 @@ class LLMEngine:
 
     def settle_adapters(self) -> None:
         """Do what a step does about adapters, where none will come: free those that were unloaded."""
-        residency = self.scheduler.residency
-        if residency is not None:
-            residency.settle()
-            installed, dropped = residency.take_changes()
-            self._prepare(StepPlan((), (), drop=dropped, install=installed))
+        if self.adapters is not None:
+            self._prepare(self.scheduler.plan_upkeep())
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
@@ -280,9 +277,8 @@ class LLMEngine:
             raise RequestError("an adapter is being read: try again when it is there.")
         self._land()  # of requests that were aborted while it flew
         if self._sleep.sleep(level):
-            self.reset_prefix_cache()
-            self.scheduler.features.clear()
-            self._prepare(StepPlan((), (), release=self.scheduler.features.take_evicted()))
+            self.scheduler.forget_cached()
+            self._prepare(self.scheduler.plan_upkeep())
 
     def wake_up(self, tags: Iterable[str] | None = None) -> None:
         """Read the weights again and take the blocks' memory, or, of `tags`, "weights" and "kv_cache" alone.
@@ -293,13 +289,13 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget which blocks hold which beginnings of prompts; running requests keep theirs. True: it was done."""
-        self.pool.forget_cached()
+        self.scheduler.kv.forget_cached()
         return True
 
     def _start(self, request: Request, stops: StopStrings | None) -> None:
         self._results.add(request, stops)
         self._requests[request.request_id] = request
-        self.scheduler.add(request.begin())
+        self.scheduler.add(request)
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests and free their blocks; unknown or finished ones are passed over. They yield no output."""
@@ -396,8 +392,7 @@ class LLMEngine:
 
     def _fail_without_adapters(self) -> None:
         """End the requests whose adapters have gone for good."""
-        failed, self.scheduler.failed = self.scheduler.failed, []
-        for request, error in failed:
+        for request, error in self.scheduler.take_failed():
             if request.request_id in self._requests:
                 self._fail(request, AdapterError(f"request {request.request_id}: {error}"))
 
@@ -414,7 +409,7 @@ class LLMEngine:
 
     def _request_of(self, arrival: PreparedRequest, images: Sequence[ProcessedImage] = ()) -> Request:
         request = self.intake.request(arrival.request_id, arrival.prompt, arrival.params, images)
-        request.arrival, request.metrics.arrival_time = arrival.serial, arrival.time
+        request.arrived(arrival.serial, arrival.time)
         return request
 
     def _admit(self, arrival: PreparedRequest, images: list[ProcessedImage] | RequestError) -> None:
@@ -436,13 +431,12 @@ class LLMEngine:
             logger.error("request %s fails:\n%s", arrival.request_id, traceback.format_exc())
             failure = Failure(f"{type(reason).__name__}: {reason}", by_caller=False)
         request = self.intake.unserved(arrival.request_id, arrival.prompt, arrival.params)
-        request.metrics.arrival_time = arrival.time
+        request.arrived(arrival.serial, arrival.time)
         self.scheduler.fail(request, failure)
         self._failed.append(request)
 
     def _prepare_again(self) -> None:
-        wanted, self.scheduler.wanted = self.scheduler.wanted, []
-        for request, media in wanted:
+        for request, media in self.scheduler.take_images_to_reprocess():
             assert self._preparer is not None
             place = request.media.index(media)
             variant = feature_variant(request.adapters, request.salt)
@@ -538,9 +532,9 @@ class LLMEngine:
 
     def _forget(self, request: Request) -> None:
         self._requests.pop(request.request_id, None)
-        if request.holds_adapters and self.adapters is not None:
-            request.holds_adapters = False
-            self.adapters.release(request.adapters)
+        held = request.release_adapters()
+        if held and self.adapters is not None:
+            self.adapters.release(held)
 
     def _respond(self, advanced: Iterable[SequenceState]) -> list[RequestOutput | BeamSearchOutput]:
         requests = {request.request_id: request for request in self._failed}

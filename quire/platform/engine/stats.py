@@ -48,7 +48,8 @@ class EngineStats:
 
 def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arriving: int) -> EngineStats:
     """Read from any thread: each number is true, though not all of one moment."""
-    residency, features, pool = scheduler.residency, scheduler.features, scheduler.pool
+    residency = scheduler.adapters.device if scheduler.adapters is not None else None
+    features, pool = scheduler.encoder.features, scheduler.kv.pool
     return EngineStats(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
@@ -59,8 +60,8 @@ def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arrivin
         generated_tokens=scheduler.generated_tokens,
         kv_blocks=pool.num_blocks,
         kv_blocks_used=pool.num_blocks - pool.num_free,
-        prefix_queries=scheduler.prefix_queries,
-        prefix_hits=scheduler.prefix_hits,
+        prefix_queries=scheduler.kv.prefix_queries,
+        prefix_hits=scheduler.kv.prefix_hits,
         encoder_queries=features.hits + features.misses,
         encoder_hits=features.hits,
         media_bytes=features.bytes,

@@ -10,7 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 
-from quire.types import AdapterUse
+from quire.types import AdapterUse, PlaceholderRange
 
 
 def root_key(cache_salt: str | None = None, rope_length: int | None = None, adapters: AdapterUse = ()) -> bytes:
@@ -41,6 +41,34 @@ def block_key(parent: bytes, token_ids: Sequence[int], media: Sequence[tuple[byt
     for digest, offset in media:
         hashed.update(b"media" + digest + array("q", [offset]).tobytes())
     return hashed.digest()
+
+
+class KeyChain:
+    """The keys of one sequence's full blocks, computed as they are asked for.
+
+    root: what the chain begins with. media: the prompt's images. keys: of the blocks that are or were full; they
+    outlive a preemption, since the tokens do.
+    """
+
+    __slots__ = ("_media", "_root", "keys")
+
+    def __init__(self, root: bytes, media: Sequence[PlaceholderRange] = (), keys: Sequence[bytes] = ()) -> None:
+        self._root = root
+        self._media = media
+        self.keys = list(keys)
+
+    def extend(self, token_ids: Sequence[int], tokens: int, block_size: int) -> list[bytes]:
+        """Compute the keys of the full blocks among the first `tokens` tokens; returns all that there are."""
+        keys = self.keys
+        for place in range(len(keys), tokens // block_size):
+            start, end = place * block_size, (place + 1) * block_size
+            media = [(m.digest, m.offset - start) for m in self._media if m.offset < end and start < m.end]
+            keys.append(block_key(keys[-1] if keys else self._root, token_ids[start:end], media))
+        return keys
+
+    def fork(self) -> KeyChain:
+        """The chain of a sequence with the same tokens so far."""
+        return KeyChain(self._root, self._media, self.keys)
 
 
 class PrefixIndex:

@@ -5,11 +5,9 @@ On a GPU it takes far less time to fetch a sequence's keys and values back than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-
-from quire.platform.scheduling.request import SequenceState
 
 Moves = list[tuple[int, int]]
 
@@ -52,34 +50,37 @@ class SwapSpace:
             heappush(self._free, block)
         self._spent.clear()
 
-    def save(self, sequence: SequenceState) -> bool:
-        """Keep what a sequence has computed, before its blocks are released. False: there is no room, or no need."""
-        blocks = sequence.block_ids[: -(-sequence.num_computed // self._size)]
-        if not blocks or sequence.expects_last or len(blocks) > len(self._free):
+    def save(self, sequence_id: int, blocks: Sequence[int], tokens: int) -> bool:
+        """Keep a sequence's first `tokens` tokens, before its blocks are released. False: there is no room, or no need.
+
+        blocks: of the pool, in their order; those behind these tokens are left out.
+        """
+        blocks = blocks[: -(-tokens // self._size)]
+        if not blocks or len(blocks) > len(self._free):
             return False
         hosts = [heappop(self._free) for _ in blocks]
-        self._kept[sequence.id] = _Kept(sequence.num_computed, hosts)
+        self._kept[sequence_id] = _Kept(tokens, hosts)
         self._out += zip(blocks, hosts, strict=True)
         self.num_saved += len(hosts)
         return True
 
-    def tokens_of(self, sequence: SequenceState) -> int:
+    def tokens_of(self, sequence_id: int) -> int:
         """How many of a waiting sequence's tokens need not be computed again."""
-        kept = self._kept.get(sequence.id)
+        kept = self._kept.get(sequence_id)
         return kept.tokens if kept else 0
 
-    def fetch(self, sequence: SequenceState, found: int) -> None:
+    def fetch(self, sequence_id: int, blocks: Sequence[int], found: int) -> None:
         """Bring back what a sequence has here, into the blocks it was given; the first `found` of them need nothing."""
-        kept = self._kept.get(sequence.id)
+        kept = self._kept.get(sequence_id)
         if kept is not None:
-            moves = list(zip(kept.blocks, sequence.block_ids, strict=False))[found:]
+            moves = list(zip(kept.blocks, blocks, strict=False))[found:]
             self._in += moves
             self.num_fetched += len(moves)
-            self.drop(sequence)
+            self.drop(sequence_id)
 
-    def drop(self, sequence: SequenceState) -> None:
+    def drop(self, sequence_id: int) -> None:
         """Forget what a sequence has here, if anything."""
-        kept = self._kept.pop(sequence.id, None)
+        kept = self._kept.pop(sequence_id, None)
         if kept is not None:
             self._spent += kept.blocks
 
@@ -89,14 +90,16 @@ class SwapSpace:
         self._out, self._in = [], []
         return moves
 
-    def check_integrity(self, waiting: Iterable[SequenceState]) -> None:
-        """Raise AssertionError unless each block is free or some waiting sequence's, which has as many as it needs."""
+    def check_integrity(self, waiting: Mapping[int, int]) -> None:
+        """Raise AssertionError unless each block is free or some waiting sequence's, which has as many as it needs.
+
+        waiting: how many tokens each sequence that waits has, by its id.
+        """
         taken = [block for kept in self._kept.values() for block in kept.blocks]
         if sorted(self._free + self._spent + taken) != list(range(self.num_blocks)):
             raise AssertionError("swap space: a block is lost, or has two owners")
-        lengths = {sequence.id: len(sequence.token_ids) for sequence in waiting}
         for owner, kept in self._kept.items():
-            if kept.tokens > lengths.get(owner, 0):
+            if kept.tokens > waiting.get(owner, 0):
                 raise AssertionError(f"swap space: sequence {owner} does not wait, or not with so many tokens")
             if len(kept.blocks) != -(-kept.tokens // self._size):
                 raise AssertionError(f"swap space: sequence {owner} has {len(kept.blocks)} blocks")

@@ -17,17 +17,20 @@ from quire.platform.sampling.results import TopLogprobs
 
 
 class Beam(Protocol):
-    """What the search reads of a sequence. pending: the candidates for its next token."""
+    """What is asked of a sequence: its tokens (prompt and output; the output alone), and what came with them.
+
+    candidates: the most likely tokens after its last one.
+    """
 
     token_ids: list[int]
     output_ids: list[int]
     logprobs: list[TopLogprobs]
     cumulative_logprob: float
-    pending: TopLogprobs | None
+    candidates: TopLogprobs | None
 
 
 class Candidate(NamedTuple):
-    """One way to continue one beam. parent: its place among the beams that `choose` was given."""
+    """One way to continue one beam. parent: the beam's place among those that were given."""
 
     score: float
     cum_logprob: float
@@ -56,12 +59,12 @@ class BeamGroup:
     ended: list[Hypothesis] = field(default_factory=list)  # the best `beam_width`, best first
 
     def choose(self, beams: Sequence[Beam]) -> list[Candidate]:
-        """Rank all continuations; return those to go on with. Empty: the search is over."""
+        """Rank all continuations; return those to go on with, best first. Empty: the search is over."""
         going_on: list[Candidate] = []
         for place, beam in enumerate(beams):
-            assert beam.pending is not None
-            for token, logprob in zip(beam.pending.ids, beam.pending.values, strict=True):
-                candidate = self._candidate(place, beam, token, logprob, beam.pending)
+            assert beam.candidates is not None
+            for token, logprob in beam.candidates.items():
+                candidate = self._candidate(beam, place, token, logprob, beam.candidates)
                 if self._ends(token):
                     self._end(beam, candidate, token)
                 else:
@@ -77,7 +80,7 @@ class BeamGroup:
     def _ends(self, token: int) -> bool:
         return token in self.eos_ids and not self.params.ignore_eos
 
-    def _candidate(self, place: int, beam: Beam, token: int, logprob: float, top: TopLogprobs) -> Candidate:
+    def _candidate(self, beam: Beam, place: int, token: int, logprob: float, top: TopLogprobs) -> Candidate:
         total = beam.cumulative_logprob + logprob
         # The length counts the prompt too, and not the end token.
         length = len(beam.token_ids) + (not self._ends(token))

@@ -1,10 +1,17 @@
-"""What the engine remembers of a request: its prompt and parameters, and the sequences that continue it."""
+"""What the engine remembers of a request: its prompt and parameters, and the sequences that continue it.
+
+Everybody may read what is here, and only scheduling changes it, by the methods that are named as transitions.
+
+A request is *new*, *queued* once it has its first sequence, and *finished* when all of its sequences are. A sequence is
+*waiting*, *running* while it holds blocks, or *finished*: `admit` leads from waiting to running, `preempt` back, and
+`finish` to the end from either.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
@@ -32,7 +39,7 @@ _serial = count()
 class MediaInput:
     """An image of a request.
 
-    pixels: what to encode; None once its features have been seen, and while it is prepared again (`wanted`).
+    pixels: what to encode; None once its features have been seen, and while it is prepared again (`reprocessing`).
     source, settings: from which it can be prepared again, should its features have been evicted.
     """
 
@@ -40,12 +47,20 @@ class MediaInput:
     pixels: Pixels | None
     source: Any
     settings: Mapping[str, Any]
-    wanted: bool = False
+    reprocessing: bool = False
+
+    def drop_pixels(self) -> None:
+        """Its features are there, or nobody wants them any more."""
+        self.pixels = None
+
+    def ask_again(self) -> bool:
+        """Its features and its pixels are gone: it is being prepared again from here on. False: it was already."""
+        asked, self.reprocessing = self.reprocessing, True
+        return not asked
 
     def restore(self, pixels: Pixels | None) -> None:
         """It has been prepared again. pixels: None where that came to nothing."""
-        self.wanted = False
-        self.pixels = pixels
+        self.reprocessing, self.pixels = False, pixels
 
 
 def next_serial() -> int:
@@ -93,20 +108,65 @@ class Request:
     failure: Failure | None = None
     arrival: int = field(default_factory=next_serial)
 
-    @property
-    def finished(self) -> bool:
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+    # -- transitions ----------------------------------------------------------------------------------------------
+
+    def arrived(self, serial: int, when: float) -> None:
+        """New, and not queued yet: the place in line that its arrival gave it, and the time, by `time.monotonic()`."""
+        self.arrival, self.metrics.arrival_time = serial, when
 
     def begin(self) -> SequenceState:
-        """Its first sequence."""
+        """From new to queued: its first sequence, which waits."""
+        assert not self.sequences
         self.sequences.append(SequenceState(self, 0))
         return self.sequences[0]
 
+    def scheduled(self, now: float, cached: int) -> float | None:
+        """A sequence of it was admitted, with `cached` tokens in the cache. Seconds in the queue, the first time."""
+        metrics = self.metrics
+        if metrics.first_scheduled_time is not None:
+            return None
+        metrics.first_scheduled_time = now
+        metrics.time_in_queue = now - metrics.arrival_time
+        metrics.num_cached_tokens = cached
+        return metrics.time_in_queue
+
+    def take_scores(self, scores: Sequence[TopLogprobs]) -> None:
+        """The logprobs of its next prompt tokens are known."""
+        self.prompt_scores.extend(scores)
+
+    def stamp(self, now: float) -> float | None:
+        """One of its sequences got a token now: seconds since its arrival, if it is the first of all."""
+        metrics = self.metrics
+        metrics.last_token_time = now
+        if metrics.first_token_time is not None:
+            return None
+        metrics.first_token_time = now
+        return now - metrics.arrival_time
+
+    def fail(self, failure: Failure) -> None:
+        """It ends by an error; its sequences are finished by the scheduler."""
+        self.failure = failure
+
+    def keep(self, beams: Sequence[SequenceState]) -> None:
+        """Forget all beams but these: a long search must not remember every one it ever had."""
+        self.sequences = list(beams)
+
     def end(self) -> None:
-        """All its sequences have finished."""
+        """From queued to finished: all its sequences are."""
         self.metrics.finished_time = time.monotonic()
         for media in self.media:  # whose pixels would count until the garbage collector comes
-            media.pixels = None
+            media.drop_pixels()
+
+    def release_adapters(self) -> AdapterUse:
+        """Finished: the adapters that it held until now, to be let go of; none where this was asked before."""
+        held, self.holds_adapters = self.holds_adapters, False
+        return self.adapters if held else ()
+
+    # -- what may be asked ----------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
 
     @cached_property
     def shown_ids(self) -> list[int]:
@@ -142,28 +202,26 @@ class Request:
 
 
 class SequenceState:
-    """One continuation of a request's prompt. The scheduler moves it; nobody else touches its blocks.
+    """One continuation of a request's prompt.
 
     token_ids: prompt and output; output_ids: the output alone, the same numbers once more.
     num_computed: tokens whose keys and values are in the cache. The scheduler lets it chase len(token_ids).
+    running: whether it holds blocks.
     held: digests of the images whose features this sequence needs for what it computes now.
-    keys: prefix keys of the blocks that are or were full; they outlive a preemption, since the tokens do.
     passed_by: how many sequences with adapters were admitted before it while it waited for its own.
     token_time: when it got its last token, by `time.monotonic()`.
-    expects: its last token is being drawn by a step that runs, and NOT_YET_KNOWN stands for it.
-    pending: beam search only: the step's result, kept until the siblings have theirs.
+    pending: its last token is being drawn by a step that runs, and PENDING_TOKEN stands for it.
+    candidates: beam search only: the step's result, kept until the siblings have theirs.
     """
 
     __slots__ = (
-        "block_ids",
+        "candidates",
         "cumulative_logprob",
         "draw",
-        "expects",
         "finish_reason",
         "held",
         "id",
         "index",
-        "keys",
         "logprobs",
         "num_computed",
         "order",
@@ -185,14 +243,12 @@ class SequenceState:
         self.token_ids = list(request.prompt_ids)
         self.output_ids: list[int] = []
         self.num_computed = 0
-        self.block_ids: list[int] = []
-        self.keys: list[bytes] = []
         self.held: list[bytes] = []
         self.running = False
         self.token_time: float | None = None
         self.passed_by = 0
-        self.expects = False
-        self.pending: TopLogprobs | None = None
+        self.pending = False
+        self.candidates: TopLogprobs | None = None
         self.logprobs: list[TopLogprobs] = []
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
@@ -204,63 +260,50 @@ class SequenceState:
         seed = request.seeds[self.index % len(request.seeds)]  # beams draw nothing and share the one seed
         return Draw(SamplingState(request.sampling, self.output_ids), seed)
 
-    def fork(self, index: int) -> SequenceState:
-        """A new sequence with the same tokens and history; it owns no blocks yet."""
-        child = SequenceState(self.request, index)
-        child.token_ids = list(self.token_ids)
-        child.output_ids = list(self.output_ids)
-        child.keys = list(self.keys)
-        child.logprobs = list(self.logprobs)
-        child.token_time = self.token_time
-        child.cumulative_logprob = self.cumulative_logprob
-        child.draw = child._make_draw()
-        return child
+    # -- transitions ----------------------------------------------------------------------------------------------
 
-    @property
-    def num_uncomputed(self) -> int:
-        return len(self.token_ids) - self.num_computed
+    def admit(self, num_computed: int) -> None:
+        """From waiting to running: it has blocks, and these hold its first `num_computed` tokens."""
+        self.running = True
+        self.num_computed = num_computed
 
-    def draws(self) -> tuple[Draw, ...]:
-        """What to sample once all tokens are computed: n tokens where the request forks, one afterwards."""
-        if self.output_ids or len(self.request.sequences) > 1:
-            return (self.draw,)
-        return tuple(dataclasses.replace(self.draw, seed=seed) for seed in self.request.seeds)
+    def preempt(self) -> None:
+        """From running to waiting: its blocks are gone, and nothing of it is computed."""
+        self.leave()
+        self.request.metrics.num_preemptions += 1
+
+    def leave(self) -> None:
+        """Running no more: its blocks are gone."""
+        self.running = False
+        self.num_computed = 0
+
+    def passed(self) -> None:
+        """It waits for its adapters, and another with adapters was admitted before it."""
+        self.passed_by += 1
+
+    def advance(self, tokens: int) -> None:
+        """A step has computed so many more of its tokens, or will have before whatever is planned from here on."""
+        self.num_computed += tokens
 
     def append_pending(self) -> None:
         """Go on as if the token were known that a running step draws."""
-        self.expects = True
+        self.pending = True
         self.token_ids.append(PENDING_TOKEN)
         self.output_ids.append(PENDING_TOKEN)
 
-    @property
-    def expects_last(self) -> bool:
-        """Whether what it expects will be its last token at any rate."""
-        return self.expects and len(self.output_ids) >= self.request.max_tokens
-
     def drop_pending(self) -> None:
-        """The token that it expects has come, or never will."""
-        if self.expects:
-            self.expects = False
+        """The token that it waits for has come, or never will."""
+        if self.pending:
+            self.pending = False
             self.token_ids.pop()
             self.output_ids.pop()
 
-    def append_candidate(self, candidate: Candidate) -> None:
-        """Go on as a beam search has chosen."""
-        self.pending = None
-        self.token_ids.append(candidate.token_id)
-        self.output_ids.append(candidate.token_id)
-        self.logprobs.append(candidate.top)
-        self.cumulative_logprob = candidate.cum_logprob
-
-    def stop_at(self, stop: str) -> None:
-        """Its text has reached a stop string, which counts before any other end."""
-        self.finish_reason, self.stop_reason = "stop", stop
-
     def append(self, sampled: Sampled) -> None:
-        """Take a sampled token, and finish if it is the last one."""
-        self.drop_pending()
+        """Take a sampled token: it goes on, or is finished if that is the last one, or if there is none."""
+        if self.pending:
+            self.drop_pending()
         if sampled.error is not None:
-            self.request.failure = sampled.error
+            self.request.fail(sampled.error)
             self.finish_reason = "error"
             return
         token = sampled.token_id
@@ -274,3 +317,58 @@ class SequenceState:
             self.stop_reason = None if token in self.request.eos_ids else token
         elif len(self.output_ids) >= self.request.max_tokens:
             self.finish_reason = "length"
+
+    def offer(self, candidates: TopLogprobs | None) -> None:
+        """A beam's step is done; it takes no token before its siblings' are."""
+        self.candidates = candidates
+
+    def append_candidate(self, candidate: Candidate) -> None:
+        """A beam goes on with the candidate that was chosen for it."""
+        self.candidates = None
+        self.token_ids.append(candidate.token_id)
+        self.output_ids.append(candidate.token_id)
+        self.logprobs.append(candidate.top)
+        self.cumulative_logprob = candidate.cum_logprob
+
+    def stamp(self, now: float) -> float | None:
+        """It got a token now: seconds since the one before, None for its first."""
+        before, self.token_time = self.token_time, now
+        return None if before is None else now - before
+
+    def fork(self, index: int) -> SequenceState:
+        """Another sequence of its request, which waits, with the same tokens and history; it owns no blocks yet."""
+        child = SequenceState(self.request, index)
+        child.token_ids = list(self.token_ids)
+        child.output_ids = list(self.output_ids)
+        child.logprobs = list(self.logprobs)
+        child.token_time = self.token_time
+        child.cumulative_logprob = self.cumulative_logprob
+        child.draw = child._make_draw()
+        self.request.sequences.append(child)
+        return child
+
+    def finish(self, reason: FinishReason) -> None:
+        """From waiting or running to finished; the first reason stays."""
+        self.drop_pending()
+        self.finish_reason = self.finish_reason or reason
+
+    def stop_at(self, stop: str) -> None:
+        """Its text has reached a stop string, which counts before any other end."""
+        self.finish_reason, self.stop_reason = "stop", stop
+
+    # -- what may be asked ----------------------------------------------------------------------------------------
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def last_pending(self) -> bool:
+        """Whether the token that it waits for will be its last at any rate."""
+        return self.pending and len(self.output_ids) >= self.request.max_tokens
+
+    def draws(self) -> tuple[Draw, ...]:
+        """What to sample once all tokens are computed: n tokens where the request forks, one afterwards."""
+        if self.output_ids or len(self.request.sequences) > 1:
+            return (self.draw,)
+        return tuple(dataclasses.replace(self.draw, seed=seed) for seed in self.request.seeds)

@@ -20,6 +20,7 @@ from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.memory import count_swap_blocks
 from quire.platform.execution.pool_blocks import PoolBlocks
 from quire.platform.kv.block_pool import BlockPool
+from quire.platform.kv.manager import KVManager
 from quire.platform.kv.prefix_index import PrefixIndex
 from quire.platform.kv.swap import SwapSpace
 from quire.platform.sampling.params import BeamSearchParams
@@ -57,7 +58,7 @@ def nothing_left(llm: LLM) -> None:
     engine = llm.llm_engine
     engine.check_integrity()
     assert engine.pool.num_owned == 0
-    assert engine.scheduler.swap.num_free == engine.scheduler.swap.num_blocks
+    assert engine.scheduler.kv.swap.num_free == engine.scheduler.kv.swap.num_blocks
 
 
 # -- the promise ----------------------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ def test_preemption(tiny_path, calm, hosts, block_size, cached, budget):
     nothing_left(llm)
     scheduler = llm.llm_engine.scheduler
     assert scheduler.num_swaps == scheduler.num_preemptions > 0
-    assert scheduler.swap.num_saved >= scheduler.swap.num_fetched > 0
+    assert scheduler.kv.swap.num_saved >= scheduler.kv.swap.num_fetched > 0
 
 
 def test_main_memory_for_some(tiny_path, calm, hosts):
@@ -86,7 +87,7 @@ def test_main_memory_for_some(tiny_path, calm, hosts):
 
 
 def test_none_on_a_cpu_and_none_where_it_is_off(tiny_llm):
-    assert tiny_llm.llm_engine.scheduler.swap.num_blocks == 0
+    assert tiny_llm.llm_engine.scheduler.kv.swap.num_blocks == 0
     gpu = torch.device("cuda")
     assert count_swap_blocks(CacheConfig(swap_bytes=1 << 20), 1 << 10, gpu) == 1 << 10
     assert count_swap_blocks(CacheConfig(swap_bytes=0), 1 << 10, gpu) == 0
@@ -200,13 +201,15 @@ def test_steps_planned_ahead(tiny_path, ahead, hosts, settings):  # noqa: F811
     expected = texts(LLM(str(tiny_path)))
     hosts(100)
     llm = ahead(tiny_path, num_gpu_blocks_override=20, **settings)
-    save, saved = llm.llm_engine.scheduler.swap.save, []
+    scheduler, saved = llm.llm_engine.scheduler, []
+    save = scheduler.kv.swap.save
 
-    def watched(sequence):
-        saved.append((sequence.expects, save(sequence)))
+    def watched(sequence_id, blocks, tokens):
+        pending = next(sequence.pending for sequence in scheduler.running if sequence.id == sequence_id)
+        saved.append((pending, save(sequence_id, blocks, tokens)))
         return saved[-1][1]
 
-    llm.llm_engine.scheduler.swap.save = watched
+    scheduler.kv.swap.save = watched
     for _ in range(2):
         assert texts(llm) == expected
     nothing_left(llm)
@@ -240,7 +243,9 @@ def test_aborts_at_any_moment(tiny_path, ahead, hosts, count, looking):  # noqa:
             engine.add_request(name, {"prompt_token_ids": batch[number % 32]}, params)
             alive.add(name)
         if alive and rng.random() < 0.2:
-            waiting = [s.request.request_id for s in engine.scheduler.waiting if engine.scheduler.swap.tokens_of(s)]
+            waiting = [
+                s.request.request_id for s in engine.scheduler.waiting if engine.scheduler.kv.swap.tokens_of(s.id)
+            ]
             gone = rng.choice(waiting or sorted(alive))
             swapped_away += bool(waiting)
             engine.abort_request(gone)
@@ -278,7 +283,7 @@ def test_a_step_that_fails(tiny_path, hosts):
 
 def scene(blocks: int = 8, hosts: int = 8) -> tuple[Scheduler, RecordingRunner]:
     pool = BlockPool(blocks, 4, PrefixIndex())
-    return Scheduler(SchedulerConfig(4, 64), pool, swap=SwapSpace(hosts, 4)), RecordingRunner(pool)
+    return Scheduler(SchedulerConfig(4, 64), KVManager(pool, SwapSpace(hosts, 4))), RecordingRunner(pool)
 
 
 def endless(name: str, prompt: list[int], max_tokens: int) -> Request:
@@ -297,7 +302,7 @@ def step(scheduler: Scheduler, runner: RecordingRunner) -> Any:
 def preempted(scheduler: Scheduler, runner: RecordingRunner, first: Request, second: Request) -> Any:
     """Run both until the second is preempted; return the plan that does so."""
     for request in (first, second):
-        scheduler.add(request.sequences[0])
+        scheduler.add(request)
     while not scheduler.num_preemptions:
         plan = step(scheduler, runner)
     return plan
@@ -307,7 +312,7 @@ def test_a_sequence_goes_on_where_it_was():
     scheduler, runner = scene()
     first, second = endless("a", [1] * 14, 6), endless("b", [2] * 14, 6)
     out = preempted(scheduler, runner, first, second)
-    computed = scheduler.swap.tokens_of(second.sequences[0])
+    computed = scheduler.kv.swap.tokens_of(second.sequences[0].id)
     assert [host for _, host in out.swap_out] == list(range(4 + (computed > 16)))
     while second.sequences[0] in scheduler.waiting:
         back = step(scheduler, runner)
@@ -316,28 +321,28 @@ def test_a_sequence_goes_on_where_it_was():
     # The blocks that were not needed meanwhile are still the pool's to find; the rest comes back, and can be found too.
     found = len(out.swap_out) - len(back.swap_in)
     assert [host for host, _ in back.swap_in] == list(range(found, len(out.swap_out)))
-    assert scheduler.prefix_hits == 4 * found
-    index, keys = scheduler.pool.index, second.sequences[0].keys
+    assert scheduler.kv.prefix_hits == 4 * found
+    index, keys = scheduler.kv.pool.index, scheduler.kv.keys(second.sequences[0].id)
     assert index is not None and index.find(keys[: computed // 4]) == list(chunk.block_ids[: computed // 4])
     while scheduler.has_work:
         step(scheduler, runner)
     assert runner.computed == 2 * (14 + 6 - 1)
-    assert scheduler.swap.num_free == scheduler.swap.num_blocks
+    assert scheduler.kv.swap.num_free == scheduler.kv.swap.num_blocks
 
 
 def test_what_the_prefix_cache_still_has_need_not_come_back():
     scheduler, runner = scene()
     request = endless("a", [1] * 11, 9)
+    scheduler.add(request)
     (sequence,) = request.sequences
-    scheduler.add(sequence)
     while sequence.num_computed != 12:
         step(scheduler, runner)
     scheduler._preempt(sequence)
-    assert scheduler.swap.tokens_of(sequence) == 12 and scheduler.num_swaps == 1
+    assert scheduler.kv.swap.tokens_of(sequence.id) == 12 and scheduler.num_swaps == 1
     plan = step(scheduler, runner)
     assert len(plan.swap_out) == 3 and not plan.swap_in
-    assert [chunk.start for chunk in plan.chunks] == [12] and scheduler.prefix_hits == 12
-    assert scheduler.swap.num_free == scheduler.swap.num_blocks
+    assert [chunk.start for chunk in plan.chunks] == [12] and scheduler.kv.prefix_hits == 12
+    assert scheduler.kv.swap.num_free == scheduler.kv.swap.num_blocks
     while scheduler.has_work:
         step(scheduler, runner)
     alone = endless("a", [1] * 11, 9)
@@ -358,31 +363,31 @@ def test_the_last_token_is_waited_for_and_not_saved():
     """A sequence that will have ended when the running step is done needs its blocks no more."""
     scheduler, _ = scene()
     request = endless("a", [1] * 5, 1)
-    scheduler.add(request.sequences[0])
+    scheduler.add(request)
+    (sequence,) = request.sequences
     scheduler.advance_early(scheduler.plan())
-    assert request.sequences[0].expects_last
-    assert not scheduler.swap.save(request.sequences[0])
+    assert sequence.last_pending and scheduler.kv.blocks(sequence.id)
+    scheduler._preempt(sequence)
+    assert not scheduler.num_swaps and not scheduler.kv.swap.tokens_of(sequence.id)
 
 
 def test_a_block_is_written_once_a_plan():
     """What a plan reads or gives up is free for the plans after it."""
     swap = SwapSpace(2, 4)
-    one, other = (endless(name, [1] * 8, 1).sequences[0] for name in "ab")
-    one.block_ids, one.num_computed = [5, 6], 7
-    other.block_ids, other.num_computed = [7], 3
-    assert swap.save(one) and not swap.save(other)
-    swap.fetch(one, 1)
-    assert not swap.save(other)
+    one, other = 1, 2
+    assert swap.save(one, [5, 6], 7) and not swap.save(other, [7], 3)
+    swap.fetch(one, [5, 6], 1)
+    assert not swap.save(other, [7], 3)
     assert swap.take_moves() == ([(5, 0), (6, 1)], [(1, 6)])
     swap.begin_plan()
-    assert swap.save(other) and swap.take_moves() == ([(7, 0)], [])
+    assert swap.save(other, [7], 3) and swap.take_moves() == ([(7, 0)], [])
     with pytest.raises(AssertionError, match="does not wait"):
-        swap.check_integrity([])
+        swap.check_integrity({})
     swap.drop(other)
-    swap.check_integrity([])
+    swap.check_integrity({})
     swap._spent.pop()
     with pytest.raises(AssertionError, match="a block is lost"):
-        swap.check_integrity([])
+        swap.check_integrity({})
 
 
 # -- the tensors ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.config import SchedulerConfig
 from quire.platform.kv.block_pool import BlockPool
+from quire.platform.kv.manager import KVManager
 from quire.platform.kv.prefix_index import PrefixIndex, block_key, root_key
 from quire.platform.kv.swap import SwapSpace
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
@@ -90,7 +91,6 @@ def make_request(name: str, prompt: list[int], n: int, max_tokens: int, width: i
     )
     if width:
         request.beam = BeamGroup(BeamSearchParams(beam_width=width, max_tokens=max_tokens), max_tokens, request.eos_ids)
-    request.sequences.append(SequenceState(request, 0))
     return request
 
 
@@ -109,7 +109,7 @@ class Life(RuleBasedStateMachine):
     def start(self, blocks, size, seqs, budget, cached, faults, hosts):
         self.pool = BlockPool(blocks, size, PrefixIndex() if cached else None)
         self.swap = SwapSpace(hosts, size)
-        self.scheduler = Scheduler(SchedulerConfig(seqs, budget), self.pool, swap=self.swap)
+        self.scheduler = Scheduler(SchedulerConfig(seqs, budget), KVManager(self.pool, self.swap))
         self.runner = RecordingRunner(self.pool, faults)
         self.requests: list[Request] = []
 
@@ -127,7 +127,7 @@ class Life(RuleBasedStateMachine):
         prompt = [(family + i * i) % VOCAB for i in range(length)]
         request = make_request(str(len(self.requests)), prompt, 1 if width else n, output, width)
         self.requests.append(request)
-        self.scheduler.add(request.sequences[0])
+        self.scheduler.add(request)
 
     @rule(steps=st.integers(1, 5))
     def step(self, steps):
@@ -195,9 +195,9 @@ TestLife = Life.TestCase
 
 def run_alone(request: Request, blocks: int = 64) -> None:
     pool = BlockPool(blocks, 4)
-    scheduler = Scheduler(SchedulerConfig(8, 64), pool)
+    scheduler = Scheduler(SchedulerConfig(8, 64), KVManager(pool))
     runner = RecordingRunner(pool)
-    scheduler.add(request.sequences[0])
+    scheduler.add(request)
     while scheduler.has_work:
         plan = scheduler.plan()
         scheduler.commit(plan, runner.execute(plan, scheduler))
@@ -208,10 +208,10 @@ def test_preemption_does_not_change_tokens():
         return [make_request(str(i), [1 + i % 5] * (5 + i), 1 + i % 3, 20) for i in range(6)]
 
     pool = BlockPool(16, 4, PrefixIndex())
-    scheduler, runner = Scheduler(SchedulerConfig(8, 16), pool), RecordingRunner(pool)
+    scheduler, runner = Scheduler(SchedulerConfig(8, 16), KVManager(pool)), RecordingRunner(pool)
     together = crowd()
     for request in together:
-        scheduler.add(request.sequences[0])
+        scheduler.add(request)
     while scheduler.has_work:
         plan = scheduler.plan()
         scheduler.commit(plan, runner.execute(plan, scheduler))
@@ -223,10 +223,10 @@ def test_preemption_does_not_change_tokens():
 
 def test_the_oldest_is_served_first():
     pool = BlockPool(8, 4)
-    scheduler = Scheduler(SchedulerConfig(4, 4), pool)
+    scheduler = Scheduler(SchedulerConfig(4, 4), KVManager(pool))
     first, second = (make_request(n, [1] * 6, 1, 4) for n in "ab")
     for request in (first, second):
-        scheduler.add(request.sequences[0])
+        scheduler.add(request)
     plan = scheduler.plan()
     assert [c.sequence_id for c in plan.chunks] == [first.sequences[0].id]
     assert [len(c.token_ids) for c in plan.chunks] == [4] and plan.chunks[0].draws == ()
@@ -234,11 +234,11 @@ def test_the_oldest_is_served_first():
 
 def test_a_cached_prefix_is_not_computed_again():
     pool = BlockPool(32, 4, PrefixIndex())
-    scheduler, runner = Scheduler(SchedulerConfig(4, 64), pool), RecordingRunner(pool)
+    scheduler, runner = Scheduler(SchedulerConfig(4, 64), KVManager(pool)), RecordingRunner(pool)
     computed = []
     for name in "ab":
         request = make_request(name, [1, 2, 3, 4, 5, 1, 2, 3, 4], 1, 2)
-        scheduler.add(request.sequences[0])
+        scheduler.add(request)
         while scheduler.has_work:
             plan = scheduler.plan()
             computed.append(sum(len(c.token_ids) for c in plan.chunks))
@@ -290,16 +290,16 @@ def test_waste_in_allocated_blocks():
     from quire.config import CacheConfig
 
     pool = BlockPool(4096, CacheConfig().block_size)
-    scheduler, runner = Scheduler(SchedulerConfig(), pool), RecordingRunner(pool)
+    scheduler, runner = Scheduler(SchedulerConfig(), KVManager(pool)), RecordingRunner(pool)
     for place, (prompt, output) in enumerate(workload()):
         request = make_request(str(place), prompt, 1, output)
         request.stop_ids = frozenset()
-        scheduler.add(request.sequences[0])
+        scheduler.add(request)
     shares = []
     while scheduler.has_work:
         plan = scheduler.plan()
         scheduler.commit(plan, runner.execute(plan, scheduler))
-        slots = sum(len(s.block_ids) for s in scheduler.running) * pool.block_size
+        slots = sum(len(scheduler.kv.blocks(s.id)) for s in scheduler.running) * pool.block_size
         if slots:
             shares.append(1 - sum(s.num_computed for s in scheduler.running) / slots)
     assert sum(shares) / len(shares) < 0.04

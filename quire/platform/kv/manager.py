@@ -1,0 +1,158 @@
+"""Who has which blocks of keys and values: found by prefix, reserved, published, copied, kept in main memory, released.
+
+Blocks and sequences are numbers here, tokens are lists of ids and counts: this room knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from quire.platform.kv.block_pool import BlockPool
+from quire.platform.kv.group import KVGroup
+from quire.platform.kv.prefix_index import KeyChain
+from quire.platform.kv.swap import Moves, SwapSpace
+from quire.types import PlaceholderRange
+
+
+class KVManager:
+    """The blocks of all sequences.
+
+    group: the block tables. There is one group, as all layers have the same spec. With several, each has its tables,
+    and all take from the same pool: a prefix is then as long as the shortest that a group finds, and what a sequence
+    misses is the sum over the groups.
+
+    A sequence is opened once, admitted and preempted any number of times, and closed.
+    prefix_queries, prefix_hits: tokens that were looked for in the prefix cache, and that were found there.
+    """
+
+    def __init__(self, pool: BlockPool, swap: SwapSpace | None = None) -> None:
+        self.pool = pool
+        self.swap = SwapSpace(0, pool.block_size) if swap is None else swap
+        self.group = KVGroup(pool)
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._size = pool.block_size
+        self._caches = pool.index is not None
+        self._chains: dict[int, KeyChain] = {}
+        self._copies: Moves = []
+
+    def open(self, sequence_id: int, root: bytes, media: Sequence[PlaceholderRange] = ()) -> None:
+        """A sequence arrives. root: of its prefix keys; media: its images, whose digests these cover."""
+        self._chains[sequence_id] = KeyChain(root, media)
+
+    def blocks(self, sequence_id: int) -> Sequence[int]:
+        """A sequence's blocks, in the order of its tokens; none while it waits."""
+        return self.group.blocks(sequence_id)
+
+    def keys(self, sequence_id: int) -> Sequence[bytes]:
+        """The prefix keys that were computed for a sequence's full blocks."""
+        return self._chains[sequence_id].keys
+
+    # -- a sequence that waits ------------------------------------------------------------------------------------
+
+    def find_prefix(self, sequence_id: int, token_ids: Sequence[int], most: int) -> list[int]:
+        """Cached blocks that a sequence can start from, of its first `most` tokens."""
+        if not self._caches:
+            return []
+        keys = self._chains[sequence_id].extend(token_ids, most, self._size)
+        return self.group.find(keys[: most // self._size])
+
+    def fits(self, tokens: int, found: Sequence[int]) -> bool:
+        """Whether there are blocks for so many tokens, the first of which are in blocks that were found."""
+        revived = sum(self.pool.references(block) == 0 for block in found)
+        return self.pool.blocks_for(tokens) - len(found) + revived <= self.pool.num_free
+
+    def start_of(self, sequence_id: int, found: Sequence[int]) -> int:
+        """How many of a sequence's tokens need not be computed: they are in the cache, or in main memory."""
+        return max(len(found) * self._size, self.swap.tokens_of(sequence_id))
+
+    def admit(self, sequence_id: int, token_ids: Sequence[int], found: Sequence[int], start: int, count: int) -> None:
+        """Give a sequence blocks for `count` tokens behind the `start` ones that need not be computed."""
+        self.group.open(sequence_id, found, start + count)
+        self.swap.fetch(sequence_id, self.group.blocks(sequence_id), len(found))
+        if not self._caches:
+            return
+        # What comes back from main memory is there before any chunk reads it.
+        keys = self._chains[sequence_id].extend(token_ids, start, self._size)
+        self.group.publish(sequence_id, keys, len(found), start // self._size)
+        self.prefix_queries += len(token_ids)
+        self.prefix_hits += len(found) * self._size
+
+    # -- a sequence that runs -------------------------------------------------------------------------------------
+
+    def reserve(self, sequence_id: int, start: int, count: int) -> bool:
+        """Get blocks of its own for a sequence's tokens `start` .. `start + count`. False: there are too few."""
+        missing = self.group.missing(sequence_id, start, count)
+        if missing > self.pool.num_free:
+            return False
+        if missing:
+            copy = self.group.extend(sequence_id, start, count)
+            if copy is not None:
+                self._copies.append(copy)
+        return True
+
+    def publish(self, sequence_id: int, token_ids: Sequence[int], start: int, end: int) -> None:
+        """Make the blocks findable that the tokens `start` .. `end` have filled."""
+        first, last = start // self._size, end // self._size
+        if first < last and self._caches:
+            keys = self._chains[sequence_id].extend(token_ids, end, self._size)
+            self.group.publish(sequence_id, keys, first, last)
+
+    def preempt(self, sequence_id: int, computed: int) -> bool:
+        """Take a sequence's blocks. True: what they hold of its `computed` tokens goes to main memory, else it is lost,
+        but for what the prefix index still knows."""
+        saved = self.swap.save(sequence_id, self.group.blocks(sequence_id), computed)
+        self.group.close(sequence_id)
+        return saved
+
+    # -- both -----------------------------------------------------------------------------------------------------
+
+    def fork(self, parent: int, child: int) -> None:
+        """A sequence branches off another: they share all blocks, if the parent runs, until one of the two writes."""
+        self._chains[child] = self._chains[parent].fork()
+        if self.group.blocks(parent):
+            self.group.fork(parent, child)
+
+    def close(self, sequence_id: int) -> None:
+        """A sequence has ended: nothing is kept of it but what the prefix index knows."""
+        self.group.close(sequence_id)
+        self.swap.drop(sequence_id)
+        del self._chains[sequence_id]
+
+    # -- plans ----------------------------------------------------------------------------------------------------
+
+    def begin_plan(self) -> None:
+        """The plan before was issued."""
+        self.swap.begin_plan()
+
+    def take_copies(self) -> Moves:
+        """(from, to): blocks that the plan in the making copies before its chunks are computed."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def take_poison(self) -> list[int]:
+        """In debug runs, blocks that hold nothing any more since the last call, to be overwritten with NaN."""
+        freed = self.pool.freed
+        if freed is None:
+            return []
+        blocks = {block for block in freed if self.pool.references(block) == 0}
+        freed.clear()
+        return sorted(b for b in blocks if self.pool.index is None or not self.pool.index.holds(b))
+
+    def forget_cached(self) -> None:
+        """Make no block findable any more; running sequences keep theirs."""
+        self.pool.forget_cached()
+
+    def check_integrity(self, running: Mapping[int, int], waiting: Mapping[int, int]) -> None:
+        """Raise AssertionError unless all tables agree.
+
+        running: how many tokens are computed of each sequence that runs, by its id. waiting: how many tokens each has
+        that waits.
+        """
+        self.group.check_integrity(running)
+        self.swap.check_integrity(waiting)
+        if self._chains.keys() != running.keys() | waiting.keys():
+            raise AssertionError("a sequence that has ended has prefix keys, or one that goes on has none")
+        for sequence_id, computed in running.items():
+            if self.pool.blocks_for(computed) > len(self.group.blocks(sequence_id)):
+                raise AssertionError(f"sequence {sequence_id} has computed tokens without a block")
