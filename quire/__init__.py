@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.config.arguments import load_chat_template
+    from quire.config.convert import load_chat_template
     from quire.config.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
     from quire.errors import AdapterError, CheckpointError, QuireError, RequestError, UnsupportedModelError
     from quire.lora import AdapterInfo, LoadReport, LoRARequest
@@ -42,7 +42,7 @@ _HOME = {
     "PromptType": "quire.platform.inputs.processor",
     "TextPrompt": "quire.platform.inputs.prompts",
     "TokensPrompt": "quire.platform.inputs.prompts",
-    "load_chat_template": "quire.config.arguments",
+    "load_chat_template": "quire.config.convert",
     "LoRARequest": "quire.lora",
     "LoadReport": "quire.lora",
     "AdapterInfo": "quire.lora",

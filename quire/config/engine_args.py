@@ -12,22 +12,43 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig, from_vllm
-from quire.config.arguments import ENGINE_ARGUMENTS, engine_config, type_of
+from quire.config.arguments import engine_config
+from quire.config.setting import Kind
+from quire.config.settings import at, engine_settings
 from quire.config.vllm_names import Name
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from quire.config.typed_arguments import LLMArguments
 
 logger = logging.getLogger("quire")
 
-# Arguments of `LLM` that say what holds where a request says nothing.
-_OF_LLM = ("generation_config", "override_generation_config")
+_OWN = {row.name: row for row in sorted(at("EngineArgs"), key=lambda row: row.name != "model")}  # which comes first
+_ENGINE = frozenset(row.name for row in engine_settings())
+_SECRET = frozenset(row.name for row in _OWN.values() if row.secret)
 _BESIDE: dict[str, Name] = {one.name: one for one in from_vllm.beside("LLM")}
 _BESIDE_ASYNC: dict[str, Name] = {
     one.name: one for one in from_vllm.beside("serve") if one.name in ("enable_log_requests", "disable_log_requests")
 }
-_NAMES = dict.fromkeys(("model", *ENGINE_ARGUMENTS, *_OF_LLM, *_BESIDE))
-_Arguments: Any = dataclasses.make_dataclass("_Arguments", [(name, Any, None) for name in _NAMES], repr=False)
+
+if TYPE_CHECKING:
+
+    @dataclasses.dataclass
+    class _Arguments:
+        """The names are the table's; see docs/settings.md."""
+
+        def __init__(self, model: str | None = None, **settings: Unpack[LLMArguments]) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
+else:
+    _Arguments = dataclasses.make_dataclass(
+        "_Arguments", [(name, Any, None) for name in dict.fromkeys((*_OWN, *_BESIDE))], repr=False
+    )
 
 
 class EngineArgs(_Arguments):
@@ -50,10 +71,10 @@ class EngineArgs(_Arguments):
         ]
         for line in filter(None, lines):
             logger.warning("%s: %s", type(self).__name__, line)
-        return engine_config(**{name: value for name, value in given.items() if name in ("model", *ENGINE_ARGUMENTS)})
+        return engine_config(**{name: value for name, value in given.items() if name in _ENGINE})
 
     def __repr__(self) -> str:
-        given = {name: "..." if name == "hf_token" else value for name, value in self.given().items()}
+        given = {name: "..." if name in _SECRET else value for name, value in self.given().items()}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
 
     @classmethod
@@ -62,12 +83,12 @@ class EngineArgs(_Arguments):
         group = parser.add_argument_group(cls.__name__, "What an engine is made with.")
         for field in dataclasses.fields(cls):
             flag = "--" + field.name.strip("_").replace("_", "-")
-            hint = type_of(field.name)
-            beside = _BESIDE.get(field.name) or _BESIDE_ASYNC.get(field.name)
-            if hint is bool or (beside is not None and beside.switch):
+            own, beside = _OWN.get(field.name), _BESIDE.get(field.name) or _BESIDE_ASYNC.get(field.name)
+            if (own is not None and own.kind is Kind.SWITCH) or (beside is not None and beside.switch):
                 group.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, default=None)
             else:
-                group.add_argument(flag, dest=field.name, type=str if hint is str else _value, default=None)
+                is_text = own is not None and own.kind is Kind.TEXT
+                group.add_argument(flag, dest=field.name, type=str if is_text else _value, default=None)
         return parser
 
     @classmethod

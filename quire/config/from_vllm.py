@@ -2,26 +2,18 @@
 
 They are taken where they ask for nothing else than what is done, with one line that says so, and refused with the
 reason where not. docs/from-vllm.md has them all.
-
-`python -m quire.config.from_vllm docs/from-vllm.md` writes the table of that page anew.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import logging
-import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from quire.config.vllm_names import ANYTHING, BOTH, NAMES, Door, Name
 from quire.errors import QuireError
 
-logger = logging.getLogger("quire")
-
-BEGIN, END = "<!-- made by quire.config.from_vllm -->", "<!-- end -->"
 _LONGEST_SHOWN = 60  # characters of a value
 
 _BY_DOOR: dict[Door, dict[str, Name]] = {door: {one.name: one for one in NAMES if door in one.doors} for door in BOTH}
@@ -93,14 +85,3 @@ def _note(one: Name) -> str:
         return f"Any value. {text}"
     values = [f"`{json.dumps(value)}`" for value in one.values if not isinstance(value, set)]
     return f"{text} Taken: {', '.join(values)}." if values else text
-
-
-def page(text: str) -> str:
-    """A page with its table as it is to be."""
-    head, _, rest = text.partition(BEGIN)
-    return f"{head}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
-
-
-if __name__ == "__main__":
-    for path in map(Path, sys.argv[1:]):
-        path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from quire.config.settings import SETTINGS
+
 Status = Literal["served", "accepted", "refused"]
 Door = Literal["LLM", "serve"]
 
@@ -47,9 +49,12 @@ class Name:
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.values)
 
 
-def _served(doors: tuple[Door, ...], names: str, why: str = "") -> Iterator[Name]:
-    for name in names.split():
-        yield Name(name, "served", doors, why=why)
+def _served() -> Iterator[Name]:
+    """The settings that vLLM has too."""
+    for row in SETTINGS:
+        if row.vllm_name is not None:
+            yield Name(row.vllm_name, "served", tuple(door for door in BOTH if door in row.doors))
+    yield Name("config", "served", _SERVE)  # the file of settings
 
 
 def _accepted(doors: tuple[Door, ...], why: str, **names: tuple[Any, ...]) -> Iterator[Name]:
@@ -100,16 +105,6 @@ _GRPC = "the server speaks HTTP alone"
 _MEDIA_CACHE = "media_cache_bytes bounds what is kept of images"
 
 _ENGINE = (
-    *_served(
-        BOTH,
-        "model tokenizer revision tokenizer_revision dtype seed max_model_len trust_remote_code enforce_eager device "
-        "load_format allowed_local_media_path allowed_media_domains download_dir hf_token hf_overrides block_size "
-        "enable_prefix_caching gpu_memory_utilization kv_cache_memory_bytes num_gpu_blocks_override swap_space "
-        "max_num_batched_tokens max_num_seqs max_logprobs limit_mm_per_prompt mm_processor_kwargs enable_lora "
-        "max_loras max_lora_rank max_cpu_loras generation_config override_generation_config chat_template",
-    ),
-    *_served(_LLM, "skip_tokenizer_init"),
-    *_served(_SERVE, "served_model_name log_level shutdown_timeout enable_sleep_mode"),
     *_accepted(_LLM, "it names nothing in a program", served_model_name=_ANY),
     *_accepted(_LLM, "requests of `LLM` end with their call", shutdown_timeout=_ANY),
     *_refused(_LLM, "set the level of Python's logger 'quire'", log_level=_NONE),
@@ -261,11 +256,6 @@ _ENGINE = (
 )  # fmt: skip
 
 _SERVER = (
-    *_served(
-        _SERVE,
-        "lora_modules response_role host port uds api_key allowed_origins ssl_keyfile ssl_certfile root_path "
-        "uvicorn_log_level disable_uvicorn_access_log config",
-    ),
     *_accepted(_SERVE, _LOGGED, disable_log_requests=_ANY, max_log_len=_ANY, enable_log_requests=_OFF,
                enable_log_outputs=_OFF, enable_log_deltas=_ANY),
     *_accepted(_SERVE, "which form of content a template takes is found out", chat_template_content_format=("auto",)),
@@ -309,7 +299,7 @@ _SERVER = (
     *_refused(_SERVE, _PROMPT_ADAPTERS, prompt_adapters=_NONE),
 )  # fmt: skip
 
-NAMES: tuple[Name, ...] = (*_ENGINE, *_SERVER)
+NAMES: tuple[Name, ...] = (*_served(), *_ENGINE, *_SERVER)
 
 # vLLM's short flags, of names that `quire serve` does not have itself.
 SHORT = {

@@ -16,8 +16,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from quire.config import LoRAConfig, ModelConfig, ServerConfig, from_vllm
-from quire.config.arguments import check_generation_config, default_sampling, engine_config, load_chat_template
+from quire.config import (
+    EngineConfig,
+    LaunchConfig,
+    LoRAConfig,
+    ModelConfig,
+    RequestDefaults,
+    ServerConfig,
+    from_vllm,
+)
+from quire.config.arguments import engine_config
+from quire.config.generation import default_sampling
+from quire.config.settings import engine_settings, make
 from quire.demo import ADAPTERS, adapter_path
 from quire.errors import QuireError
 from quire.platform.engine.async_engine import AsyncEngine
@@ -66,60 +76,40 @@ class Module:
 class Task:
     """What the options ask for.
 
-    engine: arguments of `LLM`; server: fields of `ServerConfig`; vllm: of its options those that quire does not have,
-    and that ask for nothing else than what is done.
+    settings: by their names in the table of settings; vllm: of vLLM's options those that quire does not have, and that
+    ask for nothing else than what is done.
     """
 
-    engine: Mapping[str, Any]
-    server: Mapping[str, Any]
-    modules: Sequence[str] = ()
-    generation_config: str = "auto"
-    chat_template: str | None = None
-    log_format: str = "text"
-    log_level: str = "info"
-    access_log: bool = True
-    uvicorn_log_level: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     vllm: Mapping[str, Any] = field(default_factory=dict)
-    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Those of the settings that an engine is made with."""
+        return {row.name: self.settings[row.name] for row in engine_settings() if row.name in self.settings}
 
 
 def serve(task: Task) -> int:
     """Load, serve until a signal comes, and end in order. Returns the exit code; raises QuireError."""
     begun = time.monotonic()
-    configure(task.log_format == "json", task.log_level, task.uvicorn_log_level)
+    launch = make(LaunchConfig, task.settings)
+    configure(launch.log_format == "json", launch.log_level, launch.uvicorn_log_level)
     if line := from_vllm.take("serve", task.vllm):
         logger.info(line)
     threads = use_share()
     if threads is not None:
         logger.info("%d threads compute: as many as there are cores for this process", threads)
-    modules = [Module.parse(text) for text in task.modules]
-    # The bundled model comes with its adapters.
-    if task.engine.get("model") is None and task.engine.get("enable_lora") is not False:
-        modules += [Module(name, str(adapter_path(name))) for name in ADAPTERS if name not in {m.name for m in modules}]
-    if modules and task.engine.get("enable_lora") is False:
-        raise QuireError("--lora-modules needs --enable-lora.")
-    roots = tuple(str(root) for root in task.server.get("lora_roots") or ())
-    hub = engine_config(**{name: task.engine.get(name) for name in ("download_dir", "hf_token")}).model
-    modules = _found(modules, hub)
-    check_generation_config(task.generation_config)
-    allowed = roots or task.server.get("lora_hub") or task.server.get("allow_runtime_lora")
-    config = engine_config(
-        **{
-            **task.engine,
-            "enable_lora": bool(modules) or task.engine.get("enable_lora") or None,
-            "lora_roots": _readable(modules, roots, hub if task.server.get("lora_hub") else None) if allowed else None,
-        }
-    )
-    server = ServerConfig(
-        **{**task.server, "lora_roots": roots, "chat_template": load_chat_template(task.chat_template)}
-    )
+    modules = _modules(launch, task.settings)
+    requests = make(RequestDefaults, task.settings)
+    config = _engine_config(task, modules)
+    server = replace(make(ServerConfig, task.settings), chat_template=requests.chat_template)
     _check_address(server)
     metrics = Metrics()
     engine = AsyncEngine(config, metrics.on_step)
-    sampling = default_sampling(engine.core.path, task.generation_config, task.override_generation_config)
+    sampling = default_sampling(engine.core.path, requests)
     server = replace(server, default_sampling=sampling)
     _check_sampling(sampling)
-    app = create_app(engine, server, metrics, task.access_log)
+    app = create_app(engine, server, metrics, not launch.disable_access_log)
     served = app.state.context.served
     for module in modules:
         if module.name in served.names:
@@ -129,6 +119,34 @@ def serve(task: Task) -> int:
     names = ", ".join([served.names[0], *(module.name for module in modules)])
     logger.info("%s ready in %.1f s", names, time.monotonic() - begun)
     return _run(HttpServer(app, server), engine, server)
+
+
+def _modules(launch: LaunchConfig, settings: Mapping[str, Any]) -> list[Module]:
+    """The adapters that are loaded at the start: where they are on this machine."""
+    modules = [Module.parse(text) for text in launch.modules]
+    # The bundled model comes with its adapters.
+    if settings.get("model") is None and settings.get("enable_lora") is not False:
+        modules += [Module(name, str(adapter_path(name))) for name in ADAPTERS if name not in {m.name for m in modules}]
+    if modules and settings.get("enable_lora") is False:
+        raise QuireError("--lora-modules needs --enable-lora.")
+    return _found(modules, _hub(settings))
+
+
+def _engine_config(task: Task, modules: Sequence[Module]) -> EngineConfig:
+    """With LoRA where there are adapters; where more may be loaded over HTTP, they come from these folders alone."""
+    settings, given = task.settings, task.engine
+    if modules:
+        given["enable_lora"] = True
+    roots = tuple(settings.get("lora_root") or ())
+    from_hub = settings.get("lora_hub")
+    if roots or from_hub or settings.get("allow_runtime_lora"):
+        given["lora_roots"] = _readable(modules, roots, _hub(settings) if from_hub else None)
+    return engine_config(**given)
+
+
+def _hub(settings: Mapping[str, Any]) -> ModelConfig:
+    """How files come from the hub."""
+    return engine_config(download_dir=settings.get("download_dir"), hf_token=settings.get("hf_token")).model
 
 
 def _found(modules: Sequence[Module], hub: ModelConfig) -> list[Module]:

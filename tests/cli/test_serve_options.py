@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import inspect
 import os
 from collections.abc import Coroutine
 from itertools import pairwise
@@ -18,8 +16,9 @@ from typer.testing import CliRunner
 
 import quire
 from quire.cli.app import app
-from quire.config import CacheConfig, MediaConfig, ServerConfig, serve_settings
+from quire.config import CacheConfig, MediaConfig, ServerConfig
 from quire.config.arguments import engine_config
+from quire.config.settings import at
 from quire.errors import QuireError
 from quire.server import launch as serve
 
@@ -66,8 +65,8 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Served:
 def test_flags_come_before_variables_and_variables_before_the_file(served: Served) -> None:
     yaml = "port: 2\nmax-num-seqs: 2\nhost: '2'\n"
     task = served("--port", "4", yaml=yaml, QUIRE_PORT="3", QUIRE_MAX_NUM_SEQS="3")
-    assert (task.server["port"], task.engine["max_num_seqs"], task.server["host"]) == (4, 3, "2")
-    assert "port" not in served().server
+    assert (task.settings["port"], task.settings["max_num_seqs"], task.settings["host"]) == (4, 3, "2")
+    assert "port" not in served().settings
 
 
 def test_every_form_of_value_in_a_file(served: Served) -> None:
@@ -89,13 +88,20 @@ disable-access-log: true
 override-generation-config: {temperature: 0.5}
 """
     )
-    assert (task.engine["model"], task.server["port"], task.engine["media_fetch_timeout"]) == ("some/model", 5, 2.5)
-    assert (task.engine["enable_prefix_caching"], task.engine["enable_lora"]) == (False, True)
-    assert task.engine["limit_mm_per_prompt"] == {"image": 3}
-    assert (task.server["served_model_names"], task.server["api_keys"]) == (("one", "two"), ("alone",))
-    assert [serve.Module.parse(text) for text in task.modules] == [serve.Module("a", "x"), serve.Module("b", "y")]
-    assert (task.log_format, task.access_log) == ("json", False)
-    assert task.override_generation_config == {"temperature": 0.5}
+    assert (task.settings["model"], task.settings["port"], task.settings["media_fetch_timeout"]) == (
+        "some/model",
+        5,
+        2.5,
+    )
+    assert (task.settings["enable_prefix_caching"], task.settings["enable_lora"]) == (False, True)
+    assert task.settings["limit_mm_per_prompt"] == {"image": 3}
+    assert (task.settings["served_model_name"], task.settings["api_key"]) == (["one", "two"], ["alone"])
+    assert [serve.Module.parse(text) for text in task.settings["lora_modules"]] == [
+        serve.Module("a", "x"),
+        serve.Module("b", "y"),
+    ]
+    assert (task.settings["log_format"], task.settings["disable_access_log"]) == ("json", True)
+    assert task.settings["override_generation_config"] == {"temperature": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -122,18 +128,18 @@ def test_a_file_that_is_not_there(served: Served) -> None:
 def test_the_file_may_be_named_by_a_variable(served: Served, tmp_path: Path) -> None:
     file = tmp_path / "named.yaml"
     file.write_text("port: 7", encoding="utf-8")
-    assert served(QUIRE_CONFIG=str(file)).server["port"] == 7
+    assert served(QUIRE_CONFIG=str(file)).settings["port"] == 7
 
 
 def test_the_model_by_its_place_or_by_its_flag(served: Served) -> None:
-    assert served().engine["model"] is None
-    assert served("A").engine["model"] == served("--model", "A").engine["model"] == "A"
-    assert served("A", "--model", "A").engine["model"] == "A"
+    assert "model" not in served().settings
+    assert served("A").settings["model"] == served("--model", "A").settings["model"] == "A"
+    assert served("A", "--model", "A").settings["model"] == "A"
     assert "give one of them" in served.complaint("A", "--model", "B")
     # Both are flags, which come first.
-    assert served("A", yaml="model: B").engine["model"] == "A"
-    assert served("A", QUIRE_MODEL="B").engine["model"] == "A"
-    assert served(yaml="model: B", QUIRE_MODEL="C").engine["model"] == "C"
+    assert served("A", yaml="model: B").settings["model"] == "A"
+    assert served("A", QUIRE_MODEL="B").settings["model"] == "A"
+    assert served(yaml="model: B", QUIRE_MODEL="C").settings["model"] == "C"
 
 
 @pytest.mark.parametrize(
@@ -149,8 +155,11 @@ def test_the_model_by_its_place_or_by_its_flag(served: Served) -> None:
 )
 def test_lora_modules_as_vllm_takes_them(served: Served, args: tuple[str, ...]) -> None:
     task = served(*args)
-    assert task.engine["model"] == "MODEL"
-    assert [serve.Module.parse(text) for text in task.modules] == [serve.Module("a", "x"), serve.Module("b", "y")]
+    assert task.settings["model"] == "MODEL"
+    assert [serve.Module.parse(text) for text in task.settings["lora_modules"]] == [
+        serve.Module("a", "x"),
+        serve.Module("b", "y"),
+    ]
 
 
 def test_a_module_and_what_it_belongs_to() -> None:
@@ -163,16 +172,16 @@ def test_a_module_and_what_it_belongs_to() -> None:
 
 
 def test_lists_in_variables_and_as_json(served: Served) -> None:
-    assert served(QUIRE_API_KEY="one two").server["api_keys"] == ("one", "two")
-    assert served("--api-key", '["one", "two"]', "--api-key", "three").server["api_keys"] == ("one", "two", "three")
-    assert served(QUIRE_LORA_MODULES="a=x b=y").modules == ["a=x", "b=y"]
+    assert served(QUIRE_API_KEY="one two").settings["api_key"] == ["one", "two"]
+    assert served("--api-key", '["one", "two"]', "--api-key", "three").settings["api_key"] == ["one", "two", "three"]
+    assert served(QUIRE_LORA_MODULES="a=x b=y").settings["lora_modules"] == ["a=x", "b=y"]
     said = served.complaint("--api-key", "[secret")
     assert "--api-key" in said and "secret" not in said
 
 
 def test_flags_may_be_taken_back(served: Served) -> None:
-    assert served("--no-enable-lora", QUIRE_ENABLE_LORA="1").engine["enable_lora"] is False
-    assert served(QUIRE_ALLOW_RUNTIME_LORA="true").server["allow_runtime_lora"] is True
+    assert served("--no-enable-lora", QUIRE_ENABLE_LORA="1").settings["enable_lora"] is False
+    assert served(QUIRE_ALLOW_RUNTIME_LORA="true").settings["allow_runtime_lora"] is True
 
 
 @pytest.mark.parametrize(
@@ -214,10 +223,10 @@ def test_what_cannot_be_served_is_one_line(args: tuple[str, ...], word: str) -> 
 
 def test_underscores_for_hyphens(served: Served) -> None:
     task = served("--max_num_seqs", "3", "--no_enable_prefix_caching", "--max_model_len=64")
-    assert (task.engine["max_num_seqs"], task.engine["enable_prefix_caching"]) == (3, False)
-    assert task.engine["max_model_len"] == 64
+    assert (task.settings["max_num_seqs"], task.settings["enable_prefix_caching"]) == (3, False)
+    assert task.settings["max_model_len"] == 64
     # Values stay as they are, also those that look like options.
-    assert served("--api_key", "--a_b").server["api_keys"] == ("--a_b",)
+    assert served("--api_key", "--a_b").settings["api_key"] == ["--a_b"]
 
 
 @pytest.mark.parametrize(
@@ -231,13 +240,13 @@ def test_underscores_for_hyphens(served: Served) -> None:
 )
 def test_several_names_after_one_option(served: Served, args: tuple[str, ...]) -> None:
     task = served(*args)
-    assert (task.engine["model"], task.server["served_model_names"]) == ("MODEL", ("a", "b", "c"))
+    assert (task.settings["model"], task.settings["served_model_name"]) == ("MODEL", ["a", "b", "c"])
 
 
 def test_the_model_behind_one_value(served: Served) -> None:
     task = served("--served-model-name", "a", "MODEL")
-    assert (task.engine["model"], task.server["served_model_names"]) == ("MODEL", ("a",))
-    assert served("--served-model-name", "a").server["served_model_names"] == ("a",)
+    assert (task.settings["model"], task.settings["served_model_name"]) == ("MODEL", ["a"])
+    assert served("--served-model-name", "a").settings["served_model_name"] == ["a"]
 
 
 def test_what_could_be_a_name_or_the_model(served: Served) -> None:
@@ -248,22 +257,22 @@ def test_what_could_be_a_name_or_the_model(served: Served) -> None:
 
 
 def test_switches_with_a_value(served: Served) -> None:
-    assert served("--enable-prefix-caching=False").engine["enable_prefix_caching"] is False
-    assert served("--enable-lora", "true", "MODEL").engine == {"enable_lora": True, "model": "MODEL"}
-    assert served("--no-enable-lora=false").engine["enable_lora"] is True
-    assert served("--disable-access-log=true").access_log is False
-    assert served("--disable-uvicorn-access-log").access_log is False
-    assert served("--disable-access-log=false").access_log is True
+    assert served("--enable-prefix-caching=False").settings["enable_prefix_caching"] is False
+    assert served("--enable-lora", "true", "MODEL").settings == {"enable_lora": True, "model": "MODEL"}
+    assert served("--no-enable-lora=false").settings["enable_lora"] is True
+    assert served("--disable-access-log=true").settings["disable_access_log"] is True
+    assert served("--disable-uvicorn-access-log").settings["disable_access_log"] is True
+    assert "disable_access_log" not in served("--disable-access-log=false").settings
     assert "neither true nor false" in served.complaint("--enable-lora=perhaps")
 
 
 def test_limits_and_objects_in_vllms_forms(served: Served) -> None:
     for args in (("--limit-mm-per-prompt", "image=4"), ("--limit-mm-per-prompt", '{"image": 4}'),
                  ("--limit_mm_per_prompt.image", "4"), ("--limit-mm-per-prompt.image=4",)):  # fmt: skip
-        assert served(*args).engine["limit_mm_per_prompt"] == {"image": 4}
-    assert served(yaml="limit-mm-per-prompt: image=4").engine["limit_mm_per_prompt"] == {"image": 4}
+        assert served(*args).settings["limit_mm_per_prompt"] == {"image": 4}
+    assert served(yaml="limit-mm-per-prompt: image=4").settings["limit_mm_per_prompt"] == {"image": 4}
     task = served("--mm-processor-kwargs.size.shortest_edge", "32", "--mm-processor-kwargs.do_resize", "true")
-    assert task.engine["mm_processor_kwargs"] == {"size": {"shortest_edge": 32}, "do_resize": True}
+    assert task.settings["mm_processor_kwargs"] == {"size": {"shortest_edge": 32}, "do_resize": True}
     assert "give one of them" in served.complaint(
         "--limit-mm-per-prompt", "image=3", "--limit-mm-per-prompt.image", "4"
     )
@@ -275,8 +284,8 @@ def test_limits_and_objects_in_vllms_forms(served: Served) -> None:
     ("text", "size"), [("8192", 8192), ("8k", 8000), ("8K", 8192), ("2.5G", 5 << 29), ("1m", 10**6)]
 )
 def test_sizes(served: Served, text: str, size: int) -> None:
-    assert served("--kv-cache-memory-bytes", text).engine["kv_cache_memory_bytes"] == size
-    assert served(yaml=f"kv_cache_memory_bytes: {text}").engine["kv_cache_memory_bytes"] == size
+    assert served("--kv-cache-memory-bytes", text).settings["kv_cache_memory_bytes"] == size
+    assert served(yaml=f"kv_cache_memory_bytes: {text}").settings["kv_cache_memory_bytes"] == size
 
 
 def test_a_size_that_is_none(served: Served) -> None:
@@ -286,11 +295,11 @@ def test_a_size_that_is_none(served: Served) -> None:
 
 
 def test_variables_of_vllm(served: Served) -> None:
-    assert served(VLLM_ALLOW_RUNTIME_LORA_UPDATING="True").server["allow_runtime_lora"] is True
-    assert served(VLLM_ALLOW_RUNTIME_LORA_UPDATING="0").server["allow_runtime_lora"] is False
+    assert served(VLLM_ALLOW_RUNTIME_LORA_UPDATING="True").settings["allow_runtime_lora"] is True
+    assert served(VLLM_ALLOW_RUNTIME_LORA_UPDATING="0").settings["allow_runtime_lora"] is False
     task = served("--no-allow-runtime-lora", VLLM_ALLOW_RUNTIME_LORA_UPDATING="1")
-    assert task.server["allow_runtime_lora"] is False
-    assert served(VLLM_API_KEY="secret").server["api_keys"] == ("secret",)
+    assert task.settings["allow_runtime_lora"] is False
+    assert served(VLLM_API_KEY="secret").settings["api_key"] == ["secret"]
     assert "set and empty" in served.complaint(VLLM_API_KEY=" ")
 
 
@@ -298,14 +307,14 @@ def test_help_fits_80_columns_and_cuts_no_name(served: Served) -> None:
     result = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "80"}, terminal_width=80)
     assert result.exit_code == 0
     assert max(map(len, result.output.splitlines())) <= 80 and "…" not in result.output
-    for setting in serve_settings.settings():
+    for setting in at("serve"):
         assert setting.flag[2:] in result.output, setting.name
-    for group in serve_settings.GROUPS:
-        assert f"{group.title}:" in result.output
+    for group in {setting.group for setting in at("serve")}:
+        assert f"{group}:" in result.output
 
 
 def test_help_says_the_defaults_of_the_configuration() -> None:
-    shown = {setting.name: setting.default for setting in serve_settings.settings()}
+    shown = {setting.name: setting.shown_default for setting in at("serve")}
     assert (shown["port"], shown["max_num_seqs"], shown["max_request_bytes"]) == ("8000", "64", "32 MiB")
     assert shown["limit_mm_per_prompt"] == str(MediaConfig().max_images)
     assert float(shown["swap_space"]) * (1 << 30) == CacheConfig().swap_bytes
@@ -321,27 +330,16 @@ def test_the_limit_of_an_image_s_cpu_time(served: Served) -> None:
         quire.LLM(max_image_seconds=-1)
 
 
-def test_every_setting_goes_somewhere() -> None:
-    fields = {field.name for field in dataclasses.fields(serve.Task)} | {"disable_access_log"}
-    server = {field.name for field in dataclasses.fields(ServerConfig)}
-    for setting in serve_settings.settings():
-        if setting.target is serve_settings.Target.ENGINE:
-            assert setting.name in inspect.signature(quire.LLM).parameters, setting.name
-        else:
-            known = server if setting.target is serve_settings.Target.SERVER else fields
-            assert setting.destination in known, setting.name
-
-
 def test_admin_routes_by_vllm_s_names(served: Served) -> None:
-    assert "enable_admin_routes" not in served().server
+    assert "enable_admin_routes" not in served().settings
     for task in (
         served("--enable-admin-routes"),
         served("--enable-sleep-mode"),
         served(yaml="enable-sleep-mode: true"),
         served(VLLM_SERVER_DEV_MODE="1"),
     ):
-        assert task.server["enable_admin_routes"] is True
-    assert served("--no-enable-admin-routes", VLLM_SERVER_DEV_MODE="1").server["enable_admin_routes"] is False
+        assert task.settings["enable_admin_routes"] is True
+    assert served("--no-enable-admin-routes", VLLM_SERVER_DEV_MODE="1").settings["enable_admin_routes"] is False
 
 
 def test_variables_that_are_no_options_are_known(served: Served) -> None:
@@ -393,4 +391,4 @@ def test_a_file_that_says_no_one_thing_is_refused(served: Served, yaml: str, mes
 
 def test_a_file_may_use_anchors(served: Served) -> None:
     task = served(yaml="lora-root: &roots [/a, /b]\nhf-overrides: {x: *roots, <<: {y: 1}}\n")
-    assert task.server["lora_roots"] == ("/a", "/b") and task.engine["hf_overrides"] == {"x": ["/a", "/b"], "y": 1}
+    assert task.settings["lora_root"] == ["/a", "/b"] and task.settings["hf_overrides"] == {"x": ["/a", "/b"], "y": 1}

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from quire import LLM, AsyncEngineArgs, EngineArgs
 from quire.cli.app import app
-from quire.config import from_vllm
-from quire.config.serve_settings import Kind, settings
+from quire.config import from_vllm, write
+from quire.config.setting import Kind
+from quire.config.settings import at as settings_at
 from quire.config.vllm_names import ANYTHING, BOTH, NAMES, SHORT, Door, Name
 from quire.errors import QuireError
 from quire.server import launch as serve
@@ -77,13 +78,13 @@ def test_vllms_defaults_ask_for_nothing() -> None:
 
 def test_short_flags_are_vllms() -> None:
     theirs = {name: fact["short"][0] for name, _, fact in facts() if "short" in fact}
-    own = {setting.name for setting in settings()}
+    own = {setting.name for setting in settings_at("serve")}
     assert {name: short for name, short in theirs.items() if name not in own} == SHORT
 
 
 def test_what_is_served_is_a_parameter_or_a_flag() -> None:
     parameters = set(inspect.signature(LLM).parameters)
-    flags = {flag[2:].replace("-", "_") for setting in settings() for flag in (setting.flag, *setting.flags)}
+    flags = {flag[2:].replace("-", "_") for setting in settings_at("serve") for flag in setting.all_flags}
     for one in at("LLM").values():
         assert (one.name in parameters) == (one.status == "served"), one.name
     for one in at("serve").values():
@@ -134,7 +135,7 @@ def test_serve_takes_what_is_served_with_vllms_defaults(served: Served) -> None:
     for places in FACTS.values():
         facts = {**places["EngineArgs"], **places["serve"]}
         given = {name: fact["default"] for name, fact in facts.items() if fact.get("default") not in (None, "")}
-        line, switches = [], {setting.name for setting in settings() if setting.kind is Kind.SWITCH}
+        line, switches = [], {setting.name for setting in settings_at("serve") if setting.kind is Kind.SWITCH}
         for name, value in given.items():
             if at("serve")[name].status == "served":
                 flag = f"--{name.replace('_', '-')}"
@@ -145,7 +146,7 @@ def test_serve_takes_what_is_served_with_vllms_defaults(served: Served) -> None:
                 )
         assert len(line) >= 30
         task = served(*line)
-        assert task.engine["dtype"] == "auto" and task.server["port"] == 8000 and not task.vllm
+        assert task.settings["dtype"] == "auto" and task.settings["port"] == 8000 and not task.vllm
 
 
 def words(one: Name, value: Any) -> list[str]:
@@ -187,7 +188,7 @@ def test_serve_refuses_by_the_table(served: Served, line: list[str], name: str) 
 def test_serve_takes_short_flags(served: Served) -> None:
     taken = served("-tp", "1", "-pp=1", "MODEL", "-ep=false")
     assert taken.vllm == {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "enable_expert_parallel": False}
-    assert taken.engine["model"] == "MODEL"
+    assert taken.settings["model"] == "MODEL"
 
 
 def test_flags_come_before_the_file_here_too(served: Served) -> None:
@@ -197,7 +198,7 @@ def test_flags_come_before_the_file_here_too(served: Served) -> None:
     }
     assert "task='embed'" in served.complaint("--task", "embed", yaml="task: generate")
     assert "task='embed'" in served.complaint(yaml="task: embed")
-    assert served(yaml="uvicorn-log-level: info").uvicorn_log_level == "info"
+    assert served(yaml="uvicorn-log-level: info").settings["uvicorn_log_level"] == "info"
 
 
 def test_the_server_says_what_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +207,7 @@ def test_the_server_says_what_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> N
     )
     assert "tensor_parallel_size=1, disable_log_requests=True" in result.stderr
     with pytest.raises(QuireError, match="tensor_parallel_size=3"):
-        serve.serve(serve.Task({}, {}, vllm={"tensor_parallel_size": 3}))
+        serve.serve(serve.Task(vllm={"tensor_parallel_size": 3}))
 
 
 @pytest.mark.parametrize("arguments", [EngineArgs, AsyncEngineArgs])
@@ -219,4 +220,4 @@ def test_engine_args_have_all_names(arguments: type[EngineArgs]) -> None:
 
 def test_the_page_has_the_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert from_vllm.page(text) == text, f"run: python -m quire.config.from_vllm {PAGE.relative_to(PAGE.parents[1])}"
+    assert write.vllm_page(text) == text, "run: python -m quire.config.write"

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from quire.cli.app import app
 from quire.config import ServerConfig
+from quire.config.settings import make
 from quire.demo import adapter_path
 from quire.server import launch as serve
 from tests.server.api_server import KEY, LocalServer
@@ -100,10 +101,10 @@ def test_the_image_listens_to_all_whatever_its_arguments(monkeypatch: pytest.Mon
     variables = image_variables()
     assert not unknown_variables(set(variables))
     task = task_of(monkeypatch, ["some/model", "--max-num-seqs", "4"], variables)
-    assert task.engine["model"] == "some/model" and task.engine["max_num_seqs"] == 4
-    assert task.server["host"] == "0.0.0.0"
+    assert task.settings["model"] == "some/model" and task.settings["max_num_seqs"] == 4
+    assert task.settings["host"] == "0.0.0.0"
     assert task.log_format == "json"
-    assert final("EXPOSE") == [str(ServerConfig(**task.server).port)]
+    assert final("EXPOSE") == [str(make(ServerConfig, task.settings).port)]
 
 
 def test_the_image_has_no_root_and_no_build_tools() -> None:
@@ -195,10 +196,10 @@ def test_every_selector_finds_the_pod() -> None:
 
 def test_the_container_gets_options_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     task = pod_task(monkeypatch)
-    server = ServerConfig(**task.server)
+    server = make(ServerConfig, task.settings)
     assert server.host == "0.0.0.0"
     assert server.api_keys == ("QUIRE_API_KEY",) and server.admin_api_key == "QUIRE_ADMIN_API_KEY"
-    assert task.engine["enable_lora"] and server.allow_runtime_lora
+    assert task.settings["enable_lora"] and server.allow_runtime_lora
     assert server.port == container()["ports"][0]["containerPort"]
 
 
@@ -277,7 +278,7 @@ def test_the_pod_may_do_little(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {mount["name"] for mount in mounts.values()} == volumes
     writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
     assert writable == {image_variables()["HF_HOME"], "/tmp"}
-    assert set(pod_task(monkeypatch).server["lora_roots"]) == mounts.keys() - writable
+    assert set(pod_task(monkeypatch).settings["lora_root"]) == mounts.keys() - writable
 
 
 # -- Grafana --------------------------------------------------------------------------------------------------

@@ -7,32 +7,30 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from itertools import count
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from quire.config import from_vllm
-from quire.config.arguments import (
-    check_generation_config,
-    default_sampling,
-    engine_config,
-    load_chat_template,
-    one_for_each,
-    prompt_list,
-)
+from quire.config.arguments import llm_settings, takes_settings
 from quire.config.engine_args import EngineArgs
+from quire.config.generation import default_sampling
 from quire.config.not_served import method_not_served
 from quire.errors import RequestError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
 from quire.platform.engine.interrupts import HeldInterrupt
 from quire.platform.engine.llm_engine import LLMEngine
 from quire.platform.engine.metrics import Metric, metrics_of
+from quire.platform.inputs.batch import one_for_each, prompt_list
 from quire.platform.inputs.chat import render_chat
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
 from quire.platform.outputs.processor import beams_as_output
 from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from quire.config.typed_arguments import LLMArguments
 
 logger = logging.getLogger("quire")
 Message = Mapping[str, Any]
@@ -40,121 +38,27 @@ Params = SamplingParams | BeamSearchParams
 
 _PATIENCE = 0.02  # seconds until unloading looks again
 
-# Of LLM's parameters those that the engine's configuration does not have.
-_NOT_SETTINGS = {"self", "generation_config", "override_generation_config", "chat_template", "vllm"}
 
-
+@takes_settings
 class LLM:
     """A model that answers batches of prompts, in continuous batching. Calls from several threads wait for each other.
 
-    Args:
-        model: a local directory or a hub id; None takes the bundled model.
-        tokenizer, tokenizer_revision: where the tokenizer comes from, if not from the model.
-        revision: the hub's branch, tag or commit; it reaches every file.
-        dtype: "auto" (the checkpoint's), "bfloat16", "float16" or "float32".
-        load_format: "safetensors"; "pt", torch's pytorch_model.bin, read in a process of its own; or "auto", the first
-            of these that is there.
-        device: "auto" (a GPU where quire can use one, else the CPU), "cpu", "cuda" or "cuda:1".
-        exact_products: False lets cuBLAS multiply on a GPU: faster for many tokens, but a request's last bits then
-            depend on what shares its steps.
-        max_model_len: most tokens of prompt and output together. Default: the model's limit.
-        max_num_seqs, max_num_batched_tokens: most sequences and tokens in one step.
-        block_size: tokens in a KV block.
-        kv_cache_memory_bytes: size of the KV pool; or num_gpu_blocks_override: its blocks (wherever it lies); or
-            gpu_memory_utilization: the fraction of a GPU's memory that weights, pool and all else may take together, or
-            of a CPU's free memory that the pool may take.
-        swap_space: GiB of main memory for the blocks of sequences that were preempted on a GPU.
-        enable_prefix_caching: reuse the blocks of a prompt's beginning that was computed before.
-        seed: makes requests without a seed repeatable.
-        max_logprobs: the most logprobs that a request may ask for.
-        limit_mm_per_prompt: {"image": most images of a prompt}.
-        mm_processor_kwargs: settings for the checkpoint's image processor, on top of its own.
-        allowed_local_media_path: the folder that file: URLs may read; allowed_media_domains: the hosts that http: and
-            https: URLs may name. Without these both are refused. media_fetch_timeout: seconds for one URL.
-        max_image_bytes, max_image_pixels, max_image_seconds: the most of one image: of its file, decoded, of CPU time.
-        media_cache_bytes: for images that wait and the features of encoded ones.
-        enable_lora: serve LoRA adapters. max_loras: most that steps can use at once; max_cpu_loras: most in main
-            memory; max_lora_rank: a larger rank is refused. None sets no limit.
-        lora_device_bytes, lora_host_bytes: what adapters may take on the device and in main memory.
-        lora_roots: the folders that adapters may be read from; None allows all, and hub ids.
-        skip_tokenizer_init: load no tokenizer; prompts must be token ids, and outputs have no text.
-        enforce_eager: run every step through the model's Python (to debug a model); else a step in which each
-            sequence has one token is recorded and replayed.
-        trust_remote_code: no code that comes with a checkpoint is run; a model that needs its own is refused.
-        download_dir: the folder that hub files are kept in; hf_token: for the hub; True takes the one that is stored.
-        hf_overrides: fields of config.json that are to have other values.
-        generation_config: what `get_default_sampling_params` is made of: "auto", the checkpoint's
-            generation_config.json; a folder that has another; or "vllm", nothing. override_generation_config: on top.
-        chat_template: for `chat`: a file with a Jinja template, or the template.
-        vllm: what vLLM has beside these: taken with a line in the log where it asks for nothing else than what is done,
-            and else refused with the reason; see docs/from-vllm.md.
-        debug: check all tables after every step and poison freed blocks (slow).
-
-    Defaults that are None here stand in `quire.config`.
+    Args: (the table is in docs/settings.md; None leaves the default, which stands in brackets)
+        {settings}
+        Names that vLLM has beside these are taken, with a line in the log, where they ask for nothing else than what is
+            done, and else refused with the reason; see docs/from-vllm.md.
 
     Raises:
         UnsupportedModelError, CheckpointError, QuireError: all ValueErrors, for what cannot be loaded.
     """
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        tokenizer: str | None = None,
-        revision: str | None = None,
-        tokenizer_revision: str | None = None,
-        dtype: str | None = None,
-        load_format: str | None = None,
-        device: str | None = None,
-        exact_products: bool | None = None,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        block_size: int | None = None,
-        kv_cache_memory_bytes: int | None = None,
-        num_gpu_blocks_override: int | None = None,
-        gpu_memory_utilization: float | None = None,
-        swap_space: float | None = None,
-        enable_prefix_caching: bool | None = None,
-        seed: int | None = None,
-        max_logprobs: int | None = None,
-        limit_mm_per_prompt: Mapping[str, int] | None = None,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-        allowed_local_media_path: str | None = None,
-        allowed_media_domains: Sequence[str] | None = None,
-        media_fetch_timeout: float | None = None,
-        max_image_bytes: int | None = None,
-        max_image_pixels: int | None = None,
-        max_image_seconds: float | None = None,
-        media_cache_bytes: int | None = None,
-        enable_lora: bool | None = None,
-        max_loras: int | None = None,
-        max_lora_rank: int | None = None,
-        max_cpu_loras: int | None = None,
-        lora_device_bytes: int | None = None,
-        lora_host_bytes: int | None = None,
-        lora_roots: Sequence[str] | None = None,
-        skip_tokenizer_init: bool | None = None,
-        enforce_eager: bool | None = None,
-        trust_remote_code: bool | None = None,
-        download_dir: str | None = None,
-        hf_token: bool | str | None = None,
-        hf_overrides: Mapping[str, Any] | None = None,
-        generation_config: str | None = None,
-        override_generation_config: Mapping[str, Any] | None = None,
-        chat_template: str | Path | None = None,
-        debug: bool | None = None,
-        **vllm: Any,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name not in _NOT_SETTINGS}
-        line = from_vllm.take("LLM", vllm, given)
-        config = engine_config(**given)
-        self._chat_template = load_chat_template(chat_template)
-        self._sampling = (check_generation_config(generation_config), dict(override_generation_config or {}))
-        SamplingParams(**self._sampling[1])  # what is wrong with it is said now
-        if line is not None:
-            logger.warning("LLM(): %s", line)  # the level that Python shows of itself
-        self.llm_engine = LLMEngine(config)
+    def __init__(self, model: str | None = None, **settings: Unpack[LLMArguments]) -> None:
+        wanted = llm_settings(model=model, **settings)
+        self._requests = wanted.requests
+        SamplingParams(**wanted.requests.override_generation_config)  # what is wrong with it is said now
+        if wanted.note is not None:
+            logger.warning("LLM(): %s", wanted.note)  # the level that Python shows of itself
+        self.llm_engine = LLMEngine(wanted.engine)
         self._ids = count()
         self._lock = threading.Lock()
 
@@ -164,7 +68,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling that the checkpoint recommends, or `generation_config` and `override_generation_config` say."""
-        return SamplingParams(**default_sampling(self.llm_engine.path, *self._sampling))
+        return SamplingParams(**default_sampling(self.llm_engine.path, self._requests))
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -232,7 +136,7 @@ class LLM:
                 self.llm_engine.tokenizer,
                 conversation,
                 image_marker=sight.marker if sight else None,
-                chat_template=chat_template or self._chat_template,
+                chat_template=chat_template or self._requests.chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 tools=tools,

@@ -21,16 +21,16 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Served:
 
 def test_command_lines_of_the_pages(served: Served) -> None:
     task = served("NousResearch/Meta-Llama-3-8B-Instruct", "--dtype", "auto", "--api-key", "token-abc123")
-    assert (task.engine["dtype"], task.server["api_keys"]) == ("auto", ("token-abc123",))
+    assert (task.settings["dtype"], task.settings["api_key"]) == ("auto", ["token-abc123"])
     task = served("M", "--task", "generate", "--trust-remote-code", "--max-model-len", "4096",
                   "--limit-mm-per-prompt", "image=2")  # fmt: skip
-    assert (task.engine["max_model_len"], task.engine["limit_mm_per_prompt"]) == (4096, {"image": 2})
+    assert (task.settings["max_model_len"], task.settings["limit_mm_per_prompt"]) == (4096, {"image": 2})
     task = served("M", "--trust-remote-code", "--enable-chunked-prefill", "--max_num_batched_tokens", "1024")
-    assert task.engine["max_num_batched_tokens"] == 1024 and task.vllm == {"enable_chunked_prefill": True}
+    assert task.settings["max_num_batched_tokens"] == 1024 and task.vllm == {"enable_chunked_prefill": True}
     task = served("M", "--enable-lora", "--lora-modules", "sql-lora=/somewhere/", "law=/elsewhere")
-    assert [serve.Module.parse(text).name for text in task.modules] == ["sql-lora", "law"]
+    assert [serve.Module.parse(text).name for text in task.settings["lora_modules"]] == ["sql-lora", "law"]
     task = served("SOME_MODEL", yaml='host: "127.0.0.1"\nport: 6379\nuvicorn-log-level: "info"\n')
-    assert (task.server["port"], task.uvicorn_log_level) == (6379, "info")
+    assert (task.settings["port"], task.settings["uvicorn_log_level"]) == (6379, "info")
     assert "task='embed'" in served.complaint("M", "--task", "embed")
     assert "vllm" not in served("--chat-template", "./template.jinja").engine
 

@@ -1,0 +1,37 @@
+"""All settings of an engine."""
+
+from dataclasses import dataclass, field
+
+from quire.config.lora import LoRAConfig
+from quire.config.media import MediaConfig
+from quire.config.model import ModelConfig
+from quire.config.setting import LLM_ONLY, Checked, Group, setting
+from quire.config.steps import CacheConfig, SchedulerConfig
+
+
+@dataclass(frozen=True)
+class EngineConfig(Checked):
+    """All of it: what `LLMEngine` and `AsyncEngine` are made with."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    seed: int | None = setting(
+        None,
+        "Makes requests without a seed repeatable.",
+        more="None takes the system's entropy.",
+        group=Group.CHAT,
+        vllm=True,
+    )
+    max_logprobs: int = setting(
+        20, "Most logprobs of a request.", more="-1 lifts the limit.", group=Group.CHAT, at_least=-1, vllm=True
+    )
+    debug: bool = setting(
+        False,
+        "Check every table after each step and poison freed blocks with NaN.",
+        more="Slow; for tests and bug hunts.",
+        group=Group.DEBUG,
+        doors=LLM_ONLY,
+    )

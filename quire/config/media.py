@@ -1,0 +1,89 @@
+"""Images in prompts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.config import convert
+from quire.config.setting import NOWHERE, Checked, Group, Kind, seconds, setting
+
+_IMAGES = Group.IMAGES
+_HOUR = 3600  # seconds
+
+
+@dataclass(frozen=True)
+class MediaConfig(Checked):
+    """Images in prompts: how many, how large, from where, and what may be kept of them."""
+
+    max_images: int = setting(
+        64,
+        "Most images of a prompt.",
+        more='In a program: {"image": 4}.',
+        group=_IMAGES,
+        name="limit_mm_per_prompt",
+        kind=Kind.LIMITS,
+        at_least=0,
+        takes=Mapping[str, int],
+        convert=convert.image_limit,
+        vllm=True,
+    )
+    processor_settings: Mapping[str, object] = setting(
+        {},
+        "Settings for the image processor.",
+        more="On top of the checkpoint's own.",
+        group=_IMAGES,
+        name="mm_processor_kwargs",
+        vllm=True,
+    )
+    allowed_local_media_path: str | None = setting(
+        None,
+        "The folder that file: URLs may read.",
+        more="None refuses them.",
+        group=_IMAGES,
+        metavar="FOLDER",
+        convert=convert.folder,
+        vllm=True,
+    )
+    allowed_media_domains: tuple[str, ...] = setting(
+        (),
+        "A host that image URLs may name.",
+        more='"host" or "host:port", for http: and https:; without one, both are refused.',
+        group=_IMAGES,
+        metavar="HOST",
+        takes=Sequence[str],
+        convert=convert.hosts,
+        vllm=True,
+    )
+    media_fetch_timeout: float = seconds(
+        10.0, "For one image's URL.", more="Its redirects included.", group=_IMAGES, above=0, at_most=_HOUR
+    )
+    max_image_bytes: int = setting(
+        20_000_000, "Most bytes of an image file.", group=_IMAGES, kind=Kind.SIZE, at_least=1
+    )
+    max_image_pixels: int = setting(50_000_000, "Most pixels of an image.", group=_IMAGES, kind=Kind.SIZE, at_least=1)
+    max_image_seconds: float = seconds(10.0, "Most CPU time to decode an image.", group=_IMAGES, above=0, at_most=_HOUR)
+    cache_bytes: int = setting(
+        512 << 20,
+        "For images and their features.",
+        more="A quarter for processed pixels that wait to be encoded, the rest for the features of encoded images.",
+        group=_IMAGES,
+        name="media_cache_bytes",
+        kind=Kind.SIZE,
+        at_least=1,
+    )
+    workers: int | None = setting(
+        None,
+        "Threads that prepare images; None takes as many as there are cores, at most 4.",
+        group=_IMAGES,
+        doors=NOWHERE,
+        at_least=1,
+    )
+
+    @property
+    def pixel_bytes(self) -> int:
+        """The share of pixels that wait."""
+        return self.cache_bytes // 4
+
+    @property
+    def feature_bytes(self) -> int:
+        """The share of features."""
+        return self.cache_bytes - self.pixel_bytes
