@@ -91,7 +91,7 @@ def _message(text: str, images: Sequence[str | bytes]) -> Message:
 
 
 def _render(llm: LLM, messages: Sequence[Message]) -> PromptType:
-    sight = llm.llm_engine.intake.sight
+    sight = llm.llm_engine.input_processor.image_spec
     chat = render_chat(llm.get_tokenizer(), messages, image_marker=sight.marker if sight else None)
     return {
         "prompt_token_ids": chat.token_ids,
@@ -120,7 +120,7 @@ class Voice:
     def choose(self, name: str) -> None:
         adapter = LoRARequest(name) if name in self._loaded() else _adapter(name, self._model)
         if adapter is not None:
-            self._llm.llm_engine.load_for(adapter)
+            self._llm.llm_engine.lora.load_for(adapter)
         self._adapter = adapter
 
     def names(self) -> list[str]:

@@ -84,7 +84,7 @@ class Resolver:
                     self._loaded[name] = None
                     return None
         except AdapterError as reason:
-            adapters = self._engine.core.adapters
+            adapters = self._engine.llm_engine.adapters
             if adapters is not None and adapters.knows(name):  # somebody else was faster
                 return None
             error = as_api_error(reason)

@@ -44,14 +44,14 @@ class Context:
     def longest_token(self) -> int:
         """Characters of the tokenizer's longest token."""
         if self._longest is None:
-            tokenizer = self.engine.core.tokenizer
+            tokenizer = self.engine.llm_engine.tokenizer
             self._longest = max(map(len, tokenizer.get_vocab()), default=1) if tokenizer is not None else 1
         return self._longest
 
     @contextmanager
     def place(self, sequences: int) -> Iterator[None]:
         """Count a request's sequences while it is answered. Raises OverloadedError where the queue is full."""
-        running = self.engine.core.config.scheduler.max_num_seqs
+        running = self.engine.llm_engine.config.scheduler.max_num_seqs
         most = running + self.config.max_queue
         if sequences > most:
             raise ApiError(

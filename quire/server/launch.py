@@ -106,7 +106,7 @@ def serve(task: Task) -> int:
     _check_address(server)
     metrics = Metrics()
     engine = AsyncEngine(config, metrics.on_step)
-    sampling = default_sampling(engine.core.path, requests)
+    sampling = default_sampling(engine.llm_engine.path, requests)
     server = replace(server, default_sampling=sampling)
     _check_sampling(sampling)
     app = create_app(engine, server, metrics, not launch.disable_access_log)
@@ -115,7 +115,7 @@ def serve(task: Task) -> int:
         if module.name in served.names:
             raise QuireError(f"--lora-modules {module.name}: that is the base model's name.")
         served.adopt(module.name, module.base_model)
-        engine.core.load_lora_adapter(module.name, module.path)
+        engine.llm_engine.load_lora_adapter(module.name, module.path)
     names = ", ".join([served.names[0], *(module.name for module in modules)])
     logger.info("%s ready in %.1f s", names, time.monotonic() - begun)
     return _run(HttpServer(app, server), engine, server)

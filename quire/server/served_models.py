@@ -28,11 +28,11 @@ class ServedModels:
         self._created = int(time.time())
         self._mixtures: dict[str, LoRARequest] = {}
         self._parents: dict[str, str] = {}  # adapter -> the name of the base model that its loader gave
-        root = engine.core.config.model.model
+        root = engine.llm_engine.config.model.model
         self._root = root or "quire-demo"
         self.names = config.served_model_names or (self._root,)
-        lora = engine.core.config.lora
-        self._places = Places(config, min(lora.host_bytes, lora.device_bytes), engine.core.config.model)
+        lora = engine.llm_engine.config.lora
+        self._places = Places(config, min(lora.host_bytes, lora.device_bytes), engine.llm_engine.config.model)
         self._resolver: Resolver | None = None
         if lora.enabled and config.allow_runtime_lora and config.lora_resolver:
             self._resolver = Resolver(engine, self._places, self._is_part)
@@ -60,7 +60,7 @@ class ServedModels:
             return None
         if model in self._mixtures:
             return self._mixtures[model]
-        adapters = self._engine.core.adapters
+        adapters = self._engine.llm_engine.adapters
         if adapters is not None and adapters.knows(model):
             return LoRARequest(model)
         raise ApiError(
@@ -89,7 +89,7 @@ class ServedModels:
             "owned_by": _OWNER,
             "root": root,
             "parent": parent,
-            "max_model_len": self._engine.core.limits.max_model_len,
+            "max_model_len": self._engine.llm_engine.limits.max_model_len,
         }
 
     # -- changes --------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class ServedModels:
             raise ApiError(400, "lora_name: must be of printable characters.", "lora_name")
         if body.lora_name in self.names:
             raise ApiError(400, f"lora_name: {body.lora_name!r} is the base model's.", "lora_name")
-        adapters = self._engine.core.adapters
+        adapters = self._engine.llm_engine.adapters
         if adapters is None:
             raise ApiError(400, "adapters are not served: start the server with --enable-lora.")
         if not body.load_inplace and (body.lora_name in self._mixtures or adapters.knows(body.lora_name)):
@@ -130,13 +130,13 @@ class ServedModels:
             )
 
     def _mix(self, body: LoadAdapterRequest) -> dict[str, Any]:
-        adapters = self._engine.core.adapters
+        adapters = self._engine.llm_engine.adapters
         assert adapters is not None and body.adapters is not None
         if adapters.knows(body.lora_name):
             raise ApiError(400, f"lora_name: {body.lora_name!r} is an adapter: unload it first.", "lora_name")
         try:
             mixture = LoRARequest(body.lora_name, adapters=[(part.name, part.weight) for part in body.adapters])
-            self._engine.core.check_mixture(mixture)
+            self._engine.llm_engine.lora.check_mixture(mixture)
         except QuireError as error:
             raise ApiError(400, f"adapters: {error}", "adapters") from None
         self._mixtures[body.lora_name] = mixture
@@ -170,7 +170,7 @@ class ServedModels:
         name = body.lora_name
         if self._mixtures.pop(name, None) is not None:
             return {"name": name, "freed_bytes": 0, "draining": False}
-        adapters = self._engine.core.adapters
+        adapters = self._engine.llm_engine.adapters
         if adapters is None or not adapters.knows(name):
             raise ApiError(404, f"lora_name: no adapter {name[:200]!r} is loaded.", "lora_name", "model_not_found")
         self._check_number(body)

@@ -68,7 +68,7 @@ class Twins(Collector):
 
     def _adapters(self) -> Metric:
         """vLLM's gauge whose labels tell and whose value is the time."""
-        stats, lora = self._engine.stats(), self._engine.core.config.lora
+        stats, lora = self._engine.stats(), self._engine.llm_engine.config.lora
         most = lora.max_loras if lora.max_loras is not None else len(self._engine.list_lora_adapters())
         labels = {
             "max_lora": str(most),
@@ -81,10 +81,10 @@ class Twins(Collector):
         return info
 
     def _cache(self) -> Metric:
-        cache = self._engine.core.config.cache
+        cache = self._engine.llm_engine.config.cache
         labels = {
             "block_size": str(cache.block_size),
-            "num_gpu_blocks": str(self._engine.core.pool.num_blocks),
+            "num_gpu_blocks": str(self._engine.llm_engine.pool.num_blocks),
             "enable_prefix_caching": str(cache.enable_prefix_caching),
             "engine": "0",
         }

@@ -284,7 +284,7 @@ def test_aborted_in_every_state(path, folders, solo, size):
         engine.step()
     engine.abort_request([s.request.request_id for s in engine.scheduler.running] + ["6"])
     engine.check_integrity()
-    survivors = set(engine._requests)
+    survivors = set(engine.core.requests)
     outputs = drive(engine)
     assert set(outputs) == survivors and survivors
     for number in map(int, survivors):
@@ -506,8 +506,8 @@ def test_any_life(path, folders, size, mixed, seed):
             expected[number] = mixed(tuple(parts), tuple(ids), count)
 
     def abort_one() -> None:
-        if engine._requests:
-            number = rng.choice(sorted(engine._requests))
+        if engine.core.requests:
+            number = rng.choice(sorted(engine.core.requests))
             engine.abort_request(number)
             del expected[number]
             outputs.pop(number, None)
@@ -518,7 +518,7 @@ def test_any_life(path, folders, size, mixed, seed):
 
     for _ in range(90):
         rng.choices((load_one, unload_one, pin_one, add_one, abort_one, step), (5, 2, 2, 12, 2, 8))[0]()
-        if not set(expected) <= set(engine._requests) | set(outputs):
+        if not set(expected) <= set(engine.core.requests) | set(outputs):
             raise AssertionError("a request is lost")
     outputs.update(drive(engine))
     assert {number: result(outputs[number]) for number in expected} == expected

@@ -332,7 +332,7 @@ def test_images(tmp_path, kind):
         outputs = llm.generate([batch[i] for i in chosen], files.greedy(14, logprobs=2),
                                lora_request=[adapters[i] for i in chosen], use_tqdm=False)  # fmt: skip
         nothing_left(llm)
-        assert llm.llm_engine._preparer.pixel_bytes == 0
+        assert llm.llm_engine.media.preprocessor.pixel_bytes == 0
         return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
 
     calm = opened(enable_prefix_caching=False)

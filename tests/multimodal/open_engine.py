@@ -59,7 +59,7 @@ def open_llm(path: str, features: int | None = None, **settings: Any) -> LLM:
         state = _state(engine)
         if state != before or not engine.has_unfinished_requests():
             before, since, idle = state, time.monotonic(), 0
-        idle += not engine._preparer._busy  # what nobody works at will not come
+        idle += not engine.media.preprocessor._busy  # what nobody works at will not come
         if idle > 50 or time.monotonic() - since > _PATIENCE:
             raise AssertionError("the engine hangs")
         return outputs
@@ -71,7 +71,7 @@ def open_llm(path: str, features: int | None = None, **settings: Any) -> LLM:
 def _state(engine: LLMEngine) -> Any:
     """Differs after a step that did anything."""
     sequences = [(s.id, s.num_computed, len(s.output_ids), s.running) for s in engine.scheduler.sequences()]
-    return sequences, len(engine._arriving), engine.scheduler.num_preemptions, engine._preparer._busy
+    return sequences, len(engine.media.waiting), engine.scheduler.num_preemptions, engine.media.preprocessor._busy
 
 
 def prompt(ids: Sequence[int], images: Any = (), **more: Any) -> dict[str, Any]:
@@ -117,18 +117,18 @@ def drive(engine: LLMEngine) -> dict[str, Any]:
 def all_ready(engine: LLMEngine) -> None:
     """Wait until all images are prepared, without a step."""
     for _ in range(40):
-        if not engine._arriving:
+        if not engine.media.waiting:
             return
-        engine._bell.wait(0.5)
-        engine._bell.clear()
-        engine._take_prepared()
+        engine._wakeup.wait(0.5)
+        engine._wakeup.clear()
+        engine.media.take_ready()
     raise AssertionError("images are not prepared")
 
 
 @contextmanager
 def held_back(llm: LLM, chosen: Callable[[Any], bool] = lambda source: True) -> Iterator[threading.Event]:
     """No worker gets past the chosen images until the event is set, or the block ends."""
-    preparer, gate = llm.llm_engine._preparer, threading.Event()
+    preparer, gate = llm.llm_engine.media.preprocessor, threading.Event()
     prepare, preparer._workers_count = preparer._prepare, 2
 
     def late(*args: Any) -> Any:
@@ -147,7 +147,7 @@ def held_back(llm: LLM, chosen: Callable[[Any], bool] = lambda source: True) -> 
 def wait_until_idle(llm: LLM) -> None:
     """Until the workers are done, without a step of the engine."""
     deadline = time.monotonic() + 20
-    while llm.llm_engine._preparer._busy:
+    while llm.llm_engine.media.preprocessor._busy:
         assert time.monotonic() < deadline, "a worker hangs"
         time.sleep(0.001)
 
@@ -183,7 +183,7 @@ def nothing_left(llm: LLM) -> None:
     assert set(engine.runner._features) == set(features._entries)
     assert not any(entry.references for entry in features._entries.values())
     assert sum(one.nbytes for one in engine.runner._features.values()) == features.bytes <= features.capacity
-    assert engine._preparer.pixel_bytes == 0
+    assert engine.media.preprocessor.pixel_bytes == 0
 
 
 def count_encodes(llm: LLM) -> list[Any]:

@@ -115,7 +115,7 @@ def test_an_odd_image_is_served_or_named(llm, kind, neighbours, name):
 @pytest.mark.parametrize("together", [False, True])
 def test_an_image_that_cannot_be_encoded_fails_its_requests_alone(path, neighbours, together):
     llm, poison = open_llm(path), picture(6, (48, 48))
-    model, processor = llm.llm_engine.runner.model, llm.llm_engine._preparer.processor._processor
+    model, processor = llm.llm_engine.runner.model, llm.llm_engine.media.preprocessor.processor._processor
     encode, refused = model.encode, processor(poison, return_tensors="pt")["pixel_values"]
 
     def failing(inputs):

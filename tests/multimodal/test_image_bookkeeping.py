@@ -165,7 +165,7 @@ class World:
         while self.engine.has_unfinished_requests():
             self.step()
             states = [(s.id, s.num_computed, len(s.token_ids), s.running) for s in self.engine.scheduler.sequences()]
-            moved = (states, len(self.engine._arriving), len(self.engine._preparer.jobs))
+            moved = (states, len(self.engine.media.waiting), len(self.engine.media.preprocessor.jobs))
             idle, before = (idle + 1, before) if moved == before else (0, moved)
             assert idle < 30, "the engine hangs"
 
@@ -244,7 +244,7 @@ def test_an_image_seen_by_a_request_that_then_gets_no_block_is_not_taken_for_enc
     world.engine.add_request("old", [2, 2, 2], old)
     world.engine.add_request("new", given, new)
     for _ in range(9):
-        world.engine._take_prepared()
+        world.engine.media.take_ready()
     execute, calls = world.runner.execute, []
 
     def faulty(plan: StepPlan) -> StepResult:

@@ -35,7 +35,7 @@ def seen(llm: LLM, *images) -> list[dict[str, torch.Tensor]]:
     engine = llm.llm_engine
     found = []
     for image in images:
-        inputs = engine._preparer.processor._processor(image, return_tensors="pt")
+        inputs = engine.media.preprocessor.processor._processor(image, return_tensors="pt")
         grid = {"image_grid_thw": inputs["image_grid_thw"]} if "image_grid_thw" in inputs else {}
         found.append({"image_embeds": engine.runner.model.encode(inputs).clone(), **grid})
     return found
@@ -231,7 +231,7 @@ def test_settings_that_do_not_fit_the_tower_fail_the_request(llm, kind):
 
 
 def test_threads_that_share_a_processor_find_what_one_finds(llm, kind):
-    processor, config = llm.llm_engine._preparer.processor, llm.llm_engine.config.media
+    processor, config = llm.llm_engine.media.preprocessor.processor, llm.llm_engine.config.media
     settings = [processor.settings(one) for one in (None, *VALID[kind.name])]
     sizes = [(30, 100), (100, 30), (24, 24), (53, 47)]
     jobs = [(load_picture(picture(seed, size), config), one) for seed, size in enumerate(sizes) for one in settings] * 4

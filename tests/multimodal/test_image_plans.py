@@ -47,7 +47,7 @@ def never(llm, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("work was done")
 
     monkeypatch.setattr(prepare, "decode", work)
-    monkeypatch.setattr(type(llm.llm_engine._preparer.processor), "__call__", work)
+    monkeypatch.setattr(type(llm.llm_engine.media.preprocessor.processor), "__call__", work)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -61,7 +61,7 @@ def test_plans_of_siglip_come_true(tmp_path):
 
 
 def compare(llm: Any, settings: list[dict[str, Any]]) -> None:
-    processor, model = llm.llm_engine._preparer.processor, llm.llm_engine.runner.model
+    processor, model = llm.llm_engine.media.preprocessor.processor, llm.llm_engine.runner.model
     config = llm.llm_engine.config.media
     seen = set()
     for number, (width, height) in enumerate(SIZES):

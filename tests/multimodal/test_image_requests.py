@@ -65,9 +65,9 @@ def test_what_was_prepared_for_an_aborted_request_is_let_go_of_at_once(llava):
         wait_until_idle(llm)
     engine.add_request("ready", one(B), greedy())
     wait_until_idle(llm)
-    assert engine._preparer.pixel_bytes > 0
+    assert engine.media.preprocessor.pixel_bytes > 0
     engine.abort_request("ready")
-    assert engine._preparer.pixel_bytes == 0 and not engine.has_unfinished_requests()
+    assert engine.media.preprocessor.pixel_bytes == 0 and not engine.has_unfinished_requests()
     assert engine.step() == []
     nothing_left(llm)
 
@@ -91,9 +91,9 @@ def test_aborted_half_way_through_an_image(path, kind):
     llm = open_llm(path, max_num_batched_tokens=4)
     engine, expected = llm.llm_engine, alone(path, one(A, before=[5]))
     engine.add_request("a", one(A, before=[5]), greedy())
-    until(engine, lambda: "a" in engine._requests and engine._requests["a"].sequences[0].num_computed)
-    (sequence,) = engine._requests["a"].sequences
-    assert 1 < sequence.num_computed < engine._requests["a"].media[0].item.end and len(sequence.held) == 1
+    until(engine, lambda: "a" in engine.core.requests and engine.core.requests["a"].sequences[0].num_computed)
+    (sequence,) = engine.core.requests["a"].sequences
+    assert 1 < sequence.num_computed < engine.core.requests["a"].media[0].item.end and len(sequence.held) == 1
     engine.abort_request("a")
     assert not sequence.held and sequence.finish_reason == "abort"
     nothing_left(llm)
@@ -149,7 +149,7 @@ def test_draws_without_a_seed_do_not_depend_on_which_image_is_ready_first(llava)
         with held_back(llm, lambda source, slow=slow: source in slow) as gate:
             for name, given in (("a", one(A)), ("b", one(B)), ("c", prompt([5]))):
                 engine.add_request(name, given, params)
-            until(engine, lambda: len(engine._arriving) <= len(slow))  # noqa: B023
+            until(engine, lambda: len(engine.media.waiting) <= len(slow))  # noqa: B023
             gate.set()
         outputs = drive(engine)
         answers.append([outputs[name].outputs[0].token_ids for name in "abc"])
@@ -163,7 +163,7 @@ def test_the_older_request_goes_first_even_if_its_image_is_ready_later(llava):
         engine.add_request("a", one(A), greedy())
         engine.add_request("text", prompt([5, 6]), greedy(60))
         engine.add_request("b", one(B), greedy())
-        until(engine, lambda: "b" in engine._requests)
+        until(engine, lambda: "b" in engine.core.requests)
         gate.set()
         all_ready(engine)
     assert [sequence.request.request_id for sequence in engine.scheduler.waiting] == ["a", "b"]
@@ -217,14 +217,14 @@ def test_parameters_that_cannot_be_are_refused_before_images_are_looked_at(llava
 
 def test_a_fault_in_making_one_request_loses_no_other(llava, monkeypatch):
     llm = open_llm(llava)
-    engine, made = llm.llm_engine, llm.llm_engine.intake.request
+    engine, made = llm.llm_engine, llm.llm_engine.input_processor.request
 
-    def faulty(request_id, *rest):
-        if request_id == "bad":
+    def faulty(prepared, *rest):
+        if prepared.request_id == "bad":
             raise KeyError("a fault of ours")
-        return made(request_id, *rest)
+        return made(prepared, *rest)
 
-    monkeypatch.setattr(engine.intake, "request", faulty)
+    monkeypatch.setattr(engine.input_processor, "request", faulty)
     for name in ("bad", "good"):
         engine.add_request(name, one(A), greedy())
     outputs = drive(engine)
@@ -235,7 +235,7 @@ def test_a_fault_in_making_one_request_loses_no_other(llava, monkeypatch):
 
 def test_images_beyond_the_model_s_length_are_refused_before_all_are_processed(llava, monkeypatch):
     llm = open_llm(llava, max_model_len=40)
-    processor = llm.llm_engine._preparer.processor
+    processor = llm.llm_engine.media.preprocessor.processor
     seen, call = [], type(processor).__call__
     monkeypatch.setattr(type(processor), "__call__", lambda self, *args: seen.append(1) or call(self, *args))
     many = prompt([IMAGE] * 20, [picture(number, (24, 24)) for number in range(20)])

@@ -44,9 +44,9 @@ def test_pixels_of_a_request_that_is_over_are_in_nobodys_way(llava, no_collector
     engine.add_request("first", prompt([5] * 9), greedy(30))
     engine.add_request("second", one(A), greedy())
     all_ready(engine)
-    assert engine._preparer.pixel_bytes > engine.config.media.pixel_bytes
+    assert engine.media.preprocessor.pixel_bytes > engine.config.media.pixel_bytes
     engine.abort_request(["first", "second"])
-    assert engine._preparer.pixel_bytes == 0
+    assert engine.media.preprocessor.pixel_bytes == 0
     assert tokens(llm, one(B)) == alone(llava, one(B))
     nothing_left(llm)
 
@@ -56,12 +56,12 @@ def test_pixels_of_an_image_in_the_prefix_cache_are_in_nobodys_way(llava, no_col
     engine, given = llm.llm_engine, one(A, after=range(7, 12))
     assert tokens(llm, given) and tokens(llm, one(B))
     engine.add_request("long", given, greedy(150))  # its features are gone, its blocks are not
-    until(engine, lambda: "long" in engine._requests and engine._requests["long"].sequences[0].output_ids)
-    assert engine._requests["long"].metrics.num_cached_tokens == 12
-    assert engine._preparer.pixel_bytes == 0
+    until(engine, lambda: "long" in engine.core.requests and engine.core.requests["long"].sequences[0].output_ids)
+    assert engine.core.requests["long"].metrics.num_cached_tokens == 12
+    assert engine.media.preprocessor.pixel_bytes == 0
     engine.add_request("short", one(C), greedy())
     all_ready(engine)
-    assert "long" in engine._requests and engine._requests["short"].media[0].pixels is not None
+    assert "long" in engine.core.requests and engine.core.requests["short"].media[0].pixels is not None
     drive(engine)
     nothing_left(llm)
 
@@ -89,9 +89,9 @@ def test_preempted_requests_whose_features_were_evicted_end_as_they_would(path, 
         path, features=(length - 3) // 2, block_size=4, max_num_batched_tokens=13,
         num_gpu_blocks_override=2 * (length // 4) + 12, enable_prefix_caching=False,
     )  # fmt: skip
-    engine, again = llm.llm_engine, []
-    submit = engine._preparer.submit
-    engine._preparer.submit = lambda *job, urgent=False, **more: (again.append(urgent), submit(*job, urgent, **more))
+    engine, preprocessor, again = llm.llm_engine, llm.llm_engine.media.preprocessor, []
+    submit = preprocessor.submit
+    preprocessor.submit = lambda *job, urgent=False, **more: (again.append(urgent), submit(*job, urgent, **more))
     for name, given in enumerate(prompts):
         engine.add_request(str(name), given, greedy(30))
     all_ready(engine)
@@ -112,7 +112,7 @@ def test_a_source_that_changes_harms_its_request_alone(llava, change):
     for name, asked in (("before", one(B)), ("changing", given), ("after", one(C))):
         engine.add_request(name, asked, greedy())
     all_ready(engine)
-    assert engine._requests["changing"].media[1].pixels is None, "its features were there"
+    assert engine.core.requests["changing"].media[1].pixels is None, "its features were there"
     if change == "pixels":
         source[0, 0] ^= 1
     elif change == "gone":
@@ -153,9 +153,9 @@ def test_aborted_while_an_image_is_prepared_again(llava, no_collector):
     engine.add_request("again", one(A), greedy())
     all_ready(engine)
     with held_back(llm, lambda source: source is A) as gate:
-        until(engine, lambda: engine._requests["again"].media[0].reprocessing)
+        until(engine, lambda: engine.core.requests["again"].media[0].reprocessing)
         engine.abort_request(["before", "again"])
         gate.set()
         wait_until_idle(llm)
-    assert engine.step() == [] and engine._preparer.pixel_bytes == 0
+    assert engine.step() == [] and engine.media.preprocessor.pixel_bytes == 0
     nothing_left(llm)

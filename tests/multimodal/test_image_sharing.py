@@ -59,8 +59,8 @@ def test_running_requests_that_differ_in_the_image_alone_own_different_blocks(ll
     for name, number in (("a", 1), ("b", 2)):
         engine.add_request(name, one(picture(number, (24, 24)), before=BEFORE), greedy(30))
         all_ready(engine)
-        until(engine, lambda name=name: engine._requests[name].sequences[0].output_ids)
-    a, b = (engine.scheduler.kv.blocks(engine._requests[name].sequences[0].id) for name in "ab")
+        until(engine, lambda name=name: engine.core.requests[name].sequences[0].output_ids)
+    a, b = (engine.scheduler.kv.blocks(engine.core.requests[name].sequences[0].id) for name in "ab")
     assert a[:2] == b[:2] and not set(a[2:]) & set(b)
     assert len(drive(engine)) == 2
     nothing_left(llm)

@@ -124,7 +124,7 @@ class LocalServer:
     def until_idle(self, timeout: float = 20.0) -> None:
         """Wait until nothing runs or waits any more; then every block must be back, and all tables agree."""
         end = time.monotonic() + timeout
-        engine = self.engine.core
+        engine = self.engine.llm_engine
         while engine.has_unfinished_requests() or self.app.state.context.sequences:
             assert time.monotonic() < end, f"still unfinished: {engine.get_num_unfinished_requests()}"
             time.sleep(0.01)

@@ -124,7 +124,7 @@ def test_what_runs_is_finished_first(server: LocalServer) -> None:
         with held(server) as gate:
             running = threading.Thread(target=lambda: answers.update(text=complete(other, **fields)))
             running.start()
-            until(server.engine.core.has_unfinished_requests)
+            until(server.engine.llm_engine.has_unfinished_requests)
             asked = threading.Thread(target=lambda: answers.update(sleep=http.post("/sleep")))
             asked.start()
             until(lambda: server.engine.is_sleeping)
@@ -151,7 +151,7 @@ def test_what_runs_too_long(plain_model: Path) -> None:
         with held(server) as gate:
             running = threading.Thread(target=lambda: answers.append(complete(other, **fields)))
             running.start()
-            until(server.engine.core.has_unfinished_requests)
+            until(server.engine.llm_engine.has_unfinished_requests)
             refused = http.post("/sleep")
             assert refused.status_code == 409 and "1 requests have not finished in 0.2 s" in refused.text
             assert not server.engine.is_sleeping and not answers

@@ -322,7 +322,7 @@ def names_and_labels(expression: str) -> tuple[set[str], set[str]]:
 @pytest.fixture(scope="module")
 def samples(server: LocalServer) -> dict[str, list[Sample]]:
     """By family, what /metrics shows once an adapter has answered."""
-    server.engine.core.load_lora_adapter("french", adapter_path("french"))
+    server.engine.llm_engine.load_lora_adapter("french", adapter_path("french"))
     with server.client() as client, server.http(headers={"Authorization": f"Bearer {KEY}"}) as http:
         client.completions.create(model="french", prompt="Once", max_tokens=4)
         http.get("/version")

@@ -68,7 +68,7 @@ class AsyncEngine:
         config: EngineConfig | None = None,
         on_step: Callable[[StepTimes, Sequence[Output]], object] | None = None,
     ) -> None:
-        self.core = LLMEngine(config)
+        self.llm_engine = LLMEngine(config)
         self._on_step = on_step
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._readers = ThreadPoolExecutor(_READERS, "quire-readers")
@@ -164,7 +164,7 @@ class AsyncEngine:
     def _let_go(self) -> None:
         self._stopped = True
         self._readers.shutdown(wait=False, cancel_futures=True)
-        self.core.close()
+        self.llm_engine.close()
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class AsyncEngine:
         Raises EngineClosedError, and SleepingError while the engine sleeps."""
         if self._closing:
             raise EngineClosedError("the server is shutting down")
-        if self._falling_asleep or self.core.is_sleeping:
+        if self._falling_asleep or self.llm_engine.is_sleeping:
             raise SleepingError("the engine sleeps: wake it up (POST /wake_up) and try again.")
         self._check_runs()
         assert self._idle is not None
@@ -238,7 +238,7 @@ class AsyncEngine:
         """End requests before the next step; unknown and finished ones are passed over."""
         for request_id in request_ids:
             self._mail.pop(request_id, None)
-        self._tell(partial(self.core.abort_request, list(request_ids)))
+        self._tell(partial(self.llm_engine.abort_request, list(request_ids)))
 
     def end(self, outputs: Sequence[Output]) -> None:
         """Abort requests, and hand who waits for them these as their last outputs."""
@@ -254,7 +254,7 @@ class AsyncEngine:
     async def load_lora_adapter(self, name: str, path: str, load_inplace: bool = False) -> LoadReport:
         """As `LLMEngine.load_lora_adapter`, off the event loop and off the step loop. Raises AdapterError."""
         try:
-            report = await asyncio.to_thread(self.core.load_lora_adapter, name, path, load_inplace)
+            report = await asyncio.to_thread(self.llm_engine.load_lora_adapter, name, path, load_inplace)
         except RuntimeError:  # its workers take nothing any more
             self._check_runs()
             raise
@@ -267,7 +267,7 @@ class AsyncEngine:
         """
         self._check_runs()  # else nobody would answer
         assert self._loop is not None
-        number = self.core.unload_lora_adapter(name)
+        number = self.llm_engine.unload_lora_adapter(name)
         future: asyncio.Future[int] = self._loop.create_future()
         self._tell(lambda: self._unloading.append((number, future)))
         try:
@@ -277,14 +277,14 @@ class AsyncEngine:
 
     def list_lora_adapters(self) -> list[AdapterInfo]:
         """Any thread may call this."""
-        return self.core.list_lora_adapters() if self.core.adapters is not None else []
+        return self.llm_engine.list_lora_adapters() if self.llm_engine.adapters is not None else []
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
     @property
     def is_sleeping(self) -> bool:
         """Whether requests are refused until `wake_up`."""
-        return self._falling_asleep or self.core.is_sleeping
+        return self._falling_asleep or self.llm_engine.is_sleeping
 
     async def sleep(self, level: int = 1, timeout: float = 30.0) -> None:
         """As `LLMEngine.sleep`, once the requests that run have finished; new ones get SleepingError from now on.
@@ -302,7 +302,7 @@ class AsyncEngine:
                     raise RequestError(
                         f"{self._accepted} requests have not finished in {timeout:g} s: the engine goes on. Try again."
                     ) from None
-                await self._in_thread(partial(self.core.sleep, level))
+                await self._in_thread(partial(self.llm_engine.sleep, level))
             finally:
                 self._falling_asleep = False
 
@@ -310,11 +310,11 @@ class AsyncEngine:
         """As `LLMEngine.wake_up`."""
         self._check_runs()
         async with self._bedside:
-            await self._in_thread(partial(self.core.wake_up, tags))
+            await self._in_thread(partial(self.llm_engine.wake_up, tags))
 
     async def reset_prefix_cache(self) -> bool:
         """As `LLMEngine.reset_prefix_cache`."""
-        return await self._in_thread(self.core.reset_prefix_cache)
+        return await self._in_thread(self.llm_engine.reset_prefix_cache)
 
     async def _in_thread(self, function: Callable[[], _T]) -> _T:
         """What this gives or raises in the engine's thread, before the next step."""
@@ -331,13 +331,13 @@ class AsyncEngine:
 
     def stats(self) -> EngineStats:
         """Any thread may call this."""
-        return self.core.stats()
+        return self.llm_engine.stats()
 
     # -- on the event loop ----------------------------------------------------------------------------------------
 
     async def _read_all(self, requests: Sequence[EngineRequest]) -> list[PreparedRequest]:
         futures = [
-            self._on_reader(self.core.read_request, one.request_id, one.prompt, one.params, one.lora_request)
+            self._on_reader(self.llm_engine.read_request, one.request_id, one.prompt, one.params, one.lora_request)
             for one in requests
         ]
         try:
@@ -354,7 +354,7 @@ class AsyncEngine:
 
     def _discard(self, arrivals: Sequence[PreparedRequest]) -> None:
         for arrival in arrivals:
-            self.core.discard(arrival)
+            arrival.discard()
         self._tell(lambda: None)  # their adapters may be free to go
 
     def _on_reader(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
@@ -378,7 +378,7 @@ class AsyncEngine:
     def _tell(self, message: Callable[[], object]) -> None:
         """Have the engine's thread call this before its next step. Any thread may call this."""
         self._inbox.put(message)
-        self.core.wake()
+        self.llm_engine.notify()
 
     def _post(self, mail: _Mail) -> None:
         """Hand outputs to those who wait for them, or an error to all."""
@@ -400,7 +400,7 @@ class AsyncEngine:
         try:
             while self._open_mail():
                 self._step_begun = time.monotonic()
-                outputs = self.core.step()
+                outputs = self.llm_engine.step()
                 self._step_begun = None
                 self._report(outputs)
                 if outputs:
@@ -420,7 +420,7 @@ class AsyncEngine:
     def _report(self, outputs: Sequence[Output]) -> None:
         try:
             if self._on_step is not None:
-                self._on_step(self.core.times, outputs)
+                self._on_step(self.llm_engine.scheduler.times, outputs)
         except Exception:  # who watches must not stop what is watched
             logger.exception("on_step failed")
 
@@ -430,9 +430,9 @@ class AsyncEngine:
             try:
                 message = self._inbox.get_nowait()
             except Empty:
-                if self.core.has_unfinished_requests():
+                if self.llm_engine.has_unfinished_requests():
                     return True
-                self.core.settle_adapters()  # no step comes that would
+                self.llm_engine.core.settle()  # no step comes that would
                 self._answer_unloadings()
                 message = self._inbox.get()
             message()
@@ -444,11 +444,11 @@ class AsyncEngine:
     def _admit(self, arrivals: Sequence[PreparedRequest]) -> None:
         for place, arrival in enumerate(arrivals):
             try:
-                self.core.submit(arrival)
+                self.llm_engine.submit(arrival)
             except Exception as error:  # the others of its caller's come to nothing with it
-                self.core.abort_request([other.request_id for other in arrivals[:place]])
+                self.llm_engine.abort_request([other.request_id for other in arrivals[:place]])
                 for other in arrivals[place + 1 :]:
-                    self.core.discard(other)
+                    other.discard()
                 self._call(partial(self._fail, arrival.request_id, error))
                 return
 
@@ -462,7 +462,7 @@ class AsyncEngine:
             return
         waiting = []
         for number, future in self._unloading:
-            freed = self.core.freed_bytes(number)
+            freed = self.llm_engine.freed_bytes(number)
             if freed is None and not future.cancelled():
                 waiting.append((number, future))
             elif freed is not None:

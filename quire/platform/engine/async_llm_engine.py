@@ -79,7 +79,7 @@ class AsyncLLMEngine:
 
     def _shown(self, output: RequestOutput | BeamSearchOutput) -> RequestOutput:
         if isinstance(output, BeamSearchOutput):
-            return beams_as_output(self.engine.core.tokenizer, output)
+            return beams_as_output(self.engine.llm_engine.tokenizer, output)
         return output
 
     async def _start(self) -> None:
@@ -97,7 +97,7 @@ class AsyncLLMEngine:
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter before the first request that wants it. Raises AdapterError."""
         await self._start()
-        await self.engine.on_reader(self.engine.core.load_for, lora_request)
+        await self.engine.on_reader(self.engine.llm_engine.lora.load_for, lora_request)
         return True
 
     async def sleep(self, level: int = 1) -> None:
@@ -121,7 +121,7 @@ class AsyncLLMEngine:
 
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> Any:
         """The transformers tokenizer; None when skip_tokenizer_init was set."""
-        return self.engine.core.tokenizer
+        return self.engine.llm_engine.tokenizer
 
     async def check_health(self) -> None:
         """Raise EngineClosedError, with the reason, where requests would not be served."""

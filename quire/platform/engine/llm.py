@@ -36,7 +36,7 @@ logger = logging.getLogger("quire")
 Message = Mapping[str, Any]
 Params = SamplingParams | BeamSearchParams
 
-_PATIENCE = 0.02  # seconds until unloading looks again
+_POLL_SECONDS = 0.02  # seconds until unloading looks again
 
 
 @takes_settings
@@ -130,7 +130,7 @@ class LLM:
             raise RequestError(f"messages must be a list of messages, or a list of such lists, not {messages!r}")
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
-        sight = self.llm_engine.intake.sight
+        sight = self.llm_engine.input_processor.image_spec
         rendered = [
             render_chat(
                 self.llm_engine.tokenizer,
@@ -193,11 +193,11 @@ class LLM:
         """
         unloading = self.llm_engine.unload_lora_adapter(lora_name)
         while True:
-            idle = self._lock.acquire(timeout=_PATIENCE)  # else a generate() steps
+            idle = self._lock.acquire(timeout=_POLL_SECONDS)  # else a generate() steps
             try:
                 if idle:
-                    self.llm_engine.settle_adapters()
-                freed = self.llm_engine.freed_bytes(unloading, 0.0 if idle else _PATIENCE)
+                    self.llm_engine.core.settle()
+                freed = self.llm_engine.freed_bytes(unloading, 0.0 if idle else _POLL_SECONDS)
                 if freed is not None:
                     return freed
                 if idle:
@@ -258,7 +258,7 @@ class LLM:
         adapters = one_for_each("lora_request", wanted, (LoRARequest, type(None)), count)
         for adapter in dict.fromkeys(adapters):  # before the engine is taken: others may generate meanwhile
             if adapter is not None and self.llm_engine.adapters is not None:
-                self.llm_engine.load_for(adapter)
+                self.llm_engine.lora.load_for(adapter)
         return [one and dataclasses.replace(one, load_inplace=False) for one in adapters]  # that has been done
 
     def _params_list(self, params: Params | Sequence[Params] | None, count: int) -> list[Params]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from quire.errors import ContextLengthError, RequestError
-from quire.lora import LoRARequest
 from quire.multimodal import ProcessedImage, check_count, expand, read_images
+from quire.platform.inputs.prepared import PreparedRequest, ProcessedPrompt
 from quire.platform.inputs.tokenizer import encode_bad_words, encode_prompt
 from quire.platform.kv.prefix_index import root_key
 from quire.platform.outputs.stop_strings import StopStrings
@@ -26,8 +26,9 @@ from quire.platform.sampling.logits_processors import (
 from quire.platform.sampling.logits_processors.chain import Chain
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.beam import BeamGroup
+from quire.platform.scheduling.metrics import RequestMetrics
 from quire.platform.scheduling.request import MediaInput, Request
-from quire.types import AdapterUse, PlaceholderRange
+from quire.types import PlaceholderRange
 
 # A text; token ids; or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt", "multi_modal_data" and
 # "mm_processor_kwargs".
@@ -64,28 +65,6 @@ class ImageInputSpec:
     rotary_positions: Callable[[int, Sequence[PlaceholderRange]], np.ndarray] | None
 
 
-@dataclass(frozen=True)
-class ProcessedPrompt:
-    """A prompt as it was given, checked as far as it can be before its images are looked at.
-
-    ids: with one marker for each image (or with all placeholders). images: their sources; settings: for their
-    processor. seed: the request's, drawn when it arrived: images are ready in any order. processors: what
-    changes its logits. stops: its stop strings, prepared, or None. adapters: the versions that it runs with, and lora,
-    how the caller named them.
-    """
-
-    text: str | None
-    ids: list[int]
-    salt: str | None
-    images: list[Any] = field(default_factory=list)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    processors: Chain = ()
-    stops: StopStrings | None = None
-    adapters: AdapterUse = ()
-    lora: LoRARequest | None = None
-
-
 class InputProcessor:
     """Makes requests. Whatever is wrong with one is a RequestError, raised before anything was queued."""
 
@@ -95,12 +74,12 @@ class InputProcessor:
         tokenizer: Any,
         eos_ids: frozenset[int],
         seed: int | None,
-        sight: ImageInputSpec | None = None,
+        image_spec: ImageInputSpec | None = None,
         plugins: Sequence[Plugin] = (),
     ) -> None:
         self.limits = limits
         self.plugins = plugins
-        self.sight = sight
+        self.image_spec = image_spec
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self._random = random.Random(seed)
@@ -114,7 +93,7 @@ class InputProcessor:
         if isinstance(params, BeamSearchParams):
             check_beams(self.plugins)
             return read
-        unscored = self.sight is not None and read.images and self.sight.marker_id >= self.limits.vocab_size
+        unscored = self.image_spec is not None and read.images and self.image_spec.marker_id >= self.limits.vocab_size
         if unscored and params.prompt_logprobs is not None:  # what the request's making would find out too late
             raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
         processors = self._processors(request_id, params, read.ids)
@@ -137,63 +116,74 @@ class InputProcessor:
 
     def room(self, prompt: ProcessedPrompt) -> int:
         """How many tokens the images of a prompt may take together."""
-        assert self.sight is not None
-        return self.limits.max_model_len - len(prompt.ids) + prompt.ids.count(self.sight.marker_id)
+        assert self.image_spec is not None
+        return self.limits.max_model_len - len(prompt.ids) + prompt.ids.count(self.image_spec.marker_id)
 
-    def unserved(self, request_id: str, prompt: ProcessedPrompt, params: SamplingParams | BeamSearchParams) -> Request:
+    def unserved(self, prepared: PreparedRequest) -> Request:
         """What stands for a request whose images turn out to be no good."""
-        beam = BeamGroup(params, 1, self.eos_ids) if isinstance(params, BeamSearchParams) else None
-        sampling = SamplingParams() if isinstance(params, BeamSearchParams) else params
-        none: frozenset[int] = frozenset()
-        request = Request(request_id, prompt.text, prompt.ids, sampling, 1, (0,), none, none, b"", beam)
-        return self._with_adapters(request, prompt)
+        params, none = prepared.params, frozenset[int]()
+        return Request(
+            prompt_ids=prepared.prompt.ids,
+            params=SamplingParams() if isinstance(params, BeamSearchParams) else params,
+            max_tokens=1,
+            seeds=(0,),
+            eos_ids=none,
+            stop_ids=none,
+            prefix_root=b"",
+            beam=BeamGroup(params, 1, self.eos_ids) if isinstance(params, BeamSearchParams) else None,
+            **self._origin(prepared),
+        )
 
-    def request(
-        self,
-        request_id: str,
-        prompt: ProcessedPrompt,
-        params: SamplingParams | BeamSearchParams,
-        images: Sequence[ProcessedImage] = (),
-    ) -> Request:
-        """The request of a prompt that `read` has returned, with its images prepared."""
+    def request(self, prepared: PreparedRequest, images: Sequence[ProcessedImage] = ()) -> Request:
+        """The request of a prompt that `read` has returned, with its images prepared. Raises RequestError."""
+        request_id, prompt, params = prepared.request_id, prepared.prompt, prepared.params
         ids: list[int] = prompt.ids
         items: list[PlaceholderRange] = []
         if images:
             ids, items = self._place(request_id, prompt, images)
-        if isinstance(params, BeamSearchParams):
-            request = self._beam_request(request_id, prompt, ids, params)
-        else:
-            request = self._sampling_request(request_id, prompt, ids, params)
-        request.media = [
+        given = self._origin(prepared)
+        given["prompt_ids"], given["prefix_root"] = ids, self._prefix_root(len(ids), prompt)
+        given["max_tokens"] = self._max_tokens(request_id, len(ids), params.max_tokens)
+        given["media"] = [
             MediaInput(item, image.pixels, image.source, prompt.settings)
             for item, image in zip(items, images, strict=True)
         ]
-        if items and self.sight is not None and self.sight.rotary_positions is not None:
-            request.rotary = self.sight.rotary_positions(len(ids), items)
-            request.rotary_end = int(request.rotary.max()) + 1
-        return self._with_adapters(request, prompt)
+        if items and self.image_spec is not None and self.image_spec.rotary_positions is not None:
+            given["rotary"] = self.image_spec.rotary_positions(len(ids), items)
+            given["rotary_end"] = int(given["rotary"].max()) + 1
+        if isinstance(params, BeamSearchParams):
+            return self._beam_request(params, given)
+        return self._sampling_request(prompt, params, given)
 
-    def _with_adapters(self, request: Request, prompt: ProcessedPrompt) -> Request:
-        request.adapters, request.lora, request.holds_adapters = prompt.adapters, prompt.lora, bool(prompt.adapters)
-        request.salt = prompt.salt
-        return request
+    def _origin(self, prepared: PreparedRequest) -> dict[str, Any]:
+        """The fields of a Request that do not depend on its images."""
+        prompt = prepared.prompt
+        return {
+            "request_id": prepared.request_id,
+            "prompt": prompt.text,
+            "salt": prompt.salt,
+            "adapters": prompt.adapters,
+            "lora": prompt.lora,
+            "arrival": prepared.serial,
+            "metrics": RequestMetrics(arrival_time=prepared.time),
+        }
 
     def _place(
         self, request_id: str, prompt: ProcessedPrompt, images: Sequence[ProcessedImage]
     ) -> tuple[list[int], list[PlaceholderRange]]:
         """The prompt's ids with all placeholders, and where they are."""
-        assert self.sight is not None
+        assert self.image_spec is not None
         for number, image in enumerate(images):
-            if image.layout.features > self.sight.max_tokens:
+            if image.layout.features > self.image_spec.max_tokens:
                 raise RequestError(
                     f"request {request_id}: image {number} takes {image.layout.features} tokens, and the features of "
-                    f"{self.sight.max_tokens} fit the budget: scale it down, or raise media_cache_bytes"
+                    f"{self.image_spec.max_tokens} fit the budget: scale it down, or raise media_cache_bytes"
                 )
-            if image.layout.grid is None and self.sight.rotary_positions is not None:
+            if image.layout.grid is None and self.image_spec.rotary_positions is not None:
                 raise RequestError(
                     f"request {request_id}: image {number}: this model's image_embeds need image_grid_thw"
                 )
-        return expand(prompt.ids, images, self.sight.marker_id)
+        return expand(prompt.ids, images, self.image_spec.marker_id)
 
     def _check_params(self, request_id: str, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
@@ -205,43 +195,29 @@ class InputProcessor:
                 "use stop_token_ids, or load one."
             )
 
-    def _sampling_request(
-        self, request_id: str, prompt: ProcessedPrompt, ids: list[int], params: SamplingParams
-    ) -> Request:
-        eos_ids = frozenset() if params.ignore_eos else self.eos_ids
+    def _sampling_request(self, prompt: ProcessedPrompt, params: SamplingParams, given: dict[str, Any]) -> Request:
         return Request(
-            request_id=request_id,
-            prompt=prompt.text,
-            prompt_ids=ids,
             params=params,
-            max_tokens=self._max_tokens(request_id, len(ids), params.max_tokens),
             seeds=tuple(_mix(prompt.seed, index) for index in range(1 if params.greedy else params.n)),
-            eos_ids=eos_ids,
+            eos_ids=frozenset() if params.ignore_eos else self.eos_ids,
             stop_ids=self._stop_ids(params),
-            prefix_root=self._prefix_root(len(ids), prompt),
             processors=prompt.processors,
+            **given,
         )
 
-    def _beam_request(
-        self, request_id: str, prompt: ProcessedPrompt, ids: list[int], params: BeamSearchParams
-    ) -> Request:
+    def _beam_request(self, params: BeamSearchParams, given: dict[str, Any]) -> Request:
         """Sampled greedily, with the logprobs that the search chooses from."""
         candidates = min(2 * params.beam_width, self.limits.vocab_size)
         sampling = SamplingParams(
             temperature=0.0, logprobs=candidates, max_tokens=params.max_tokens, ignore_eos=True, detokenize=False
         )
-        max_tokens = self._max_tokens(request_id, len(ids), params.max_tokens)
         return Request(
-            request_id=request_id,
-            prompt=prompt.text,
-            prompt_ids=ids,
             params=sampling,
-            max_tokens=max_tokens,
             seeds=(0,),
             eos_ids=frozenset(),
             stop_ids=frozenset(),
-            prefix_root=self._prefix_root(len(ids), prompt),
-            beam=BeamGroup(params, max_tokens, self.eos_ids),
+            beam=BeamGroup(params, given["max_tokens"], self.eos_ids),
+            **given,
         )
 
     def _read_prompt(self, request_id: str, prompt: PromptType) -> ProcessedPrompt:
@@ -273,20 +249,20 @@ class InputProcessor:
     def _read_media(self, request_id: str, prompt: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
         """(sources of images, settings of their processor)"""
         data, settings = prompt.get("multi_modal_data"), prompt.get("mm_processor_kwargs")
-        if self.sight is None:
+        if self.image_spec is None:
             if data or settings:
                 raise RequestError(f"request {request_id}: multi_modal_data was given, and this model takes text only")
             return [], {}
         try:
-            return read_images(data, self.sight.max_images), self.sight.settings(settings)
+            return read_images(data, self.image_spec.max_images), self.image_spec.settings(settings)
         except RequestError as error:
             raise RequestError(f"request {request_id}: {error}") from None
 
     def _check_markers(self, request_id: str, ids: list[int], images: int, exactly: bool) -> None:
         """One for each image; ids that a caller made may have all placeholders already."""
-        if self.sight is None:
+        if self.image_spec is None:
             return
-        markers = ids.count(self.sight.marker_id)
+        markers = ids.count(self.image_spec.marker_id)
         if exactly or markers < images or not images:
             try:
                 check_count(markers, images)
@@ -297,7 +273,7 @@ class InputProcessor:
         if self.tokenizer is None:
             raise RequestError(f"request {request_id}: no tokenizer is loaded, so a prompt must be token ids, not text")
         ids = encode_prompt(self.tokenizer, text)
-        most = max((token for token in ids if self.sight is None or token != self.sight.marker_id), default=0)
+        most = max((token for token in ids if self.image_spec is None or token != self.image_spec.marker_id), default=0)
         if most >= self.limits.vocab_size:
             raise RequestError(
                 f"request {request_id}: the tokenizer makes token {most} of this text, and the model's vocabulary "
@@ -314,7 +290,7 @@ class InputProcessor:
         if not isinstance(ids, list):
             raise RequestError(f"request {request_id}: a prompt's token ids are one-dimensional, not a single {ids!r}")
         for place, token in enumerate(ids):
-            marker = self.sight is not None and token == self.sight.marker_id
+            marker = self.image_spec is not None and token == self.image_spec.marker_id
             if type(token) is not int or not (0 <= token < self.limits.vocab_size or marker):
                 raise RequestError(
                     f"request {request_id}: prompt token {place} is {token!r}; "

@@ -80,7 +80,7 @@ class Request:
     rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
         rotary_end: what the first token behind them turns by.
     salt: separates its cached blocks and image features from those of other salts.
-    adapters: the versions that it runs with, held until it ends (`holds_adapters`); lora: how the caller named them.
+    adapters: the versions that it runs with, held until it ends; lora: how the caller named them.
     prompt_scores: one entry a prompt token whose logprobs are wanted and known; the first token has none.
     """
 
@@ -99,7 +99,6 @@ class Request:
     rotary: np.ndarray | None = None
     rotary_end: int = 0
     adapters: AdapterUse = ()
-    holds_adapters: bool = False
     lora: LoRARequest | None = None
     salt: str | None = None
     sequences: list[SequenceState] = field(default_factory=list)
@@ -109,10 +108,6 @@ class Request:
     arrival: int = field(default_factory=next_serial)
 
     # -- transitions ----------------------------------------------------------------------------------------------
-
-    def arrived(self, serial: int, when: float) -> None:
-        """New, and not queued yet: the place in line that its arrival gave it, and the time, by `time.monotonic()`."""
-        self.arrival, self.metrics.arrival_time = serial, when
 
     def begin(self) -> SequenceState:
         """From new to queued: its first sequence, which waits."""
@@ -156,11 +151,6 @@ class Request:
         self.metrics.finished_time = time.monotonic()
         for media in self.media:  # whose pixels would count until the garbage collector comes
             media.drop_pixels()
-
-    def release_adapters(self) -> AdapterUse:
-        """Finished: the adapters that it held until now, to be let go of; none where this was asked before."""
-        held, self.holds_adapters = self.holds_adapters, False
-        return self.adapters if held else ()
 
     # -- what may be asked ----------------------------------------------------------------------------------------
 

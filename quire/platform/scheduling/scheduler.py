@@ -92,6 +92,11 @@ class Scheduler:
             request.end()
         self.end(request, "error")
 
+    def request_of(self, sequence_id: int) -> Request | None:
+        """The request of a sequence that has not finished."""
+        sequence = self._live.get(sequence_id)
+        return None if sequence is None else sequence.request
+
     def stop_at(self, sequence: SequenceState, stop: str) -> None:
         """End a sequence whose text has reached a stop string, whatever else may end it in the same step."""
         sequence.stop_at(stop)

@@ -122,7 +122,7 @@ class ResponseBuilder(ABC):
         self._request = request
         self._body = body
         self._fields = list(type(body).model_fields)
-        self._tokenizer = context.engine.core.tokenizer
+        self._tokenizer = context.engine.llm_engine.tokenizer
         self._n = body.n or 1
         self._usage = Usage()
         self._id = new_id(self.kind, request, getattr(body, "request_id", None))

@@ -47,7 +47,7 @@ async def load(request: Request) -> JSONResponse:
 async def server_info(request: Request) -> JSONResponse:
     """What runs, and with which settings; no keys, no folders and no hosts."""
     context = context_of(request)
-    core = context.engine.core
+    core = context.engine.llm_engine
     weight = next(core.runner.model.parameters())
     cache, scheduler = core.config.cache, core.config.scheduler
     return JSONResponse(
@@ -60,7 +60,7 @@ async def server_info(request: Request) -> JSONResponse:
             "dtype": str(weight.dtype).removeprefix("torch."),
             "device": str(weight.device),
             "kernels": kernels.backend_of(weight).__name__.rpartition(".")[2],
-            "images": core.intake.sight is not None,
+            "images": core.input_processor.image_spec is not None,
             "adapters": core.adapters is not None,
             "kv_cache_tokens": core.limits.pool_tokens,
             "cache": asdict(cache),
@@ -74,7 +74,7 @@ async def server_info(request: Request) -> JSONResponse:
 async def tokenizer_info(request: Request) -> JSONResponse:
     """The tokenizer's settings, special tokens and chat template, as lm-eval's remote tokenizer asks for them."""
     context = context_of(request)
-    tokenizer = context.engine.core.tokenizer
+    tokenizer = context.engine.llm_engine.tokenizer
     if tokenizer is None:
         raise ApiError(404, "no tokenizer is loaded.", code="no_tokenizer")
     return Json(await context.engine.on_reader(_described, context, tokenizer))

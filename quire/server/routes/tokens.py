@@ -43,7 +43,7 @@ def _refuse(body: TokenizeRequest, fields: Sequence[str], why: str) -> None:
 
 
 def _tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
-    reader, engine = Reader(context), context.engine.core
+    reader, engine = Reader(context), context.engine.llm_engine
     if body.prompt is not None:
         _refuse(body, _OF_MESSAGES, "is for messages")
         tokens = reader.tokens(body.prompt, body.add_special_tokens is not False)
@@ -65,7 +65,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> JSONResponse:
     """The text of token ids."""
     context = context_of(request)
     await adapter_of(context, request, body.model)
-    engine = context.engine.core
+    engine = context.engine.llm_engine
     if engine.tokenizer is None:
         raise ApiError(400, "tokens: no tokenizer is loaded.", "tokens")
     if len(body.tokens) > engine.limits.max_model_len:

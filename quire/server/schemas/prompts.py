@@ -41,10 +41,10 @@ class Reader:
     """Makes prompts. Raises ApiError and RequestError for what cannot be served."""
 
     def __init__(self, context: Context) -> None:
-        engine = context.engine.core
+        engine = context.engine.llm_engine
         self._config = context.config
         self._tokenizer = engine.tokenizer
-        self._sight = engine.intake.sight
+        self._sight = engine.input_processor.image_spec
         self._max_model_len = engine.limits.max_model_len
         self._longest_token = context.longest_token
         self.passed_over: set[str] = set()  # what it has met that changes nothing

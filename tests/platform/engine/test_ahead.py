@@ -139,7 +139,7 @@ def test_aborts_at_any_moment(tiny_path, ahead):
         engine.step()
     engine.step()  # lands what still flies
     engine.check_integrity()
-    assert engine.pool.num_owned == 0 and engine._flight is None
+    assert engine.pool.num_owned == 0 and engine.core._in_flight is None
 
 
 def test_a_step_that_fails_to_start(tiny_path, ahead):
@@ -199,7 +199,7 @@ def test_a_step_that_is_broken_off(tiny_path, ahead, error, place):
 
     def breaking(function):
         def called(*given):
-            if engine._flight is not None and len(broken) < 3:
+            if engine.core._in_flight is not None and len(broken) < 3:
                 broken.append(1)
                 raise error("broken off")
             return function(*given)

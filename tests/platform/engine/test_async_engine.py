@@ -39,7 +39,7 @@ async def opened(**settings: Any) -> AsyncIterator[AsyncEngine]:
 
 async def idle(engine: AsyncEngine) -> None:
     """Until nothing runs; then all blocks are back and all tables agree."""
-    inner = engine.core
+    inner = engine.llm_engine
     await until(lambda: not inner.has_unfinished_requests())
     done = threading.Event()
     engine._tell(done.set)  # what was asked before is done
@@ -64,7 +64,7 @@ async def tokens(engine: AsyncEngine, prompt: Any, params: SamplingParams, reque
 
 def slow_reading(engine: AsyncEngine) -> tuple[threading.Event, threading.Event]:
     """(set when something is read, set by the test to let it go on)"""
-    read, begun, gate = engine.core.read_request, threading.Event(), threading.Event()
+    read, begun, gate = engine.llm_engine.read_request, threading.Event(), threading.Event()
 
     def slow(*given: Any) -> Any:
         arrival = read(*given)
@@ -72,7 +72,7 @@ def slow_reading(engine: AsyncEngine) -> tuple[threading.Event, threading.Event]
         gate.wait(20)
         return arrival
 
-    engine.core.read_request = slow
+    engine.llm_engine.read_request = slow
     return begun, gate
 
 
@@ -102,18 +102,18 @@ def test_leaving_the_iteration_aborts_within_a_step():
     async def work() -> int:
         async with opened() as engine:
             steps = 0
-            step = engine.core.step
+            step = engine.llm_engine.step
 
             def counted() -> Any:
                 nonlocal steps
                 steps += 1
                 return step()
 
-            engine.core.step = counted
+            engine.llm_engine.step = counted
             async with await engine.submit([EngineRequest("a", "Once", LONG)]) as outputs:
                 await anext(outputs)
             left = steps
-            await until(lambda: not engine.core.has_unfinished_requests())
+            await until(lambda: not engine.llm_engine.has_unfinished_requests())
             return steps - left
 
     assert run(work) <= 3  # the one that ran, and one that may have begun before the message was read
@@ -137,21 +137,21 @@ def test_a_cancelled_reader_lets_go_of_its_adapter():
 
 def test_a_text_does_not_wait_for_an_image(monkeypatch):
     """A step with nothing to do sleeps until a message comes, not until its patience ends."""
-    monkeypatch.setattr("quire.platform.engine.llm_engine._PATIENCE", 30.0)
+    monkeypatch.setattr("quire.platform.engine.llm_engine._POLL_SECONDS", 30.0)
 
     async def work() -> None:
         async with opened() as engine:
             gate = threading.Event()
-            prepare = engine.core._preparer._prepare
+            prepare = engine.llm_engine.media.preprocessor._prepare
 
             def slow(*given: Any) -> Any:
                 gate.wait(20)
                 return prepare(*given)
 
-            monkeypatch.setattr(engine.core._preparer, "_prepare", slow)
+            monkeypatch.setattr(engine.llm_engine.media.preprocessor, "_prepare", slow)
             picture = {"prompt": SEEN, "multi_modal_data": {"image": Image.open(picture_path())}}
             seeing = asyncio.ensure_future(tokens(engine, picture, GREEDY, "image"))
-            await until(lambda: engine.core.num_arriving == 1)
+            await until(lambda: engine.stats().arriving == 1)
             begun = time.monotonic()
             assert len(await tokens(engine, "Once", GREEDY, "text")) == 12
             assert time.monotonic() - begun < 10 and not seeing.done()
@@ -173,7 +173,7 @@ def test_all_of_a_group_or_none():
             ):
                 with pytest.raises(RequestError):
                     await engine.submit([good, bad])
-                assert not engine.core.has_unfinished_requests() and not engine._mail
+                assert not engine.llm_engine.has_unfinished_requests() and not engine._mail
             assert await engine.unload_lora_adapter("french", 10) is not None, "somebody holds it still"
 
     run(work)
@@ -293,13 +293,13 @@ def test_a_step_that_sticks_does_not_hold_the_end(monkeypatch):
         engine = AsyncEngine(engine_config())
         await engine.start()
         gate = threading.Event()
-        execute = engine.core.runner.execute
+        execute = engine.llm_engine.runner.execute
 
         def stuck(plan: Any) -> Any:
             gate.wait(20)
             return execute(plan)
 
-        engine.core.runner.execute = stuck
+        engine.llm_engine.runner.execute = stuck
         running = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a"))
         await until(lambda: engine.complaint(0.01) is not None)
         begun = time.monotonic()
@@ -326,7 +326,7 @@ def test_an_unloading_that_outlives_the_engine_is_told_so():
         def faulty() -> Any:
             raise RuntimeError("broken")
 
-        engine.core.scheduler.plan = faulty
+        engine.llm_engine.scheduler.plan = faulty
         for task in (running, unloading):
             with pytest.raises(EngineClosedError):
                 await task
@@ -352,14 +352,14 @@ def test_who_watches_cannot_stop_the_engine(caplog):
 def test_a_text_that_cannot_be_made_ends_its_own_request(monkeypatch):
     async def work() -> None:
         async with opened() as engine:
-            detokenize = engine.core._detokenize
+            take = engine.llm_engine.output_processor.take
 
-            def faulty(sequence: Any) -> None:
+            def faulty(sequence: Any) -> str | None:
                 if sequence.request.request_id == "bad" and len(sequence.output_ids) == 5:
                     raise RuntimeError("broken")
-                detokenize(sequence)
+                return take(sequence)
 
-            engine.core._detokenize = faulty
+            engine.llm_engine.output_processor.take = faulty
             alone = await tokens(engine, "Once", GREEDY, "alone")
             good, bad = await asyncio.gather(
                 tokens(engine, "Once", GREEDY, "good"), last(engine, "Once", GREEDY, "bad")
@@ -385,7 +385,7 @@ def test_a_fault_of_the_engine_reaches_all_and_is_told():
         def faulty() -> Any:
             raise RuntimeError("broken")
 
-        engine.core.scheduler.plan = faulty
+        engine.llm_engine.scheduler.plan = faulty
         for task in running:
             with pytest.raises(EngineClosedError, match="RuntimeError"):
                 await task
@@ -401,13 +401,13 @@ def test_a_step_that_sticks_is_told():
     async def work() -> None:
         async with opened() as engine:
             gate = threading.Event()
-            execute = engine.core.runner.execute
+            execute = engine.llm_engine.runner.execute
 
             def stuck(plan: Any) -> Any:
                 gate.wait(20)
                 return execute(plan)
 
-            engine.core.runner.execute = stuck
+            engine.llm_engine.runner.execute = stuck
             running = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a"))
             await until(lambda: engine.complaint(0.05) is not None)
             assert engine.complaint(60) is None
@@ -423,14 +423,14 @@ def test_an_idle_engine_sleeps():
         async with opened() as engine:
             await tokens(engine, "Once", GREEDY, "a")
             steps = 0
-            step = engine.core.step
+            step = engine.llm_engine.step
 
             def counted() -> Any:
                 nonlocal steps
                 steps += 1
                 return step()
 
-            engine.core.step = counted
+            engine.llm_engine.step = counted
             await asyncio.sleep(0.3)
             assert steps == 0 and engine._inbox.empty()
 
@@ -447,7 +447,7 @@ def test_gaps_between_tokens_are_counted_for_each_sequence():
         async for _ in engine.generate("Once", params, "a"):
             pass
         stats = engine.stats()
-        assert stats.generated_tokens == 30 and stats.prompt_tokens == len(engine.core.tokenizer.encode("Once"))
+        assert stats.generated_tokens == 30 and stats.prompt_tokens == len(engine.llm_engine.tokenizer.encode("Once"))
         await engine.close()
 
     run(work)

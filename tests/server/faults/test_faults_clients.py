@@ -31,7 +31,7 @@ def test_a_client_that_hangs_up_is_aborted_within_one_step(tiny: LocalServer, wh
         closed = time.monotonic()
         tiny.until_idle()
         assert sum(at > closed for at in begun) <= 1
-    assert not tiny.engine.core.scheduler.running
+    assert not tiny.engine.llm_engine.scheduler.running
 
 
 def test_half_a_body_and_a_hang_up_leave_nothing(tiny: LocalServer) -> None:

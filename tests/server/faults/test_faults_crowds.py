@@ -38,9 +38,9 @@ def test_a_slow_reader_gets_everything_and_slows_nobody(tiny: LocalServer) -> No
         expected = [choice["token_ids"] for choice in http.post(COMPLETIONS, json=slow).json()["choices"]]
     with connect(tiny, receive_buffer=4096) as client:
         client.sendall(message({**slow, "stream": True}, COMPLETIONS, "Connection: close"))
-        until(lambda: tiny.engine.core.has_unfinished_requests())
+        until(lambda: tiny.engine.llm_engine.has_unfinished_requests())
         assert len(tokens(tiny, quick)) == 50
-        until(lambda: not tiny.engine.core.has_unfinished_requests())  # computed, and not read
+        until(lambda: not tiny.engine.llm_engine.has_unfinished_requests())  # computed, and not read
         received = everything(client)
     assert len(received) > 500_000
     lines = [line for line in received.partition(b"\r\n\r\n")[2].decode().splitlines() if line.startswith("data: ")]

@@ -30,11 +30,11 @@ def test_an_exception_ends_its_own_request_and_no_other(tiny: LocalServer, strea
     victim = [7, 7, 7]
     others = [body([10 + n, 20, 30], 60, temperature=n % 2, seed=n) for n in range(4)]
     alone = [tokens(tiny, other) for other in others]
-    engine = tiny.engine.core
+    engine = tiny.engine.llm_engine
 
     def failing(execute: Any, plan: StepPlan) -> StepResult:
         for chunk in plan.chunks:
-            request = engine._owner_of(chunk.sequence_id)
+            request = engine.scheduler.request_of(chunk.sequence_id)
             if request is not None and list(request.prompt_ids) == victim and chunk.start >= 8:
                 raise RuntimeError("secret at 0x7f00deadbeef")
         return execute(plan)
@@ -65,8 +65,8 @@ def test_a_fault_of_the_engine_ends_everything_at_once(plain_model: Path, part: 
         whole: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: whole.append(http.post(COMPLETIONS, json=body([40]))))
         waiting.start()
-        until(lambda: server.engine.core.get_num_unfinished_requests() == 4)
-        setattr(server.engine.core.scheduler, part, lambda *_: 1 / 0)
+        until(lambda: server.engine.llm_engine.get_num_unfinished_requests() == 4)
+        setattr(server.engine.llm_engine.scheduler, part, lambda *_: 1 / 0)
         for stream in streams:
             made = stream.events()
             assert streamed(made) and made[-1]["error"]["code"] == "engine_unavailable"

@@ -1,0 +1,155 @@
+"""The engine's core: requests that run, and their steps."""
+
+from __future__ import annotations
+
+import logging
+
+from quire.errors import AdapterError, RequestError
+from quire.platform.engine.lora_admin import LoRAAdmin
+from quire.platform.engine.recovery import Recovery
+from quire.platform.execution.model_runner import Execution, ModelRunner
+from quire.platform.sampling.results import Failure
+from quire.platform.scheduling.plan import StepPlan
+from quire.platform.scheduling.request import Request, SequenceState
+from quire.platform.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger("quire")
+
+
+class EngineCore:
+    """Schedules, executes and commits steps. It knows tokens, no texts.
+
+    On a GPU a step is committed once the next one has been started behind it, where that can be planned without knowing
+    its tokens: the GPU never waits for Python then. Such a step is in flight between two calls of `LLMEngine.step`.
+
+    requests: those that run or wait to run, by id.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: ModelRunner, lora: LoRAAdmin) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.requests: dict[str, Request] = {}
+        self._lora = lora
+        self._recovery = Recovery(scheduler, executor, self.fail)
+        self._failed: list[Request] = []  # since the last `take_failed`
+        self._in_flight: Execution | None = None
+        self._step_interrupted = False  # whether the last step ended by an exception
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.requests[request.request_id] = request
+        self.scheduler.add(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request and free its blocks."""
+        self.scheduler.end(request, "abort")
+        self.retire(request)
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """End a request that runs, as its caller or the engine is at fault."""
+        logger.error("request %s fails: %r", request.request_id, error)
+        self.refuse(request, Failure(f"{type(error).__name__}: {error}", by_caller=isinstance(error, RequestError)))
+
+    def refuse(self, request: Request, failure: Failure) -> None:
+        """End a request, be it queued or not."""
+        self.scheduler.fail(request, failure)
+        self.retire(request)
+        self._failed.append(request)
+
+    def retire(self, request: Request) -> None:
+        """A request has finished: it holds nothing any more. Twice is once."""
+        if self.runs(request):
+            del self.requests[request.request_id]
+        self._lora.release(request.arrival)
+
+    def runs(self, request: Request) -> bool:
+        """Whether a request has not ended."""
+        return self.requests.get(request.request_id) is request
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether `take_failed` would return any."""
+        return bool(self._failed)
+
+    def take_failed(self) -> list[Request]:
+        """The requests that have failed since this was asked last."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    # -- a step ---------------------------------------------------------------------------------------------------
+
+    def finish_interrupted(self) -> list[SequenceState]:
+        """After a step that an exception has cut short: commit what is in flight before anything is planned, as the
+        executor may have started something behind it."""
+        return self.finish_in_flight() if self._step_interrupted else []
+
+    def schedule(self) -> StepPlan:
+        """Plan a step; requests whose adapters have gone for good end."""
+        self._step_interrupted = True
+        plan = self.scheduler.plan()
+        for request, error in self.scheduler.take_failed():
+            if self.runs(request):
+                self.fail(request, AdapterError(f"request {request.request_id}: {error}"))
+        return plan
+
+    def is_idle(self, plan: StepPlan) -> bool:
+        """Whether nothing is planned and nothing is in flight."""
+        return not plan.chunks and self._in_flight is None
+
+    def execute(self, plan: StepPlan) -> Execution | None:
+        """Start a plan; None when there is nothing to compute, or it fails."""
+        self._prepare(plan)
+        try:
+            return self.executor.execute(plan) if plan.chunks else None
+        except Exception:
+            logger.exception("a step failed; its sequences are now run one by one")
+            return None
+
+    def finish_in_flight(self) -> list[SequenceState]:
+        """Commit the step that was in flight, if there is one. It cannot be run again if it has failed."""
+        execution = self._in_flight
+        if execution is None:
+            return []
+        try:
+            result = execution.result()  # an interrupt here leaves it in flight
+            self._in_flight = None
+            return self.scheduler.commit(execution.plan, result)
+        except Exception as error:
+            self._in_flight = None
+            logger.exception("a step failed, and its requests with it")
+            self._recovery.give_up(execution.plan, error)
+            return []
+
+    def commit(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:
+        """Leave a step in flight, or wait for it and take its tokens. Returns the sequences that got some."""
+        advanced: list[SequenceState] = []
+        if execution is not None and execution.known_there:
+            self.scheduler.advance_early(plan)
+            self._in_flight = execution
+        elif plan.chunks:
+            advanced = self._wait_and_commit(plan, execution)
+        self._step_interrupted = False
+        return advanced
+
+    def _wait_and_commit(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:
+        if execution is not None:
+            try:
+                result = execution.result()
+            except Exception:
+                logger.exception("a step failed; its sequences are now run one by one")
+            else:
+                return self.scheduler.commit(plan, result)
+        return self.scheduler.commit(*self._recovery.one_by_one(plan))
+
+    # -- between steps --------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Do what a step does beside computing, where none will come: adapters that were unloaded, and features that
+        were evicted, leave the device."""
+        self._prepare(self.scheduler.plan_upkeep())
+
+    def _prepare(self, plan: StepPlan) -> None:
+        self.executor.prepare(plan)
+        self._lora.taken_off(plan)
