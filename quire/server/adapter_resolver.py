@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from quire.errors import AdapterError, OverloadedError
 from quire.platform.engine.async_engine import AsyncEngine
-from quire.server.adapter_sources import Places
+from quire.server.adapter_sources import AdapterSources
 from quire.server.responses.errors import ApiError, as_api_error
 
 _MOST = 256  # adapters that are here because requests named them
@@ -19,7 +19,7 @@ _FORGET = 10.0  # seconds after which what was not there is looked for again
 _MOST_FAILED = 1024  # names that were not there
 
 
-class Resolver:
+class AdapterResolver:
     """For one event loop. Each name is looked for once, however many requests ask for it, and not again for a while
     where it is not there: requests for what does not exist must not keep the disk busy.
     """
@@ -27,7 +27,7 @@ class Resolver:
     def __init__(
         self,
         engine: AsyncEngine,
-        places: Places,
+        places: AdapterSources,
         needed: Callable[[str], bool] = lambda name: False,
         most: int = _MOST,
         forget: float = _FORGET,

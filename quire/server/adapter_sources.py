@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,127}(?:/[A-Za-z0-9][\w.-]{0,127}){0,2}"
 _HUB_NAME = re.compile(r"[^/]+/[^/]+")
 
 
-class Places:
+class AdapterSources:
     """Any thread may call this; it reads the disk, and may wait for the hub."""
 
     def __init__(self, config: ServerConfig, most_bytes: int, model: ModelConfig) -> None:

@@ -11,7 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from quire import __version__
 from quire.config import ServerConfig
 from quire.platform.engine.async_engine import AsyncEngine
-from quire.server.context import IGNORED, Context
+from quire.server.context import IGNORED, ServerContext
 from quire.server.metrics import Metrics
 from quire.server.middleware import ApiKeys, BodyLimits, RequestLog
 from quire.server.responses.errors import DOCUMENTED, install_handlers
@@ -37,7 +37,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     served = ServedModels(engine, config)
     if config.metrics_prefix:
         metrics.twin(engine, config.metrics_prefix, served.names[0])
-    app.state.context = Context(engine, config, served, metrics)
+    app.state.context = ServerContext(engine, config, served, metrics)
     install_handlers(app)
     for part in (status, info, completions, chat, tokens, adapters, control, generate, invocations):
         app.include_router(part.router, responses=DOCUMENTED)

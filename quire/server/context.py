@@ -14,9 +14,9 @@ from starlette.requests import Request
 from quire.config import ServerConfig
 from quire.errors import OverloadedError
 from quire.platform.engine.async_engine import AsyncEngine
+from quire.server.deferred import DeferredAnswers
 from quire.server.metrics import Metrics
 from quire.server.responses.errors import ApiError
-from quire.server.routes.later import Later
 from quire.server.served_models import ServedModels
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")  # what answers, logs and a header may have of a client's name
@@ -28,7 +28,7 @@ _MOST_NAMED, _LONGEST_NAME = 16, 64  # of fields that were passed over
 
 
 @dataclass
-class Context:
+class ServerContext:
     """One server: its engine, its settings, the names that it serves, its metrics, how many sequences it has, and
     the answers that nobody waits for.
     """
@@ -38,7 +38,7 @@ class Context:
     served: ServedModels
     metrics: Metrics
     sequences: int = field(default=0)
-    later: Later = field(default_factory=Later)
+    deferred: DeferredAnswers = field(default_factory=DeferredAnswers)
     _longest: int | None = None
 
     def longest_token(self) -> int:
@@ -49,7 +49,7 @@ class Context:
         return self._longest
 
     @contextmanager
-    def place(self, sequences: int) -> Iterator[None]:
+    def admit(self, sequences: int) -> Iterator[None]:
         """Count a request's sequences while it is answered. Raises OverloadedError where the queue is full."""
         running = self.engine.llm_engine.config.scheduler.max_num_seqs
         most = running + self.config.max_queue
@@ -76,9 +76,9 @@ class Context:
         return int(min(60, max(1, self.metrics.recent_duration)))
 
 
-def context_of(request: Request) -> Context:
+def context_of(request: Request) -> ServerContext:
     context = request.app.state.context
-    assert isinstance(context, Context)
+    assert isinstance(context, ServerContext)
     return context
 
 
@@ -89,15 +89,15 @@ def new_id(kind: str, request: Request, wanted: str | None) -> str:
     return f"{kind}-{wanted or request.scope.get('state', {}).get('request_id') or secrets.token_hex(12)}"
 
 
-def pass_over(request: Request, fields: Iterable[str]) -> None:
+def note_ignored(request: Request, fields: Iterable[str]) -> None:
     """Name fields that change nothing in the answer's header and in the log. Before the answer begins."""
     state = request.scope.setdefault("state", {})
-    state.setdefault("passed_over", {}).update(dict.fromkeys(fields))
+    state.setdefault("ignored_fields", {}).update(dict.fromkeys(fields))
 
 
-def passed_over(state: Mapping[str, Any]) -> str | None:
-    """What `pass_over` was told, as a header may have it: the names may be anything that a client sent."""
-    names = sorted({*state.get("passed_over", ()), *state.get("unknown", ())})
+def ignored_fields(state: Mapping[str, Any]) -> str | None:
+    """What `note_ignored` was told, as a header may have it: the names may be anything that a client sent."""
+    names = sorted({*state.get("ignored_fields", ()), *state.get("unknown", ())})
     shown = [re.sub(r"[^\w.\[\]-]", "?", name[:_LONGEST_NAME], flags=re.ASCII) for name in names[:_MOST_NAMED]]
     if len(names) > len(shown):
         shown.append(f"+{len(names) - len(shown)}")

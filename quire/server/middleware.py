@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.server.context import IGNORED, REQUEST_ID, passed_over
+from quire.server.context import IGNORED, REQUEST_ID, ignored_fields
 from quire.server.metrics import Metrics
 from quire.server.responses.errors import ApiError, remember
 
@@ -62,7 +62,7 @@ class RequestLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
-                ignored = passed_over(state)
+                ignored = ignored_fields(state)
                 if ignored is not None:
                     headers[IGNORED] = state["facts"]["ignored"] = ignored
             await send(message)

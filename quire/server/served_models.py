@@ -11,8 +11,8 @@ from quire.config import ServerConfig
 from quire.errors import QuireError
 from quire.lora import LoRARequest
 from quire.platform.engine.async_engine import AsyncEngine
-from quire.server.adapter_resolver import Resolver
-from quire.server.adapter_sources import Places
+from quire.server.adapter_resolver import AdapterResolver
+from quire.server.adapter_sources import AdapterSources
 from quire.server.responses.errors import ApiError
 from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
 
@@ -32,10 +32,10 @@ class ServedModels:
         self._root = root or "quire-demo"
         self.names = config.served_model_names or (self._root,)
         lora = engine.llm_engine.config.lora
-        self._places = Places(config, min(lora.host_bytes, lora.device_bytes), engine.llm_engine.config.model)
-        self._resolver: Resolver | None = None
+        self._places = AdapterSources(config, min(lora.host_bytes, lora.device_bytes), engine.llm_engine.config.model)
+        self._resolver: AdapterResolver | None = None
         if lora.enabled and config.allow_runtime_lora and config.lora_resolver:
-            self._resolver = Resolver(engine, self._places, self._is_part)
+            self._resolver = AdapterResolver(engine, self._places, self._is_part)
 
     async def resolve(self, model: str | None) -> LoRARequest | None:
         """As `find`; an adapter that is not loaded is looked for where adapters may come from, and loaded."""

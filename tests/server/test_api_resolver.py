@@ -20,8 +20,8 @@ from quire.config import ModelConfig, ServerConfig
 from quire.demo import adapter_path
 from quire.errors import AdapterError, OverloadedError
 from quire.platform.engine import builder
-from quire.server.adapter_resolver import Resolver
-from quire.server.adapter_sources import Places
+from quire.server.adapter_resolver import AdapterResolver
+from quire.server.adapter_sources import AdapterSources
 from quire.server.responses.errors import ApiError
 from tests.server.api_answers import conversed, error_of, post, refusal
 from tests.server.api_server import LocalServer
@@ -210,7 +210,7 @@ class _Places:
 def test_what_is_not_there_is_not_looked_for_again_at_once() -> None:
     async def check() -> None:
         engine, places = _Engine(), _Places()
-        resolver: Any = Resolver(engine, places, forget=1.0)  # type: ignore[arg-type]
+        resolver: Any = AdapterResolver(engine, places, forget=1.0)  # type: ignore[arg-type]
         for _ in range(5):
             await resolver.load("nobody")
             with pytest.raises(ApiError, match="too large"):
@@ -230,7 +230,7 @@ def test_adapters_that_came_by_name_are_bounded() -> None:
     async def check() -> None:
         engine, places = _Engine(), _Places()
         engine.loaded["by hand"] = 0
-        resolver = Resolver(engine, places, needed=lambda name: name == "a", most=3)  # type: ignore[arg-type]
+        resolver = AdapterResolver(engine, places, needed=lambda name: name == "a", most=3)  # type: ignore[arg-type]
         for name in "abc":
             await resolver.load(name)
         resolver.used("b")
@@ -256,7 +256,7 @@ def test_names_that_wait_are_bounded() -> None:
             return None
 
     async def check() -> None:
-        resolver = Resolver(_Engine(), Slow())  # type: ignore[arg-type]
+        resolver = AdapterResolver(_Engine(), Slow())  # type: ignore[arg-type]
         waiting = [asyncio.ensure_future(resolver.load(f"a{number}")) for number in range(64)]
         await asyncio.sleep(0.05)
         with pytest.raises(OverloadedError):
@@ -294,7 +294,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("allowed", "found"), [("*", True), ("org", True), ("org/french", True), ("or", False)])
 def test_the_hub_is_asked_for_what_is_allowed(hub: Path, allowed: str, found: bool) -> None:
-    places = Places(ServerConfig(lora_hub=(allowed,)), 1 << 30, ModelConfig())
+    places = AdapterSources(ServerConfig(lora_hub=(allowed,)), 1 << 30, ModelConfig())
     assert places.may_have("org/french") is found
     folder = places.find("org/french")
     assert (folder is not None) is found

@@ -17,8 +17,8 @@ import pytest
 import quire
 from quire import LLM
 from quire.errors import OverloadedError
+from quire.server.deferred import DeferredAnswers
 from quire.server.responses.errors import ApiError
-from quire.server.routes.later import Later
 from tests.server.api_answers import error_of, offline, post, refusal
 from tests.server.api_server import LocalServer
 
@@ -291,7 +291,7 @@ async def _never() -> dict[str, Any]:
 
 def test_results_are_bounded_in_number_bytes_and_time() -> None:
     async def check() -> None:
-        later = Later(most=3, most_bytes=1000)
+        later = DeferredAnswers(most=3, most_bytes=1000)
         names = []
         for number in range(5):
             names.append(later.add(_text(str(number)), None))
@@ -305,7 +305,7 @@ def test_results_are_bounded_in_number_bytes_and_time() -> None:
         huge = later.add(_text("x" * 2000), None)
         await asyncio.sleep(0.01)
         assert later.find(huge, None) is None, "it does not fit"
-        later = Later(seconds=0.05)
+        later = DeferredAnswers(seconds=0.05)
         brief = later.add(_text("brief"), None)
         assert later.find(brief, None) is not None
         end = time.monotonic() + 30
@@ -318,7 +318,7 @@ def test_results_are_bounded_in_number_bytes_and_time() -> None:
 
 def test_results_that_are_not_ready_are_not_thrown_away() -> None:
     async def check() -> None:
-        later = Later(most=2)
+        later = DeferredAnswers(most=2)
         waiting = [later.add(_never(), None) for _ in range(2)]
         with pytest.raises(OverloadedError):
             later.check_room()
@@ -334,7 +334,7 @@ def test_a_result_may_be_an_error() -> None:
         raise OverloadedError("too much", 5)
 
     async def check() -> None:
-        later = Later()
+        later = DeferredAnswers()
         name = later.add(failing(), b"me")
         await asyncio.sleep(0.01)
         kept = later.find(name, b"me")
@@ -354,7 +354,7 @@ def test_a_forgotten_result_leaves_nothing() -> None:
         raise ApiError(400, "no")
 
     async def check() -> None:
-        later, body = Later(most=3), Body()
+        later, body = DeferredAnswers(most=3), Body()
         name, held = later.add(failing(body), None), weakref.ref(body)
         del body
         await asyncio.sleep(0.01)

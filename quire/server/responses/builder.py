@@ -24,7 +24,7 @@ from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.platform.outputs.processor import beams_as_output
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
-from quire.server.context import Context, new_id, note
+from quire.server.context import ServerContext, new_id, note
 from quire.server.responses.errors import ApiError, ClientGoneError, Json, as_api_error, remember
 from quire.server.schemas.sampling import stream_options
 
@@ -51,12 +51,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def adapter_of(context: Context, request: Request, model: str | None) -> LoRARequest | None:
+async def adapter_of(context: ServerContext, request: Request, model: str | None) -> LoRARequest | None:
     """What a request runs with that names this model; an adapter may be loaded for it. Raises ApiError 404."""
     try:
         return context.served.find(model)
     except ApiError:
-        with context.engine.accepted(), context.place(1):
+        with context.engine.accepted(), context.admit(1):
             return await unless_gone(request, context.served.resolve(model))
 
 
@@ -116,7 +116,7 @@ class ResponseBuilder(ABC):
     media_type: str  # of a stream
     cumulative = False  # whether each part of a stream stands for all before it
 
-    def __init__(self, context: Context, request: Request, body: Any, prompts: int) -> None:
+    def __init__(self, context: ServerContext, request: Request, body: Any, prompts: int) -> None:
         """prompts: their number."""
         self._context = context
         self._request = request
@@ -189,7 +189,7 @@ class ResponseBuilder(ABC):
         self, held: ExitStack, prompts: Callable[[], Sequence[PromptType]], wanted: GenerationOptions, sequences: int
     ) -> Outputs:
         held.enter_context(self._context.engine.accepted())
-        held.enter_context(self._context.place(sequences))
+        held.enter_context(self._context.admit(sequences))
         outputs = await unless_gone(self._request, self._begin(prompts, wanted))
         held.callback(lambda: self._context.metrics.aborted(outputs.close()))
         return outputs
@@ -240,13 +240,13 @@ class ResponseBuilder(ABC):
         raise ApiError(500, "the engine could not compute this request; the server's log has it under its id")
 
 
-class EventAnswer(ResponseBuilder):
+class EventResponseBuilder(ResponseBuilder):
     """An answer as OpenAI has it, streamed as server-sent events. Each route says what its chunks look like."""
 
     media_type = "text/event-stream"
     objects: tuple[str, str]  # what OpenAI calls an answer, and a chunk of it
 
-    def __init__(self, context: Context, request: Request, body: Any, model: str, prompts: int) -> None:
+    def __init__(self, context: ServerContext, request: Request, body: Any, model: str, prompts: int) -> None:
         """model: what the client called it."""
         self._usage_last, self._usage_each = stream_options(body)
         super().__init__(context, request, body, prompts)

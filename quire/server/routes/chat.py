@@ -12,14 +12,14 @@ from openai.types.chat import ChatCompletion
 from quire.platform.engine.async_engine import Output
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
-from quire.server.context import Context, context_of, note, pass_over
-from quire.server.responses.builder import EventAnswer, GenerationOptions, adapter_of, best
+from quire.server.context import ServerContext, context_of, note, note_ignored
+from quire.server.responses.builder import EventResponseBuilder, GenerationOptions, adapter_of, best
 from quire.server.responses.errors import ApiError, as_api_error
 from quire.server.responses.logprobs import chat_logprobs, plain
 from quire.server.schemas.body import JsonRoute
 from quire.server.schemas.fields import REFUSED_IN_CHAT
 from quire.server.schemas.openai import ChatRequest, check_fields, untyped
-from quire.server.schemas.prompts import Reader
+from quire.server.schemas.prompts import PromptReader
 from quire.server.schemas.sampling import sampling_params
 
 router = APIRouter(route_class=JsonRoute)
@@ -29,7 +29,7 @@ router = APIRouter(route_class=JsonRoute)
 async def chat_completions(body: ChatRequest, request: Request) -> Response:  # type: ignore[valid-type]
     """Answer a conversation, pictures in it included."""
     context, asked = context_of(request), untyped(body)
-    pass_over(request, check_fields(asked, REFUSED_IN_CHAT, context.config.unknown_fields == "warn"))
+    note_ignored(request, check_fields(asked, REFUSED_IN_CHAT, context.config.unknown_fields == "warn"))
     adapter = await adapter_of(context, request, asked.model)
     name = context.served.name_of(asked.model)
     note(request, model=name, user=asked.user or asked.safety_identifier)
@@ -40,11 +40,11 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:  # 
         sequences = asked.best_of or asked.n or 1
 
         def prompts() -> list[PromptType]:
-            reader = Reader(context)
+            reader = PromptReader(context)
             try:
                 return [reader.chat_prompt(asked, max_tokens)]
             finally:
-                pass_over(request, reader.passed_over)
+                note_ignored(request, reader.ignored_fields)
 
         return await answer.run(prompts, GenerationOptions(params, adapter), sequences, bool(asked.stream))
     except Exception as error:
@@ -86,11 +86,11 @@ def _opening(body: Any, role: str) -> str:
     return content if isinstance(content, str) else ""
 
 
-class _ChatAnswer(EventAnswer):
+class _ChatAnswer(EventResponseBuilder):
     kind = "chatcmpl"
     objects = ("chat.completion", "chat.completion.chunk")
 
-    def __init__(self, context: Context, request: Request, body: Any, model: str) -> None:
+    def __init__(self, context: ServerContext, request: Request, body: Any, model: str) -> None:
         super().__init__(context, request, body, model, prompts=1)
         self._role = context.config.response_role
         self._opening = _opening(body, self._role)

@@ -10,14 +10,14 @@ from openai.types import Completion
 
 from quire.platform.engine.async_engine import Output
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
-from quire.server.context import Context, context_of, note, pass_over
-from quire.server.responses.builder import EventAnswer, GenerationOptions, adapter_of, best
+from quire.server.context import ServerContext, context_of, note, note_ignored
+from quire.server.responses.builder import EventResponseBuilder, GenerationOptions, adapter_of, best
 from quire.server.responses.errors import as_api_error
 from quire.server.responses.logprobs import CompletionLogprobs, joined, plain
 from quire.server.schemas.body import JsonRoute
 from quire.server.schemas.fields import REFUSED_IN_COMPLETIONS
 from quire.server.schemas.openai import CompletionRequest, check_fields, untyped
-from quire.server.schemas.prompts import Reader, several
+from quire.server.schemas.prompts import PromptReader, several
 from quire.server.schemas.sampling import sampling_params
 
 router = APIRouter(route_class=JsonRoute)
@@ -29,7 +29,7 @@ _MAX_TOKENS = 16  # OpenAI's default
 async def completions(body: CompletionRequest, request: Request) -> Response:  # type: ignore[valid-type]
     """Continue one prompt or several."""
     context, asked = context_of(request), untyped(body)
-    pass_over(request, check_fields(asked, REFUSED_IN_COMPLETIONS, context.config.unknown_fields == "warn"))
+    note_ignored(request, check_fields(asked, REFUSED_IN_COMPLETIONS, context.config.unknown_fields == "warn"))
     adapter = await adapter_of(context, request, asked.model)
     name = context.served.name_of(asked.model)
     note(request, model=name, user=asked.user or asked.safety_identifier)
@@ -43,7 +43,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:  #
         answer = _CompletionAnswer(context, request, asked, name, len(prompts), scores_only)
         sequences = len(prompts) * (asked.best_of or asked.n or 1)
         return await answer.run(
-            lambda: Reader(context).completion_prompts(prompts, asked, max_tokens),
+            lambda: PromptReader(context).completion_prompts(prompts, asked, max_tokens),
             GenerationOptions(params, adapter),
             sequences,
             bool(asked.stream),
@@ -61,14 +61,14 @@ class _Choice:
         self.ended = False
 
 
-class _CompletionAnswer(EventAnswer):
+class _CompletionAnswer(EventResponseBuilder):
     """scores_only: max_tokens=0 with echo, which asks for the prompt and its logprobs alone."""
 
     kind = "cmpl"
     objects = ("text_completion", "text_completion")
 
     def __init__(
-        self, context: Context, request: Request, body: Any, model: str, prompts: int, scores_only: bool
+        self, context: ServerContext, request: Request, body: Any, model: str, prompts: int, scores_only: bool
     ) -> None:
         super().__init__(context, request, body, model, prompts)
         self._place = {request_id: place for place, request_id in enumerate(self._ids)}

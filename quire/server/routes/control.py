@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
 from quire.errors import CheckpointError, RequestError
-from quire.server.context import Context, context_of
+from quire.server.context import ServerContext, context_of
 from quire.server.responses.errors import ApiError
 
 router = APIRouter()
@@ -52,7 +52,7 @@ async def reset_prefix_cache(request: Request) -> JSONResponse:
     return JSONResponse({"status": "reset" if await context.engine.reset_prefix_cache() else "nothing was reset"})
 
 
-def _allowed(request: Request) -> Context:
+def _allowed(request: Request) -> ServerContext:
     context = context_of(request)
     if not context.config.enable_admin_routes:
         raise ApiError(403, "this can stop others' requests: start the server with --enable-admin-routes.")

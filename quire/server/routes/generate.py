@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from quire.platform.engine.async_engine import Output
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
-from quire.server.context import Context, context_of, note, pass_over
+from quire.server.context import ServerContext, context_of, note, note_ignored
+from quire.server.deferred import owner_of
 from quire.server.responses.builder import GenerationOptions, ResponseBuilder, adapter_of, best
 from quire.server.responses.errors import ApiError, as_api_error
-from quire.server.routes.later import owner_of
 from quire.server.schemas.body import JsonRoute
 from quire.server.schemas.openai import GenerateRequest, untyped
-from quire.server.schemas.prompts import Reader
+from quire.server.schemas.prompts import PromptReader
 from quire.server.schemas.sampling import sampling_params
 
 router = APIRouter(route_class=JsonRoute)
@@ -45,7 +45,7 @@ class Pending(BaseModel):
 async def generate(body: GenerateRequest, request: Request) -> Response:  # type: ignore[valid-type]
     """Continue a prompt. Streams are lines of JSON, each with the whole texts so far."""
     context, asked = context_of(request), untyped(body)
-    pass_over(request, [name for name in _NOT_TOLD if getattr(asked, name) is not None])
+    note_ignored(request, [name for name in _NOT_TOLD if getattr(asked, name) is not None])
     asked = asked.model_copy(update=dict.fromkeys(_NOT_TOLD))
     adapter = await adapter_of(context, request, asked.model)
     note(request, model=context.served.name_of(asked.model), user=asked.user)
@@ -61,13 +61,13 @@ async def generate(body: GenerateRequest, request: Request) -> Response:  # type
         sequences = asked.best_of or asked.n or 1
 
         def prompts() -> list[PromptType]:
-            return Reader(context).completion_prompts([asked.prompt], asked, max_tokens)
+            return PromptReader(context).completion_prompts([asked.prompt], asked, max_tokens)
 
         if wait:
             return await answer.run(prompts, wanted, sequences, bool(asked.stream))
-        context.later.check_room()
+        context.deferred.check_room()
         rest = await answer.begin(prompts, wanted, sequences)
-        name = context.later.add(rest(), owner_of(request.scope, context.config))
+        name = context.deferred.add(rest(), owner_of(request.scope, context.config))
         note(request, result=name[:8])
         return JSONResponse({"request_id": name})
     except Exception as error:
@@ -81,7 +81,7 @@ _NOT_YET = {"model": Pending, "description": "It is not ready."}
 async def result(request_id: str, request: Request) -> Response:
     """The answer to a request that was not waited for: 202 until it is ready, 404 once it is forgotten."""
     context = context_of(request)
-    kept = context.later.find(request_id, owner_of(request.scope, context.config))
+    kept = context.deferred.find(request_id, owner_of(request.scope, context.config))
     if kept is None:
         raise ApiError(404, "request_id: there is no such result, or it has been forgotten.", "request_id")
     if kept.error is not None:
@@ -96,7 +96,7 @@ class _TextsAnswer(ResponseBuilder):
     media_type = "application/x-ndjson"
     cumulative = True
 
-    def __init__(self, context: Context, request: Request, body: Any, prompts: int) -> None:
+    def __init__(self, context: ServerContext, request: Request, body: Any, prompts: int) -> None:
         super().__init__(context, request, body, prompts)
         self._texts: list[bytearray] = []  # of a stream so far, as JSON has them
 

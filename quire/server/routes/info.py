@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from quire import __version__, kernels
 from quire.platform.inputs.chat import template_of
-from quire.server.context import Context, context_of
+from quire.server.context import ServerContext, context_of
 from quire.server.responses.errors import ApiError, Json
 
 router = APIRouter()
@@ -80,7 +80,7 @@ async def tokenizer_info(request: Request) -> JSONResponse:
     return Json(await context.engine.on_reader(_described, context, tokenizer))
 
 
-def _described(context: Context, tokenizer: Any) -> dict[str, Any]:
+def _described(context: ServerContext, tokenizer: Any) -> dict[str, Any]:
     given = getattr(tokenizer, "init_kwargs", {})
     told = {name: given[name] for name in _TOKENIZER_FIELDS if type(given.get(name)) in (bool, str, int)}
     if told.get("model_max_length", 0) > _HUGE:
@@ -96,7 +96,7 @@ def _described(context: Context, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _template(context: Context, tokenizer: Any) -> str | None:
+def _template(context: ServerContext, tokenizer: Any) -> str | None:
     """The one that this server renders conversations with."""
     if context.config.chat_template is None and getattr(tokenizer, "chat_template", None) is None:
         return None

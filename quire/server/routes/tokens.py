@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from quire.server.context import Context, context_of
+from quire.server.context import ServerContext, context_of
 from quire.server.responses.builder import adapter_of
 from quire.server.responses.errors import ApiError, Json, as_api_error
 from quire.server.schemas.body import JsonRoute
 from quire.server.schemas.openai import DetokenizeRequest, TokenizeRequest
-from quire.server.schemas.prompts import Reader
+from quire.server.schemas.prompts import PromptReader
 
 _OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
@@ -30,7 +30,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> JSONResponse:
     if body.chat_template is not None:
         raise ApiError(400, "chat_template: is never taken from requests.", "chat_template", "unsupported_parameter")
     try:
-        with context.engine.accepted(), context.place(1):
+        with context.engine.accepted(), context.admit(1):
             return JSONResponse(await context.engine.on_reader(_tokenize, context, body))
     except Exception as error:
         raise as_api_error(error, list(TokenizeRequest.model_fields)) from error
@@ -42,8 +42,8 @@ def _refuse(body: TokenizeRequest, fields: Sequence[str], why: str) -> None:
             raise ApiError(400, f"{field}: {why}.", field)
 
 
-def _tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
-    reader, engine = Reader(context), context.engine.llm_engine
+def _tokenize(context: ServerContext, body: TokenizeRequest) -> dict[str, Any]:
+    reader, engine = PromptReader(context), context.engine.llm_engine
     if body.prompt is not None:
         _refuse(body, _OF_MESSAGES, "is for messages")
         tokens = reader.tokens(body.prompt, body.add_special_tokens is not False)
@@ -75,6 +75,6 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> JSONResponse:
     wrong = next((token for token in body.tokens if not 0 <= token < most), None)
     if wrong is not None:
         raise ApiError(400, f"tokens: {wrong} is none; token ids are 0 to {most - 1}.", "tokens")
-    with context.engine.accepted(), context.place(1):
+    with context.engine.accepted(), context.admit(1):
         text = await context.engine.on_reader(engine.tokenizer.decode, body.tokens)
     return Json({"prompt": text})

@@ -50,11 +50,11 @@ class Body(BaseModel):
         if not isinstance(given, dict):
             return given
         known = {name: value for name, value in given.items() if name in cls.model_fields}
-        passed_over = _unknown.get()
-        if passed_over is not None:
+        ignored_fields = _unknown.get()
+        if ignored_fields is not None:
             for name in given.keys() - known.keys():
-                if len(passed_over) < _MOST_UNKNOWN:
-                    passed_over.append(name)
+                if len(ignored_fields) < _MOST_UNKNOWN:
+                    ignored_fields.append(name)
             return known
         unknown = next((name for name in given if name not in known), None)
         return known if unknown is None else {**known, unknown: given[unknown]}
@@ -104,18 +104,18 @@ def check_fields(body: Body, refused: Mapping[str, Refusal], lenient: bool) -> l
     """The fields that are passed over, as they change nothing. Raises ApiError for one that asks for what is not
     served; lenient: that is passed over too.
     """
-    passed_over = []
+    ignored_fields = []
     for field in sorted(body.model_fields_set):
         value = getattr(body, field)
         acceptance, refusal = ACCEPTED.get(field), refused.get(field)
         if acceptance is not None and not acceptance.is_neutral(value):
-            passed_over.append(field)
+            ignored_fields.append(field)
         elif refusal is not None and not refusal.allows(value):
             beside, unused = UNUSED.get(field, ("", None))
             if not (lenient or (beside and getattr(body, beside) == unused)):
                 raise ApiError(400, f"{field}: {refusal.why}.", param=field, code="unsupported_parameter")
-            passed_over.append(field)
-    return passed_over
+            ignored_fields.append(field)
+    return ignored_fields
 
 
 class TokenizeRequest(Body):

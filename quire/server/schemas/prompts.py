@@ -9,7 +9,7 @@ from quire.errors import ContextLengthError, RequestError
 from quire.platform.inputs.chat import ChatPrompt, TooManyCharactersError, render_chat, template_of, template_variables
 from quire.platform.inputs.processor import PromptType
 from quire.platform.inputs.tokenizer import encode_prompt, encode_rendered
-from quire.server.context import Context
+from quire.server.context import ServerContext
 from quire.server.responses.errors import ApiError
 
 _MAX_SALT = 1024  # characters
@@ -37,17 +37,17 @@ _TOOL_KEYS = ("tool_calls", "tool_call_id", "function_call", "audio")
 _SWITCHES = ("enable_thinking", "thinking")  # of templates whose reasoning has no levels
 
 
-class Reader:
+class PromptReader:
     """Makes prompts. Raises ApiError and RequestError for what cannot be served."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ServerContext) -> None:
         engine = context.engine.llm_engine
         self._config = context.config
         self._tokenizer = engine.tokenizer
         self._sight = engine.input_processor.image_spec
         self._max_model_len = engine.limits.max_model_len
         self._longest_token = context.longest_token
-        self.passed_over: set[str] = set()  # what it has met that changes nothing
+        self.ignored_fields: set[str] = set()  # what it has met that changes nothing
 
     def completion_prompts(self, prompts: Sequence[Any], body: Any, max_tokens: int | None) -> list[PromptType]:
         """Prompts of /v1/completions, as its body says that they are to be read. max_tokens: of the answer."""
@@ -100,7 +100,7 @@ class Reader:
         values = _check_size([template_kwargs], 0, most, "chat_template_kwargs")
         extras = [_extras(message) for message in body.messages]
         _check_size(extras, values, most, "messages")
-        _check_messages(body.messages, self.passed_over)
+        _check_messages(body.messages, self.ignored_fields)
         self._check_length(_characters(body.messages), "messages")
         opened = bool(body.continue_final_message)
         try:
@@ -127,14 +127,14 @@ class Reader:
             if len(keys) > _MAX_NAMED:
                 break
         template = template_of(self._tokenizer, self._config.chat_template)
-        self.passed_over |= {f"messages[].{key}" for key in keys - {"role", "content"} if key not in template}
+        self.ignored_fields |= {f"messages[].{key}" for key in keys - {"role", "content"} if key not in template}
 
     def _reason(self, effort: str, kwargs: dict[str, Any]) -> None:
         """Tell the template how much to reason, in the words that it knows, if it knows any."""
         known = template_variables(template_of(self._tokenizer, self._config.chat_template))
         name = next((name for name in ("reasoning_effort", *_SWITCHES) if name in known), None)
         if name is None:
-            self.passed_over.add("reasoning_effort")
+            self.ignored_fields.add("reasoning_effort")
             return
         value: Any = effort != "none" if name in _SWITCHES else effort
         if kwargs.setdefault(name, value) != value:
@@ -220,8 +220,8 @@ def _check_size(given: Sequence[Any], values: int, most: int, field: str) -> int
     return values
 
 
-def _check_messages(messages: Sequence[Mapping[str, Any]], passed_over: set[str]) -> None:
-    """Refuse what the model should see and would not; what else is on parts goes into `passed_over`.
+def _check_messages(messages: Sequence[Mapping[str, Any]], ignored_fields: set[str]) -> None:
+    """Refuse what the model should see and would not; what else is on parts goes into `ignored_fields`.
 
     The messages' form is the renderer's to check. Their own further keys go to the template.
     """
@@ -237,20 +237,20 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], passed_over: set[str]
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, list) else ()):
             if isinstance(part, Mapping):
-                _check_part(f"{where}.content[{place}]", part, passed_over)
+                _check_part(f"{where}.content[{place}]", part, ignored_fields)
 
 
-def _check_part(where: str, part: Mapping[str, Any], passed_over: set[str]) -> None:
+def _check_part(where: str, part: Mapping[str, Any], ignored_fields: set[str]) -> None:
     known = _PART_KEYS.get(str(part.get("type")))
     if known is None:
         return
-    _check_keys(where, part, known | {"type"}, "messages[].content[]", passed_over)
+    _check_keys(where, part, known | {"type"}, "messages[].content[]", ignored_fields)
     image = part.get("image_url")
     if isinstance(image, Mapping):
-        _check_keys(f"{where}.image_url", image, {"url", "detail"}, "messages[].content[].image_url", passed_over)
+        _check_keys(f"{where}.image_url", image, {"url", "detail"}, "messages[].content[].image_url", ignored_fields)
 
 
-def _check_keys(where: str, given: Mapping[str, Any], known: set[str], path: str, passed_over: set[str]) -> None:
+def _check_keys(where: str, given: Mapping[str, Any], known: set[str], path: str, ignored_fields: set[str]) -> None:
     for key in sorted(given.keys() - known):
         if given[key] is None:
             continue
@@ -258,8 +258,8 @@ def _check_keys(where: str, given: Mapping[str, Any], known: set[str], path: str
             raise ApiError(400, f"{where}.{key}: a part has one content, which its type names.", "messages")
         if key in _SIZES:
             raise ApiError(400, f"{where}.{key}: give it in mm_processor_kwargs, for all images.", "messages")
-        if len(passed_over) < _MAX_NAMED:
-            passed_over.add(f"{path}.{key}")
+        if len(ignored_fields) < _MAX_NAMED:
+            ignored_fields.add(f"{path}.{key}")
     detail = given.get("detail")
     if "detail" not in known or detail is None:
         return
@@ -269,7 +269,7 @@ def _check_keys(where: str, given: Mapping[str, Any], known: set[str], path: str
             "messages",
         )  # fmt: skip
     if detail == "low":
-        passed_over.add(f"{path}.detail")
+        ignored_fields.add(f"{path}.detail")
 
 
 def _characters(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -40,7 +40,7 @@ def owner_of(scope: Scope, config: ServerConfig) -> bytes | None:
     return hashlib.sha256(given.partition(b" ")[2].strip()).digest()
 
 
-class Later:
+class DeferredAnswers:
     """By name. Names are drawn at random: nobody can guess another's. For one event loop."""
 
     def __init__(self, seconds: float = _SECONDS, most: int = _MOST, most_bytes: int = _BYTES) -> None:
