@@ -127,7 +127,7 @@ class Bench:
 
     def decode(self) -> None:
         engine = self.llm().llm_engine
-        weights = sum(linear.weight.nbytes for linear in linears(engine))
+        weights = sum(linear.format.nbytes(linear) for linear in linears(engine))
         kv = block_bytes(engine.runner.model.kv_spec, 1, 2)  # of a token
         found, reads = [], []
         for turn in range(self.rounds):

@@ -12,7 +12,7 @@ computed anew for its rows, through the same kernels as for everybody.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -168,47 +168,6 @@ class SlotAdapters(Generic[_Change]):
 
 EmbeddingAdapters = SlotAdapters[EmbeddingChange]
 NormAdapters = SlotAdapters[NormChange]
-
-
-def adapted_product(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
-    out_dtype: torch.dtype | None,
-    layers: Sequence[LinearAdapters | None],
-    one: LinearAdapters,
-) -> torch.Tensor:
-    """The product of x [T, K] with several layers' weights, with what adapters change in them (None: nothing).
-
-    one: of the layers, one that adapters change.
-    """
-    segments = one.active.for_rows(x.shape[0], one.name)
-    tables = [None if layer is None else layer.table for layer in layers]
-    y = kernels.linear(x, weights, biases, out_dtype, tables, segments)
-    column = 0
-    for layer, weight in zip(layers, weights, strict=True):
-        first, column = column, column + weight.shape[0]
-        if layer is not None and layer.replaced:
-            _replace(layer, segments, x, y[:, first:column])
-    return y
-
-
-def _replace(layer: LinearAdapters, segments: LoraSegments, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Compute anew the rows of one layer's product y [T, N] whose adapter replaces weights."""
-    for start, end, slot, share in segments.rows:
-        change = layer.replaced.get(slot)
-        if change is None or end <= start:
-            continue
-        own = x[start:end]
-        if change.weight is not None:
-            alone = LoraSegments.of([(0, end - start, slot, share)], end - start, x.device)
-            y[start:end] = kernels.linear(own, (change.weight,), (change.bias,), y.dtype, (layer.table,), alone)
-        trained = change.tokens
-        if trained is not None:
-            alone = LoraSegments.of([(0, end - start, 0, share)], end - start, x.device)
-            table = layer.tokens[slot]
-            found = kernels.linear(own, (trained.rows,), (trained.bias,), y.dtype, (table,), alone)
-            y[start:end][:, trained.ids] = found
 
 
 def adapt_embedding(

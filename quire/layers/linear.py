@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from quire import kernels
-from quire.layers.adapters import LinearAdapters, adapted_product
+from quire.kernels.adapters import LoraSegments
+from quire.layers.adapters import LinearAdapters
+from quire.layers.weight_formats import FLOAT_ROWS, WeightFormat
 
 
 class Linear(nn.Module):
-    """y = x W^T + b, with weight [out_features, in_features] as the checkpoint has it.
+    """y = x W^T + b, with W [out_features, in_features] in the form that the checkpoint has.
 
+    format: that form, which says what the layer's tensors are and how to multiply by them.
     adapters: what LoRA adapters change here; None while none does.
     """
 
+    format: WeightFormat
     adapters: LinearAdapters | None = None
+    weight: nn.Parameter  # of FLOAT_ROWS
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
         self.in_features = in_features
         self.out_features = out_features
-        self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
-        self.register_parameter("bias", nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None)
+        self.set_format(FLOAT_ROWS, bias)
+
+    def set_format(self, format: WeightFormat, bias: bool) -> None:
+        """Take a format's tensors, before any is loaded."""
+        self._parameters.clear()
+        self._buffers.clear()
+        self.format = format
+        format.add_tensors(self, bias)
 
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x: [T, in_features] -> [T, out_features], in `out_dtype` (x's by default)."""
-        parameters: Any = self._parameters  # torch's own attribute look-up costs more than a small product
-        weights, biases, adapters = (parameters["weight"],), (parameters["bias"],), self.adapters
+        adapters = self.adapters
         if adapters is None or adapters.active.segments is None:
-            return kernels.linear(x, weights, biases, out_dtype)
-        return adapted_product(x, weights, biases, out_dtype, (adapters,), adapters)
+            return self.format.multiply(x, (self,), out_dtype)
+        return _adapted_product(x, (self,), out_dtype, (adapters,), adapters)
 
 
 class MergedLinear:
-    """Several Linear layers of one input as one product, without a second copy of their weights.
+    """Several Linear layers of one input and one format as one product, without a second copy of their weights.
 
     It is no module: the parameters stay where the checkpoint names them, and this only looks at them.
     """
@@ -46,10 +56,49 @@ class MergedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, in_features] -> [T, sum of out_features], the layers' results side by side."""
-        parameters: list[Any] = [linear._parameters for linear in self.linears]
-        weights, biases = [p["weight"] for p in parameters], [p["bias"] for p in parameters]
-        for linear in self.linears:
+        linears = self.linears
+        for linear in linears:
             adapters = linear.adapters
             if adapters is not None and adapters.active.segments is not None:
-                return adapted_product(x, weights, biases, None, [one.adapters for one in self.linears], adapters)
-        return kernels.linear(x, weights, biases)
+                return _adapted_product(x, linears, None, [one.adapters for one in linears], adapters)
+        return linears[0].format.multiply(x, linears)
+
+
+def _adapted_product(
+    x: torch.Tensor,
+    linears: Sequence[Linear],
+    out_dtype: torch.dtype | None,
+    adapters: Sequence[LinearAdapters | None],
+    one: LinearAdapters,
+) -> torch.Tensor:
+    """The product of x [T, K] with several layers' weights, with what adapters change in them (None: nothing).
+
+    one: of the adapters, some that are not None.
+    """
+    segments = one.active.for_rows(x.shape[0], one.name)
+    tables = [None if own is None else own.table for own in adapters]
+    y = linears[0].format.multiply(x, linears, out_dtype, tables, segments)
+    column = 0
+    for own, linear in zip(adapters, linears, strict=True):
+        first, column = column, column + linear.out_features
+        if own is not None and own.replaced:
+            _replace(own, segments, x, y[:, first:column])
+    return y
+
+
+def _replace(layer: LinearAdapters, segments: LoraSegments, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Compute anew the rows of one layer's product y [T, N] whose adapter replaces weights."""
+    for start, end, slot, share in segments.rows:
+        change = layer.replaced.get(slot)
+        if change is None or end <= start:
+            continue
+        own = x[start:end]
+        if change.weight is not None:
+            alone = LoraSegments.of([(0, end - start, slot, share)], end - start, x.device)
+            y[start:end] = kernels.linear(own, (change.weight,), (change.bias,), y.dtype, (layer.table,), alone)
+        trained = change.tokens
+        if trained is not None:
+            alone = LoraSegments.of([(0, end - start, 0, share)], end - start, x.device)
+            table = layer.tokens[slot]
+            found = kernels.linear(own, (trained.rows,), (trained.bias,), y.dtype, (table,), alone)
+            y[start:end][:, trained.ids] = found

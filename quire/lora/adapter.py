@@ -183,8 +183,12 @@ class _Binding:
 
     def _most_elements(self, own: str) -> int:
         """Of any tensor that an adapter has for a module: far more than fit, by its rank and the module's sides."""
-        shapes = [parameter.shape for parameter in self.reader._base[own].values() if parameter is not None]
-        side = max(max(shape[:1].numel(), shape[1:].numel()) for shape in shapes)
+        module = self.reader._modules[own]
+        if isinstance(module, Linear):
+            side = max(module.in_features, module.out_features)
+        else:
+            shapes = [parameter.shape for parameter in self.reader._base[own].values() if parameter is not None]
+            side = max(max(shape[:1].numel(), shape[1:].numel()) for shape in shapes)
         rank = self.targets.lora.get(own)
         return _SLACK * side * max(1 if rank is None else rank.rank, len(self.targets.tokens.get(own, ())))
 

@@ -24,12 +24,12 @@ _PIECE = 1 << 22  # elements of W that are worked on at a time
 def linear_change(
     layer: Linear, rank: Rank | None, parts: Parts, given: Given, tokens: TokenRows | None, dtype: torch.dtype
 ) -> LinearChange:
-    weight, trained, own = given.get("weight"), given.get("bias"), _host(layer._parameters["bias"])
+    weight, trained, own = given.get("weight"), given.get("bias"), _host(layer._parameters.get("bias"))
     bias = own if trained is None else trained
     replaced = own if weight is None else bias  # what is in the product already
     scale = shift = None
     if "lora_magnitude_vector" in parts:
-        norms = _row_norms(layer.weight if weight is None else weight, parts, rank)
+        norms = _row_norms(layer, weight, parts, rank)
         scale = _shaped(parts["lora_magnitude_vector"], [layer.out_features], "lora_magnitude_vector").float() / norms
     if bias is not None and (scale is not None or bias is not replaced):
         assert replaced is not None
@@ -144,17 +144,19 @@ def _shaped(tensor: torch.Tensor, shape: list[int], what: str) -> torch.Tensor:
     return tensor
 
 
-def _row_norms(weight: torch.Tensor, parts: Parts, rank: Rank | None) -> torch.Tensor:
-    """The length of each row of W + scaling B A, [N] float32."""
+def _row_norms(layer: Linear, weight: torch.Tensor | None, parts: Parts, rank: Rank | None) -> torch.Tensor:
+    """The length of each row of W + scaling B A, [N] float32. weight: in the place of the layer's own."""
     assert rank is not None
-    _shaped(parts["lora_A.weight"], [rank.rank, weight.shape[1]], "lora_A.weight")
-    _shaped(parts["lora_B.weight"], [weight.shape[0], rank.rank], "lora_B.weight")
+    _shaped(parts["lora_A.weight"], [rank.rank, layer.in_features], "lora_A.weight")
+    _shaped(parts["lora_B.weight"], [layer.out_features, rank.rank], "lora_B.weight")
     a, b = parts["lora_A.weight"].float(), parts["lora_B.weight"].float() * rank.scaling
-    a, b = a.to(weight.device), b.to(weight.device)  # which is far smaller than the weight
-    step = max(1, _PIECE // weight.shape[1])
-    pieces = [
-        (weight[at : at + step].float() + b[at : at + step] @ a).norm(dim=1) for at in range(0, len(weight), step)
-    ]
+    step = max(1, _PIECE // layer.in_features)
+    pieces = []
+    for at in range(0, layer.out_features, step):
+        end = min(at + step, layer.out_features)
+        own = layer.format.rows(layer, at, end) if weight is None else weight[at:end].float()
+        delta = b[at:end].to(own.device) @ a.to(own.device)  # which are far smaller than the weight
+        pieces.append((own + delta).norm(dim=1))
     return torch.cat(pieces).cpu()
 
 

@@ -43,6 +43,7 @@ class AdapterSlots:
         self._modules = dict(model.named_modules())
         weight = next(model.parameters())
         self.device = weight.device
+        self._dtype = weight.dtype
         self._row_major: bool = kernels.backend_of(weight).ROW_MAJOR_B
         self._installed: dict[int, _Installed] = {}  # by uid
         self._free: list[int] = []
@@ -119,7 +120,7 @@ class AdapterSlots:
             table = LoraTable(
                 module.in_features,
                 module.out_features,
-                module.weight.dtype,
+                self._dtype,
                 device=self.device,
                 row_major=self._row_major,
             )

@@ -59,7 +59,7 @@ def namings(model: CausalLM) -> list[Naming]:
     """All namings of a model, the newest first."""
     head = next((name for name, module in model.named_modules() if module is _output(model)), "")
     found = []
-    owners = {name: module for name, module in model.named_modules() if any(True for _ in _own(module))}
+    owners = {name: module for name, module in model.named_modules() if _own(module) or _is_linear(module)}
     count = len(model.published_names(next(iter(owners))))
     for version in reversed(range(count)):
         modules = {model.published_names(name)[version]: name for name in owners}

@@ -21,6 +21,7 @@ from quire.checkpoint.files import Checkpoint, listed, read_json, resolve_checkp
 from quire.checkpoint.overrides import OverriddenConfig, check_taken, overridden
 from quire.checkpoint.weights import Wanted, read_into, read_weights
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
+from quire.layers.weight_formats import check_format
 from quire.models.base import CausalLM
 from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
 from quire.models.rehearsal import rehearse, run_once
@@ -134,13 +135,7 @@ def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
 
     Found before transformers reads the file: a plug-in may have to register its configuration class first.
     """
-    quantization = raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise UnsupportedModelError(
-            f"config.json: quantization_config (quant_method={method!r}): quantised checkpoints are not "
-            "served; take the float16, bfloat16 or float32 one."
-        )
+    check_format(raw)
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise CheckpointError(f"config.json: architectures={architectures!r} must be a list of names.")

@@ -178,7 +178,7 @@ def test_a_file_cut_while_it_is_read(copy_of, monkeypatch):
 
 
 def test_weights_that_do_not_fit(checkpoint, monkeypatch):
-    monkeypatch.setattr(weights.pages, "available_bytes", lambda device: 50_000)
+    monkeypatch.setattr(weights.huge_pages, "available_bytes", lambda device: 50_000)
     fails(checkpoint(LLAMA, "gqa"), CheckpointError, "weights take", "as float32", "50,000 are available")
 
 
