@@ -26,8 +26,8 @@ from quire.platform.execution.memory import full_step
 from quire.platform.execution.model_runner import ModelRunner, allocate_cache
 from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.sampler import Sampling
-from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
-from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, Draw, EncodeImage, StepPlan
+from quire.platform.sampling.sampling_input import SamplingInput
+from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, EncodeImage, NewSequence, StepPlan
 from quire.types import PlaceholderRange
 from tests.lora import adapter_files
 from tests.models import tiny
@@ -88,27 +88,31 @@ def runner_for(model: CausalLM, bank: AdapterSlots | None = None) -> ModelRunner
     return ModelRunner(model, caches, META, enforce_eager=True, bank=bank)
 
 
-DRAW = Draw(SamplingState(SamplingInput(SamplingParams(temperature=1.0))), 0)
+SAMPLING = SamplingInput(SamplingParams(temperature=1.0))
 
 
 def steps(owner: Any = ()) -> list[StepPlan]:
     """A prompt beside a token, a part of a prompt, and tokens of which some are not known yet."""
     return [
         StepPlan(
-            [
-                Chunk(1, [5, 6, 7], 0, [3], 3, (DRAW,), None, adapters=owner),
-                Chunk(2, [9], 8, [4, 5], 8, (DRAW,), None),
-                Chunk(3, [1, 2], 0, [6], 9, (), None),
-            ],
-            [(3, 9), (9, 10)],
+            (
+                Chunk(1, 0, 3, 3, (), 0, (3,), (0,)),
+                Chunk(2, 8, 1, 9, (), 0, (4, 5), (0,)),
+                Chunk(3, 0, 2, 9, (), 0, (6,)),
+            ),
+            ((3, 9), (9, 10)),
+            new=(
+                NewSequence(1, (5, 6, 7), 3, SAMPLING, owner),
+                NewSequence(2, (9,) * 9, 8, SAMPLING),
+                NewSequence(3, (1, 2) + (3,) * 7, 9, SAMPLING),
+            ),
         ),
         StepPlan(
-            [
-                Chunk(1, [PENDING_TOKEN], 3, [3], 3, (DRAW,), None, adapters=owner),
-                Chunk(2, [PENDING_TOKEN], 9, [4, 5], 8, (DRAW,), None),
-            ],
-            (),
-            poison=[20, 21],
+            (
+                Chunk(1, 3, 1, 3, (PENDING_TOKEN,), 1, (), (0,)),
+                Chunk(2, 9, 1, 9, (PENDING_TOKEN,), 2, (), (0,)),
+            ),
+            poison=(20, 21),
         ),
     ]
 
@@ -136,7 +140,9 @@ def test_text(pretended, tmp_path: Path, architecture: str, variant: str) -> Non
     runner = runner_for(model)
     run(runner, steps())
     assert {"linear", "paged_attention", "write_kv", "embedding"} <= set(pretended)
-    runner.execute(full_step(SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=40), 8, 100))
+    full = full_step(SchedulerConfig(max_num_seqs=3, max_num_batched_tokens=40), 8, 100)
+    runner.prepare(full)
+    runner.execute(full)
 
 
 @pytest.mark.parametrize("kind", ["plain", "dora", "saved", "words", "trained_tokens"])
@@ -168,6 +174,7 @@ def test_images(pretended, tmp_path: Path, architecture: str, variant: str) -> N
     pixels = torch.zeros(1, 3, model.see.side, model.see.side)
     tokens = model.image_layout({"pixel_values": pixels}).tokens
     ids = [5, *[model.image_token_id] * tokens]
-    media = [PlaceholderRange(b"x", 1, tokens)]
-    chunk = Chunk(1, ids, 0, list(range(16)), len(ids), (DRAW,), None, media=media)
-    run(runner, [StepPlan([chunk], (), encode=[EncodeImage(b"x", tokens, {"pixel_values": pixels})])])
+    new = NewSequence(1, tuple(ids), len(ids), SAMPLING, media=(PlaceholderRange(b"x", 1, tokens),))
+    chunk = Chunk(1, 0, len(ids), len(ids), (), 0, tuple(range(16)), (0,))
+    runner.take_pixels(b"x", {"pixel_values": pixels})
+    run(runner, [StepPlan((chunk,), encode=(EncodeImage(b"x", tokens),), new=(new,))])

@@ -75,7 +75,7 @@ def test_a_step_waits_for_nothing(path: str) -> None:
     checked = []
 
     def strict(plan: Any) -> Any:
-        steady = all(len(chunk.token_ids) == 1 for chunk in plan.chunks) and len(graphs(llm)) > 0
+        steady = all(chunk.length == 1 for chunk in plan.chunks) and len(graphs(llm)) > 0
         torch.cuda.set_sync_debug_mode("error" if steady else "default")
         try:
             checked.append(steady)

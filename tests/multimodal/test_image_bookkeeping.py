@@ -21,6 +21,7 @@ from quire.multimodal import FeatureCache, Pixels, ProcessedImage
 from quire.platform.engine import llm_engine as engine_module
 from quire.platform.engine.builder import Parts, VisionComponents
 from quire.platform.engine.llm_engine import LLMEngine
+from quire.platform.execution.sequences import Sequences
 from quire.platform.inputs.processor import ImageInputSpec, Limits
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import PrefixIndex
@@ -82,10 +83,16 @@ class RecordingRunner:
     def __init__(self, pool: BlockPool, budget: int, luck: random.Random, faults: float) -> None:
         self.size, self.budget, self.luck, self.faults = pool.block_size, budget, luck, faults
         self.live: dict[int, SequenceState] = {}
+        self.sequences = Sequences()
+        self.pixels: dict[bytes, Any] = {}
         self.slots: dict[int, tuple] = {}
         self.features: set[bytes] = set()
 
+    def take_pixels(self, digest: bytes, inputs: Any) -> None:
+        self.pixels[digest] = inputs
+
     def prepare(self, plan: StepPlan) -> None:
+        self.sequences.take(plan)
         self.features -= set(plan.release)
         for source, target in plan.copies:
             for offset in range(self.size):
@@ -95,28 +102,30 @@ class RecordingRunner:
         if len(plan.encode) > 1 and sum(image.length for image in plan.encode) > self.budget:
             raise AssertionError("more is encoded in one step than a step may compute")
         for image in plan.encode:
-            if image.digest not in self.features and image.inputs["broken"]:
+            if image.digest not in self.features and self.pixels[image.digest]["broken"]:
                 raise RuntimeError("broken")
             self.features.add(image.digest)
+        self.pixels.clear()
         if self.luck.random() < self.faults:
             raise RuntimeError("bad luck")
         for chunk in plan.chunks:
             shown = history(self.live[chunk.sequence_id])
-            for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
+            for position in range(chunk.start, chunk.end):
                 if isinstance(shown[position], tuple) and shown[position][0] not in self.features:
                     raise AssertionError(f"no features of {shown[position]}")
                 self.slots[self._slot(chunk, position)] = shown[: position + 1]
         for chunk in plan.chunks:
             shown = history(self.live[chunk.sequence_id])
-            for position in range(chunk.start + len(chunk.token_ids)):
+            for position in range(chunk.end):
                 if self.slots[self._slot(chunk, position)] != shown[: position + 1]:
                     raise AssertionError("a block holds something else")
-        sampled = [[self._sample(chunk.sequence_id, draw.seed) for draw in chunk.draws] for chunk in plan.chunks]
-        result = StepResult(sampled, [[] for _ in plan.chunks])
+        sampled = tuple(tuple(self._sample(c.sequence_id, seed) for seed in c.draws) for c in plan.chunks)
+        result = StepResult(sampled, ((),) * len(plan.chunks))
         return SimpleNamespace(result=lambda: result, known_there=False)
 
     def _slot(self, chunk, position: int) -> int:
-        return chunk.block_ids[position // self.size] * self.size + position % self.size
+        blocks = self.sequences[chunk.sequence_id].block_ids
+        return blocks[position // self.size] * self.size + position % self.size
 
     def _sample(self, sequence_id: int, seed: int) -> Sampled:
         rng = random.Random(repr((seed, history(self.live[sequence_id]))))

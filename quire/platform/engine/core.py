@@ -6,7 +6,7 @@ import logging
 
 from quire.errors import AdapterError, RequestError
 from quire.platform.engine.lora_admin import LoRAAdmin
-from quire.platform.engine.recovery import Recovery
+from quire.platform.engine.recovery import Recovery, start
 from quire.platform.execution.model_runner import Execution, ModelRunner
 from quire.platform.sampling.results import Failure
 from quire.platform.scheduling.plan import StepPlan
@@ -102,7 +102,7 @@ class EngineCore:
         """Start a plan; None when there is nothing to compute, or it fails."""
         self._prepare(plan)
         try:
-            return self.executor.execute(plan) if plan.chunks else None
+            return start(plan, self.executor, self.scheduler) if plan.chunks else None
         except Exception:
             logger.exception("a step failed; its sequences are now run one by one")
             return None
@@ -152,4 +152,5 @@ class EngineCore:
 
     def _prepare(self, plan: StepPlan) -> None:
         self.executor.prepare(plan)
+        self.scheduler.delivered(plan)
         self._lora.taken_off(plan)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.platform.execution.model_runner import ModelRunner
+from quire.platform.execution.model_runner import Execution, ModelRunner
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
 from quire.platform.scheduling.request import Request
 from quire.platform.scheduling.scheduler import Scheduler
+
+
+def start(plan: StepPlan, executor: ModelRunner, scheduler: Scheduler) -> Execution:
+    """Start a plan that the executor has taken in; the pixels of the images that it encodes go beside it."""
+    for image in plan.encode:
+        executor.take_pixels(image.digest, scheduler.encoder.pixels[image.digest].inputs)
+    return executor.execute(plan)
 
 
 class Recovery:
@@ -30,23 +37,23 @@ class Recovery:
         """
         good: list[Chunk] = []
         results: list[StepResult] = []
+        seen: set[bytes] = set()  # images that were encoded
         for planned in plan.chunks:
-            chunk = self._scheduler.as_known(planned)
+            alone = self._scheduler.alone(planned, plan)
             request = self._scheduler.request_of(planned.sequence_id)
-            if request is None or chunk is None:  # another of its sequences has failed, or it has ended meanwhile
+            if request is None or alone is None:  # another of its sequences has failed, or it has ended meanwhile
                 continue
-            shown = {item.digest for item in chunk.media}
-            images = [image for image in plan.encode if image.digest in shown]
             try:
-                results.append(self._executor.execute(StepPlan([chunk], (), encode=images)).result())
-                good.append(chunk)
+                self._executor.prepare(alone)
+                results.append(start(alone, self._executor, self._scheduler).result())
+                good += alone.chunks
+                seen.update(image.digest for image in alone.encode)
             except Exception as error:
-                self._scheduler.forget_features(image.digest for image in images)
+                self._scheduler.forget_features(image.digest for image in alone.encode)
                 self._fail(request, error)
-        seen = {item.digest for chunk in good for item in chunk.media}
         self._scheduler.forget_features(image.digest for image in plan.encode if image.digest not in seen)
-        result = StepResult([r.sampled[0] for r in results], [r.scores[0] for r in results])
-        return StepPlan(good, (), encode=plan.encode), result
+        result = StepResult(tuple(r.sampled[0] for r in results), tuple(r.scores[0] for r in results))
+        return StepPlan(tuple(good), encode=plan.encode), result
 
     def give_up(self, plan: StepPlan, error: Exception) -> None:
         """End all requests of a step that was in flight: what was started behind it reads its tokens."""

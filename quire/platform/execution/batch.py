@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.platform.execution.sequences import WorkerSequence
 from quire.platform.execution.staging import Packed, Staging
 from quire.platform.scheduling.plan import Chunk
 from quire.types import ForwardContext
@@ -39,21 +40,29 @@ def tensors(context: ForwardContext) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def build(chunks: Sequence[Chunk], block_size: int, device: torch.device, mrope: bool = False) -> StepInputs:
-    """The chunks, laid end to end; mrope: with `rotary_positions`."""
+def build(
+    chunks: Sequence[Chunk],
+    sequences: Sequence[WorkerSequence],
+    block_size: int,
+    device: torch.device,
+    mrope: bool = False,
+) -> StepInputs:
+    """The chunks, laid end to end. sequences: of each chunk; mrope: with `rotary_positions`."""
     # Plain lists: a decode step has one number for each, and a numpy call costs as much as fifty of them.
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     ends, lengths, prompts = [0], [], []
-    for chunk in chunks:
-        places = range(chunk.start, chunk.start + len(chunk.token_ids))
-        token_ids += chunk.token_ids
+    for chunk, sequence in zip(chunks, sequences, strict=True):
+        end = chunk.end
+        places = range(chunk.start, end)
+        token_ids += sequence.token_ids[chunk.start : end]
         positions += places
-        slots += [chunk.block_ids[p // block_size] * block_size + p % block_size for p in places]
+        blocks = sequence.block_ids
+        slots += [blocks[p // block_size] * block_size + p % block_size for p in places]
         ends.append(len(token_ids))
-        lengths.append(places.stop)
-        prompts.append(chunk.prompt_len)
+        lengths.append(end)
+        prompts.append(sequence.prompt_len)
     tokens = torch.tensor([token_ids, positions, slots], dtype=torch.int64, device=device).unbind()
     context = ForwardContext(
         positions=tokens[1],
@@ -61,27 +70,38 @@ def build(chunks: Sequence[Chunk], block_size: int, device: torch.device, mrope:
         context_len=torch.tensor(lengths, dtype=torch.int32, device=device),
         prompt_len=torch.tensor(prompts, dtype=torch.int32, device=device),
         slot_mapping=tokens[2],
-        block_table=_block_table(chunks).to(device),
+        block_table=_block_table(sequences).to(device),
         position_limit=limit_of(max(lengths)),
         longest=max(*lengths, *prompts),
-        rotary_positions=torch.from_numpy(_rotary_positions(chunks)).to(device) if mrope else None,
+        rotary_positions=torch.from_numpy(_rotary_positions(chunks, sequences)).to(device) if mrope else None,
     )
     return StepInputs(tokens[0], context)
 
 
 def send(
-    chunks: Sequence[Chunk], block_size: int, staging: Staging, mrope: bool = False, rows: int = 0, width: int = 0
+    chunks: Sequence[Chunk],
+    sequences: Sequence[WorkerSequence],
+    block_size: int,
+    staging: Staging,
+    mrope: bool = False,
+    rows: int = 0,
+    width: int = 0,
 ) -> StepInputs:
     """The same by way of pinned memory, in one copy.
 
     rows, width: of the block table at least. Sequences without blocks, of one token that nobody reads, fill it up.
     """
     spare = max(0, rows - len(chunks))
-    counts = [len(chunk.token_ids) for chunk in chunks]
+    counts = [chunk.length for chunk in chunks]
     starts = np.array([chunk.start for chunk in chunks], np.int64)
-    table = np.zeros((len(chunks) + spare, max(width, *(len(chunk.block_ids) for chunk in chunks))), np.int32)
-    for row, chunk in zip(table, chunks, strict=False):
-        row[: len(chunk.block_ids)] = chunk.block_ids
+    table = np.zeros((len(chunks) + spare, max(width, *(len(sequence.block_ids) for sequence in sequences))), np.int32)
+    for row, sequence in zip(table, sequences, strict=False):
+        row[: len(sequence.block_ids)] = sequence.block_ids
+    token_ids = [
+        np.asarray(sequence.token_ids[chunk.start : chunk.end], np.int64)
+        for chunk, sequence in zip(chunks, sequences, strict=True)
+    ]
+    prompts = [sequence.prompt_len for sequence in sequences]
     ends = np.cumsum([0, *counts, *[1] * spare], dtype=np.int32)
     owner = np.repeat(np.arange(len(chunks)), counts)
     positions = np.arange(len(owner)) - ends[owner] + starts[owner]
@@ -89,16 +109,16 @@ def send(
     lengths = starts + counts
     padding = np.zeros(spare, np.int64)
     arrays = {
-        "token_ids": np.concatenate([*(np.asarray(chunk.token_ids, np.int64) for chunk in chunks), padding]),
+        "token_ids": np.concatenate([*token_ids, padding]),
         "positions": np.concatenate([positions, padding]),
         "slot_mapping": np.concatenate([slots, padding - 1]),  # no slot: their keys are not written
         "query_start": ends,
         "context_len": np.concatenate([lengths, padding]).astype(np.int32),
-        "prompt_len": np.concatenate([[chunk.prompt_len for chunk in chunks], padding]).astype(np.int32),
+        "prompt_len": np.concatenate([prompts, padding]).astype(np.int32),
         "block_table": table,
     }
     if mrope:
-        rotary = _rotary_positions(chunks)
+        rotary = _rotary_positions(chunks, sequences)
         arrays["rotary_positions"] = np.pad(rotary, [*[(0, 0)] * (rotary.ndim - 1), (0, spare)])
     longest = int(max(lengths.max(), arrays["prompt_len"].max()))
     return _of_packed(staging.send(arrays), limit_of(int(lengths.max())), longest)
@@ -115,13 +135,13 @@ def limit_of(length: int) -> int:
     return max(_LEAST_LIMIT, 1 << (length - 1).bit_length())
 
 
-def _rotary_positions(chunks: Sequence[Chunk]) -> np.ndarray:
+def _rotary_positions(chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]) -> np.ndarray:
     """[3, T] int64, or [T] where the three are the same for all."""
     parts = [
-        np.broadcast_to(np.arange(chunk.start, chunk.start + len(chunk.token_ids)), (3, len(chunk.token_ids)))
-        if chunk.rotary is None
-        else chunk.rotary
-        for chunk in chunks
+        np.broadcast_to(np.arange(chunk.start, chunk.end), (3, chunk.length))
+        if sequence.rotary is None
+        else sequence.rotary.between(chunk.start, chunk.end)
+        for chunk, sequence in zip(chunks, sequences, strict=True)
     ]
     positions = np.concatenate(parts, axis=1)
     if (positions == positions[0]).all():
@@ -129,24 +149,25 @@ def _rotary_positions(chunks: Sequence[Chunk]) -> np.ndarray:
     return np.ascontiguousarray(positions)
 
 
-def media_rows(chunks: Sequence[Chunk]) -> tuple[list[int], list[tuple[bytes, int, int]]]:
+def media_rows(
+    chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]
+) -> tuple[list[int], list[tuple[bytes, int, int]]]:
     """(rows of the step that take features, (digest, first, end) of the features that they take, in that order)."""
     rows: list[int] = []
     parts: list[tuple[bytes, int, int]] = []
     first = 0
-    for chunk in chunks:
-        end = chunk.start + len(chunk.token_ids)
-        for item in chunk.media:
-            begin, stop = max(chunk.start, item.offset), min(end, item.end)
+    for chunk, sequence in zip(chunks, sequences, strict=True):
+        for item in sequence.media_in(chunk.start, chunk.end):
+            begin, stop = max(chunk.start, item.offset), min(chunk.end, item.end)
             places, first_feature, end_feature = item.features_between(begin, stop)
             rows += [first + place - chunk.start for place in places]
             parts.append((item.digest, first_feature, end_feature))
-        first += len(chunk.token_ids)
+        first += chunk.length
     return rows, parts
 
 
-def _block_table(chunks: Sequence[Chunk]) -> torch.Tensor:
-    table = np.zeros((len(chunks), max(len(chunk.block_ids) for chunk in chunks)), dtype=np.int32)
-    for row, chunk in zip(table, chunks, strict=True):
-        row[: len(chunk.block_ids)] = chunk.block_ids
+def _block_table(sequences: Sequence[WorkerSequence]) -> torch.Tensor:
+    table = np.zeros((len(sequences), max(len(sequence.block_ids) for sequence in sequences)), dtype=np.int32)
+    for row, sequence in zip(table, sequences, strict=True):
+        row[: len(sequence.block_ids)] = sequence.block_ids
     return torch.from_numpy(table)

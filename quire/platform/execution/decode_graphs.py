@@ -17,7 +17,7 @@ from quire.kernels.adapters import LoraSegments, Segment, times_named
 from quire.lora import AdapterMix, AdapterSlots, capacity_for
 from quire.models.base import CausalLM
 from quire.platform.execution.batch import StepInputs, tensors
-from quire.platform.scheduling.plan import Chunk
+from quire.platform.execution.sequences import WorkerSequence
 from quire.types import KVCache
 
 logger = logging.getLogger("quire")
@@ -84,13 +84,13 @@ class DecodeGraphRunner:
         """Every recording: what it reads has moved."""
         self._shapes.clear()
 
-    def room(self, chunks: Sequence[Chunk]) -> tuple[int, int]:
+    def room(self, sequences: Sequence[WorkerSequence]) -> tuple[int, int]:
         """(sequences, width of the block table) for which the inputs of such a step are to be laid out on a GPU."""
         if self._recording is None:
             return 0, 0
-        count = len(chunks)
+        count = len(sequences)
         rows = 1 << (count - 1).bit_length() if count <= _FINE else -(-count // _FINE) * _FINE
-        return rows, _width_for(max(len(chunk.block_ids) for chunk in chunks))
+        return rows, _width_for(max(len(sequence.block_ids) for sequence in sequences))
 
     def __call__(self, inputs: StepInputs, owners: Sequence[AdapterMix]) -> torch.Tensor:
         """owners: of each token. Returns logits [T, vocabulary] float32, good until the next call.

@@ -10,8 +10,8 @@ from quire.errors import QuireError
 from quire.models.base import CausalLM
 from quire.platform.execution.model_runner import ModelRunner, allocate_cache
 from quire.platform.sampling.params import SamplingParams
-from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
-from quire.platform.scheduling.plan import Chunk, Draw, StepPlan
+from quire.platform.sampling.sampling_input import SamplingInput
+from quire.platform.scheduling.plan import Chunk, NewSequence, StepPlan
 from quire.types import KVSpec
 
 _CPU_FRACTION = 0.5
@@ -86,12 +86,13 @@ def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int) -> int
     weight = next(model.parameters())
     block_size, settings = config.cache.block_size, config.model
     plan = full_step(config.scheduler, block_size, max_model_len)
-    blocks = 1 + max(max(chunk.block_ids) for chunk in plan.chunks)
+    blocks = max(len(chunk.block_ids) for chunk in plan.chunks)
     caches = allocate_cache(model.kv_spec, blocks, block_size, weight.dtype, weight.device)
     torch.cuda.synchronize(weight.device)
     torch.cuda.reset_peak_memory_stats(weight.device)
     before = torch.cuda.memory_allocated(weight.device)
     runner = ModelRunner(model, caches, weight.device, enforce_eager=True, exact_products=settings.exact_products)
+    runner.prepare(plan)
     runner.execute(plan).result()
     torch.cuda.synchronize(weight.device)
     peak = torch.cuda.max_memory_allocated(weight.device) - before
@@ -104,10 +105,11 @@ def full_step(config: SchedulerConfig, block_size: int, max_model_len: int) -> S
     """A step of as many tokens and sequences as there may be, all of them drawing, from token 0. They share blocks."""
     sequences = min(config.max_num_seqs, config.max_num_batched_tokens)
     tokens = min(config.max_num_batched_tokens, sequences * max_model_len)
-    draw = Draw(SamplingState(SamplingInput(SamplingParams(temperature=1.0))), 0)
-    chunks = []
+    sampling = SamplingInput(SamplingParams(temperature=1.0))
+    chunks, new = [], []
     for index in range(sequences):
         count = tokens * (index + 1) // sequences - tokens * index // sequences
-        blocks = range(-(-count // block_size))
-        chunks.append(Chunk(index, [0] * count, 0, blocks, count, (draw,), None))
-    return StepPlan(chunks, ())
+        blocks = tuple(range(-(-count // block_size)))
+        new.append(NewSequence(index, (0,) * count, count, sampling))
+        chunks.append(Chunk(index, 0, count, count, (), 0, blocks, draws=(0,)))
+    return StepPlan(tuple(chunks), new=tuple(new))

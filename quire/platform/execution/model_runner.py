@@ -21,10 +21,11 @@ from quire.platform.execution import batch
 from quire.platform.execution.decode_graphs import DecodeGraphRunner
 from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.pool_blocks import PoolBlocks
+from quire.platform.execution.sequences import Sequences, WorkerSequence
 from quire.platform.execution.staging import Staging
 from quire.platform.sampling.results import TopLogprobs
 from quire.platform.sampling.sampler import Sampling, TokenDraw, begin, top_logprobs
-from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, EncodeImage, StepPlan, StepResult
+from quire.platform.scheduling.plan import Chunk, EncodeImage, StepPlan, StepResult
 from quire.types import KVCache, KVSpec
 
 # Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
@@ -66,18 +67,20 @@ class Execution:
 
     plan: StepPlan
     _sampling: Sampling | None
-    _scores: Sequence[Sequence[TopLogprobs]]
+    _scores: tuple[tuple[TopLogprobs, ...], ...]
     known_there: bool = False
 
     def result(self) -> StepResult:
         """Wait for it."""
         drawn = iter([] if self._sampling is None else self._sampling.result())
-        return StepResult([[next(drawn) for _ in chunk.draws] for chunk in self.plan.chunks], self._scores)
+        sampled = tuple(tuple(next(drawn) for _ in chunk.draws) for chunk in self.plan.chunks)
+        return StepResult(sampled, self._scores)
 
 
 class ModelRunner:
-    """Holds the model, its adapters, the tensors of the pool and the swap space and the features of images, and nothing
-    of any request but the tokens of the last step, which the next may need before they are known elsewhere."""
+    """Holds the model, its adapters, the tensors of the pool and the swap space and the features of images; and of each
+    sequence what the plans have said of it, with the tokens of the last step, which the next may need before they are
+    known elsewhere."""
 
     def __init__(
         self,
@@ -102,7 +105,9 @@ class ModelRunner:
         self._before = _PreviousTokens()
         self._exact = exact_products
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
+        self._sequences = Sequences()
         self._features: dict[bytes, torch.Tensor] = {}  # by digest, each [tokens, E]
+        self._pixels: dict[bytes, Mapping[str, torch.Tensor]] = {}  # by digest, of images to encode
 
     def execute(self, plan: StepPlan) -> Execution:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
@@ -117,30 +122,30 @@ class ModelRunner:
         return torch.cuda.device(self.device)
 
     def _execute(self, plan: StepPlan) -> Execution:
-        for image in plan.encode:
-            if image.digest not in self._features:
-                self._features[image.digest] = self._encode(image)
+        self._encode_all(plan.encode)
         chunks = plan.chunks
-        scores: list[list[TopLogprobs]] = [[] for _ in chunks]
-        if all(len(c.token_ids) == 1 and c.draws and not c.score and not c.media for c in chunks):
-            inputs = self._inputs(chunks, *self._decode.room(chunks))
-            logits = self._decode(inputs, [chunk.adapters for chunk in chunks])
-        else:
-            inputs = self._inputs(chunks)
-            with self._owned((chunk.adapters, len(chunk.token_ids)) for chunk in chunks):
-                hidden = self.model(self._embed(inputs.token_ids, chunks), inputs.context, self.caches)
-            ends = list(accumulate((len(chunk.token_ids) for chunk in chunks), initial=0))
-            rows = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.draws]
-            logits = None
-            if rows:
-                with self._owned((chunk.adapters, 1) for chunk in chunks if chunk.draws):
-                    logits = self.model.logits(hidden[self._index(rows)])
-            sampling = self._sample(chunks, logits)  # before the scores, which may take the logits' memory
-            scores = [self._score(chunk, hidden[ends[i] : ends[i + 1]]) for i, chunk in enumerate(chunks)]
-            return self._running(plan, sampling, scores)
-        return self._running(plan, self._sample(chunks, logits), scores)
+        sequences = [self._sequences[chunk.sequence_id] for chunk in chunks]
+        both = list(zip(chunks, sequences, strict=True))
+        if all(c.length == 1 and c.draws and not c.score and not s.has_media_in(c.start, c.end) for c, s in both):
+            inputs = self._inputs(chunks, sequences, *self._decode.room(sequences))
+            logits = self._decode(inputs, [sequence.adapters for sequence in sequences])
+            return self._running(plan, self._sample(chunks, sequences, logits), ((),) * len(chunks))
+        inputs = self._inputs(chunks, sequences)
+        with self._owned((sequence.adapters, chunk.length) for chunk, sequence in both):
+            hidden = self.model(self._embed(inputs.token_ids, chunks, sequences), inputs.context, self.caches)
+        ends = list(accumulate((chunk.length for chunk in chunks), initial=0))
+        rows = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.draws]
+        last = None
+        if rows:
+            with self._owned((sequence.adapters, 1) for chunk, sequence in both if chunk.draws):
+                last = self.model.logits(hidden[self._index(rows)])
+        sampling = self._sample(chunks, sequences, last)  # before the scores, which may take the logits' memory
+        scores = tuple(self._score(c, s, hidden[ends[i] : ends[i + 1]]) for i, (c, s) in enumerate(both))
+        return self._running(plan, sampling, scores)
 
-    def _running(self, plan: StepPlan, sampling: Sampling | None, scores: list[list[TopLogprobs]]) -> Execution:
+    def _running(
+        self, plan: StepPlan, sampling: Sampling | None, scores: tuple[tuple[TopLogprobs, ...], ...]
+    ) -> Execution:
         drawing = [chunk.sequence_id for chunk in plan.chunks if chunk.draws]
         tokens = None if sampling is None else sampling.tokens
         alone = all(len(chunk.draws) <= 1 and chunk.score is None for chunk in plan.chunks)
@@ -148,11 +153,13 @@ class ModelRunner:
         self._before = _PreviousTokens(tokens, {one: place for place, one in enumerate(drawing)} if known else {})
         return Execution(plan, sampling, scores, self.looks_ahead and known)
 
-    def _inputs(self, chunks: Sequence[Chunk], rows: int = 0, width: int = 0) -> batch.StepInputs:
+    def _inputs(
+        self, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], rows: int = 0, width: int = 0
+    ) -> batch.StepInputs:
         if self._staging is None:
-            inputs = batch.build(chunks, self.block_size, self.device, self._mrope)
+            inputs = batch.build(chunks, sequences, self.block_size, self.device, self._mrope)
         else:
-            inputs = batch.send(chunks, self.block_size, self._staging, self._mrope, rows, width)
+            inputs = batch.send(chunks, sequences, self.block_size, self._staging, self._mrope, rows, width)
         self._fill_in(inputs.token_ids, chunks)
         return inputs
 
@@ -161,8 +168,8 @@ class ModelRunner:
         rows, places = [], []
         end = 0
         for chunk in chunks:
-            end += len(chunk.token_ids)
-            if chunk.token_ids[-1] == PENDING_TOKEN:
+            end += chunk.length
+            if self._sequences.pending(chunk):
                 rows.append(end - 1)
                 places.append(self._before.places[chunk.sequence_id])
         if rows:
@@ -176,10 +183,12 @@ class ModelRunner:
         return send(torch.tensor(numbers, dtype=torch.int64), self.device)
 
     def prepare(self, plan: StepPlan) -> None:
-        """Move, copy and poison the blocks that the plan names, let go of features, change the adapters on the device.
+        """Take in what is new of sequences, move, copy and poison the blocks that the plan names, let go of features,
+        change the adapters on the device.
 
         Once a plan: a copy's source may be overwritten by now.
         """
+        self._sequences.take(plan)
         for digest in plan.release:
             self._features.pop(digest, None)
         with self._on_device():
@@ -226,13 +235,27 @@ class ModelRunner:
             return nullcontext()
         return self.bank.using(LoraSegments.of(rows, sum(count for _, count in owned), self.device))
 
+    def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Have what the next step's plan needs to encode an image; it is let go of when that step was started."""
+        self._pixels[digest] = inputs
+
+    def _encode_all(self, images: Sequence[EncodeImage]) -> None:
+        try:
+            for image in images:
+                if image.digest not in self._features:
+                    self._features[image.digest] = self._encode(image)
+        finally:
+            if self._pixels:
+                self._pixels.clear()
+
     def _encode(self, image: EncodeImage) -> torch.Tensor:
         """One image's features, [length, E]. One by one: together they would take as long, and their sums would
         depend on each other's number."""
-        given = image.inputs.get("image_embeds")
+        pixels = self._pixels[image.digest]
+        given = pixels.get("image_embeds")
         assert isinstance(self.model, VisionLanguageModel)
         dtype = next(self.model.parameters()).dtype
-        inputs = {name: send(tensor, self.device) for name, tensor in image.inputs.items()}
+        inputs = {name: send(tensor, self.device) for name, tensor in pixels.items()}
         with nullcontext() if self.bank is None else self.bank.encoding_for(image.adapters):
             features = self.model.encode(inputs) if given is None else given
         features = features.to(self.device, dtype)
@@ -240,9 +263,11 @@ class ModelRunner:
             raise RuntimeError(f"an image has {len(features)} features, and {image.length} placeholders")
         return features.contiguous()
 
-    def _embed(self, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def _embed(
+        self, token_ids: torch.Tensor, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]
+    ) -> torch.Tensor:
         """The tokens' embeddings [T, E], and features in the place of placeholders."""
-        rows, parts = batch.media_rows(chunks)
+        rows, parts = batch.media_rows(chunks, sequences)
         if not rows:
             return self.model.embed(token_ids)
         places = self._index(rows)
@@ -251,24 +276,28 @@ class ModelRunner:
         embeddings[places] = torch.cat([self._features[digest][first:end] for digest, first, end in parts])
         return embeddings
 
-    def _sample(self, chunks: Sequence[Chunk], logits: torch.Tensor | None) -> Sampling | None:
+    def _sample(
+        self, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], logits: torch.Tensor | None
+    ) -> Sampling | None:
         """Draw each chunk's tokens; logits: [chunks with draws, vocabulary]."""
+        if logits is None:
+            return None
         draws: list[TokenDraw] = []
         row = 0
-        for chunk in chunks:
-            draws += [TokenDraw(row, draw.state, draw.seed) for draw in chunk.draws]
+        for chunk, sequence in zip(chunks, sequences, strict=True):
+            draws += [TokenDraw(row, sequence.sampling, seed) for seed in chunk.draws]
             row += bool(chunk.draws)
-        return None if logits is None else begin(logits, draws)
+        return begin(logits, draws)
 
-    def _score(self, chunk: Chunk, hidden: torch.Tensor) -> list[TopLogprobs]:
+    def _score(self, chunk: Chunk, sequence: WorkerSequence, hidden: torch.Tensor) -> tuple[TopLogprobs, ...]:
         score = chunk.score
         tops: list[TopLogprobs] = []
         if score is None:
-            return []
+            return ()
         rows = hidden[score.first : score.first + len(score.targets)]
         for at in range(0, len(rows), _SCORE_ROWS):
             part = rows[at : at + _SCORE_ROWS]
-            with self._owned([(chunk.adapters, len(part))]):
+            with self._owned([(sequence.adapters, len(part))]):
                 logits = self.model.logits(part)
-            tops += top_logprobs(logits, score.targets[at : at + _SCORE_ROWS], score.count)
-        return tops
+            tops += top_logprobs(logits, score.targets[at : at + _SCORE_ROWS], score.alternatives)
+        return tuple(tops)

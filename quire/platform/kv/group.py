@@ -23,10 +23,21 @@ class KVGroup:
         self._pool = pool
         self._size = pool.block_size
         self._tables: dict[int, list[int]] = {}
+        self._told: dict[int, int] = {}  # how many of the first blocks in a table the worker knows
 
     def blocks(self, sequence_id: int) -> Sequence[int]:
         """A sequence's blocks, in the order of its tokens; none while it waits."""
         return self._tables.get(sequence_id, _NO_BLOCKS)
+
+    def new_blocks(self, sequence_id: int) -> tuple[int, tuple[int, ...]]:
+        """What the worker does not know of a table, and its place; it knows that from here on."""
+        table, place = self._tables[sequence_id], self._told[sequence_id]
+        self._told[sequence_id] = len(table)
+        return place, tuple(table[place:])
+
+    def forget_told(self, sequence_id: int) -> None:
+        """The worker knows nothing of a table."""
+        self._told[sequence_id] = 0
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """Cached blocks with the longest known beginning of these prefix keys."""
@@ -49,6 +60,7 @@ class KVGroup:
         """Give a sequence its table: the blocks that were found, shared, and new ones for the rest of its tokens."""
         self._pool.share(found)
         self._tables[sequence_id] = [*found, *self._pool.allocate(self._pool.blocks_for(tokens) - len(found))]
+        self._told[sequence_id] = 0
 
     def extend(self, sequence_id: int, start: int, count: int) -> tuple[int, int] | None:
         """Add the blocks that `missing` has counted; returns (from, to) of a block to copy first, if there is one."""
@@ -59,6 +71,7 @@ class KVGroup:
             copy = table[place], self._pool.allocate(1)[0]
             self._pool.release([table[place]])
             table[place] = copy[1]
+            self._told[sequence_id] = min(place, self._told[sequence_id])
         table += self._pool.allocate(self._pool.blocks_for(start + count) - len(table))
         return copy
 
@@ -75,10 +88,12 @@ class KVGroup:
         table = self._tables[parent]
         self._pool.share(table)
         self._tables[child] = list(table)
+        self._told[child] = 0
 
     def close(self, sequence_id: int) -> None:
         """Give a sequence's blocks back, if it has any."""
         table = self._tables.pop(sequence_id, None)
+        self._told.pop(sequence_id, None)
         if table is not None:
             self._pool.release(table)
 

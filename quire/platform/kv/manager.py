@@ -44,6 +44,15 @@ class KVManager:
         """A sequence's blocks, in the order of its tokens; none while it waits."""
         return self.group.blocks(sequence_id)
 
+    def new_blocks(self, sequence_id: int) -> tuple[int, tuple[int, ...]]:
+        """The blocks of a sequence that the worker does not know, and the place of the first; it knows them from here
+        on."""
+        return self.group.new_blocks(sequence_id)
+
+    def forget_told(self, sequence_id: int) -> None:
+        """The worker knows none of a sequence's blocks."""
+        self.group.forget_told(sequence_id)
+
     def keys(self, sequence_id: int) -> Sequence[bytes]:
         """The prefix keys that were computed for a sequence's full blocks."""
         return self._chains[sequence_id].keys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.multimodal import FeatureCache
+from quire.multimodal import FeatureCache, Pixels
 from quire.platform.scheduling.plan import EncodeImage
 from quire.platform.scheduling.plan_builder import PlanBuilder
 from quire.platform.scheduling.request import MediaInput, Request, SequenceState
@@ -15,6 +15,7 @@ class EncoderBudget:
     last placeholder is computed.
 
     features: whose features the runner has. feature_bytes: of one placeholder's.
+    pixels: of the images that the last plan encodes, by digest, until it is done.
     max_tokens: placeholders whose images one step encodes, but for a first image, which may have more.
     """
 
@@ -22,6 +23,7 @@ class EncoderBudget:
         self.features = features
         self._feature_bytes = feature_bytes
         self._max_tokens = max_tokens
+        self.pixels: dict[bytes, Pixels] = {}
         self._images_to_reprocess: list[tuple[Request, MediaInput]] = []
 
     def schedule_images(self, sequence: SequenceState, start: int, count: int, builder: PlanBuilder) -> int:
@@ -53,23 +55,23 @@ class EncoderBudget:
             return False
         # One image at least; no more than as many tokens as a step has, lest others wait too long for theirs.
         planned = sum(one.length for one in builder.encode)
-        if builder.encode and planned + item.length > self._max_tokens:
+        if builder.encode and planned + item.features > self._max_tokens:
             return False
-        if not self.features.insert(item.digest, item.length * self._feature_bytes):
+        if not self.features.insert(item.digest, item.features * self._feature_bytes):
             return False
         mix = tuple((ref.uid, weight) for ref, weight in request.adapters if ref.visual)
-        builder.encode.append(EncodeImage(item.digest, item.length, media.pixels.inputs, mix))
+        builder.encode.append(EncodeImage(item.digest, item.features, mix))
+        builder.pixels[item.digest] = media.pixels
         return True
 
     def used_encodes(self, builder: PlanBuilder) -> list[EncodeImage]:
         """The images to encode: not those for a sequence that was given their features and then got no blocks."""
-        if not builder.encode:
-            return []
-        used = {item.digest for chunk in builder.chunks for item in chunk.media}
         for image in builder.encode:
-            if image.digest not in used:
+            if image.digest not in builder.used:
                 self.features.discard(image.digest)
-        return [image for image in builder.encode if image.digest in used]
+        used = [image for image in builder.encode if image.digest in builder.used]
+        self.pixels = {image.digest: builder.pixels[image.digest] for image in used}
+        return used
 
     def admitted(self, sequence: SequenceState) -> None:
         """What is in the cache of a sequence that was admitted need not be encoded."""

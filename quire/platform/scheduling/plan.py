@@ -1,90 +1,120 @@
-"""What the scheduler hands the runner and gets back: plain data, so that the runner may live elsewhere.
+"""What the scheduler hands the workers and gets back: plain data that never changes and pickles, so that a worker may
+live in another process.
 
-The scheduler never touches a tensor, and the runner keeps nothing of a request between two steps.
+A worker keeps a copy of each sequence (`execution/sequences.py`), and a plan says what is new: a sequence's tokens
+travel once, and so do its blocks' numbers. Pixels of images travel beside it, by their digests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import numpy as np
+from typing import NamedTuple
 
 from quire.lora import AdapterMix
 from quire.platform.sampling.results import Sampled, TopLogprobs
-from quire.platform.sampling.sampling_input import SamplingState
+from quire.platform.sampling.sampling_input import SamplingInput
 from quire.types import PlaceholderRange
 
-if TYPE_CHECKING:
-    import torch
-
-
-# In a chunk's tokens: the one that the step before draws for its sequence. The runner has it.
+# Among a sequence's tokens: the one that the step before draws for it. The worker has it.
 PENDING_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """One token to sample from the logits behind a chunk's last token. The fields are the sampler's."""
+class NewSequence:
+    """A sequence that the worker does not know yet; or no longer, after a plan that did not reach it.
 
-    state: SamplingState
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A run of one sequence's tokens to compute in this step."""
+    token_ids: all that it has; the first `prompt_len` of them are the prompt. adapters: (uid, weight) of each that its
+    tokens run with; empty: the base model. media: the prompt's images. rotary: in models with `mrope`, the bytes of
+    what the prompt's tokens turn by, [3, prompt_len] int64; None: their positions. rotary_end: what the first token
+    behind them turns by.
+    """
 
     sequence_id: int
-    token_ids: Sequence[int]
-    start: int  # position of the first of them
-    block_ids: Sequence[int]  # the sequence's blocks, enough for all its tokens up to the chunk's end
+    token_ids: tuple[int, ...]
     prompt_len: int
-    draws: Sequence[Draw]  # empty while the sequence has more tokens to compute; several when it will fork
-    score: PromptScore | None  # what to report about the prompt's own tokens
-    media: Sequence[PlaceholderRange] = ()  # the images whose placeholders are among the tokens, whole or in part
-    rotary: np.ndarray | None = None  # [3, tokens] int64 in models with `mrope`; None: their positions
-    adapters: AdapterMix = ()  # (uid, weight) of each adapter that the tokens run with; empty: the base model
+    sampling: SamplingInput
+    adapters: AdapterMix = ()
+    media: tuple[PlaceholderRange, ...] = ()
+    rotary: bytes | None = None
+    rotary_end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScore:
-    """Prompt logprobs: rows `first`.. of the chunk foretell `targets`; report `count` alternatives of each."""
+class ForkedSequence(NamedTuple):
+    """A sequence that begins with the first `length` tokens of another, and shares all but its seed with it."""
+
+    sequence_id: int
+    parent_id: int
+    length: int
+
+
+class Chunk(NamedTuple):
+    """A run of one sequence's tokens to compute in this step, and what is new of the sequence.
+
+    A tuple with names, as every step makes one for each of its sequences.
+    """
+
+    sequence_id: int
+    start: int  # position of the first token to compute
+    length: int  # tokens to compute
+    token_place: int  # position of the first new token; what the worker has from there on does not hold any more
+    token_ids: tuple[int, ...]  # the new tokens
+    block_place: int  # place of the first new block in the block table; likewise
+    block_ids: tuple[int, ...]  # the new blocks; with them there are enough for all tokens up to the chunk's end
+    # The seed of each token to sample behind the last one: none while there are more tokens to compute, several where
+    # the sequence will fork.
+    draws: tuple[int, ...] = ()
+    score: PromptScore | None = None  # what to report about the prompt's own tokens
+
+    @property
+    def end(self) -> int:
+        """The position behind the last token to compute."""
+        return self.start + self.length
+
+
+class PromptScore(NamedTuple):
+    """Prompt logprobs: rows `first`.. of the chunk foretell `targets`; report so many alternatives of each."""
 
     first: int
-    targets: Sequence[int]
-    count: int
+    targets: tuple[int, ...]
+    alternatives: int
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeImage:
+class EncodeImage(NamedTuple):
     """An image whose features some chunk of this step, or a later one, needs."""
 
     digest: bytes
     length: int  # so many features it must have
-    inputs: Mapping[str, torch.Tensor]
     adapters: AdapterMix = ()  # that change what works on images
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    chunks: Sequence[Chunk]
-    copies: Sequence[tuple[int, int]]  # (from, to) blocks to copy before the chunks
-    poison: Sequence[int] = ()  # debug runs: freed blocks to overwrite with NaN, then
-    encode: Sequence[EncodeImage] = ()  # before the chunks
-    release: Sequence[bytes] = ()  # digests whose features to let go of, before the encoding
-    drop: Sequence[int] = ()  # uids of adapters to take off the device, before anything else
-    install: Sequence[int] = ()  # and those to put there, then
+    """One step. A worker first takes it in (`prepare`: all but chunks and images), then computes it (`execute`).
+
+    number: of the step; a later plan has a larger one.
+    """
+
+    chunks: tuple[Chunk, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()  # (from, to) blocks to copy before the chunks
+    poison: tuple[int, ...] = ()  # debug runs: freed blocks to overwrite with NaN, then
+    encode: tuple[EncodeImage, ...] = ()  # before the chunks
+    release: tuple[bytes, ...] = ()  # digests whose features to let go of, before the encoding
+    drop: tuple[int, ...] = ()  # uids of adapters to take off the device, before anything else
+    install: tuple[int, ...] = ()  # and those to put there, then
     # (block of the pool, block in main memory) to copy before any other block is touched: what the former hold, their
     # sequences lose. Then (block in main memory, block of the pool), which may be the same ones.
-    swap_out: Sequence[tuple[int, int]] = ()
-    swap_in: Sequence[tuple[int, int]] = ()
+    swap_out: tuple[tuple[int, int], ...] = ()
+    swap_in: tuple[tuple[int, int], ...] = ()
+    # In this order: sequences that appear, forks of sequences that were there, and those that have ended.
+    new: tuple[NewSequence, ...] = ()
+    forks: tuple[ForkedSequence, ...] = ()
+    ended: tuple[int, ...] = ()
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Both lists stand beside the plan's chunks: a token for each draw, and the scores asked for."""
+    """Both stand beside the plan's chunks: a token for each draw, and the scores asked for."""
 
-    sampled: Sequence[Sequence[Sampled]]
-    scores: Sequence[Sequence[TopLogprobs]]
+    sampled: tuple[tuple[Sampled, ...], ...]
+    scores: tuple[tuple[TopLogprobs, ...], ...]

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.config import SchedulerConfig
-from quire.platform.scheduling.plan import Chunk, EncodeImage, PromptScore, StepPlan
+from quire.multimodal import Pixels
+from quire.platform.scheduling.plan import Chunk, EncodeImage, ForkedSequence, NewSequence, PromptScore, StepPlan
 from quire.platform.scheduling.request import Request, SequenceState
 
 Moves = Sequence[tuple[int, int]]
+Changes = tuple[tuple[int, ...], tuple[int, ...]]  # of adapters: (installed, dropped)
+News = tuple[tuple[NewSequence, ...], tuple[ForkedSequence, ...], tuple[int, ...]]
 
 
 class PlanBuilder:
     """What a step has been given so far, and what is left of its two limits.
 
     copies, poison, swap_out, swap_in: blocks, as in `StepPlan`.
+    pixels: of the images to encode. used: digests of the images whose placeholders are among the chunks' tokens.
     tokens_left, sequences_left: of `max_num_batched_tokens` and `max_num_seqs`.
     preempted: some sequence lost its blocks, so that nobody is admitted. waits: some sequence waits for an image.
     """
@@ -24,6 +28,8 @@ class PlanBuilder:
         self.sequences_left = config.max_num_seqs
         self.chunks: list[Chunk] = []
         self.encode: list[EncodeImage] = []
+        self.pixels: dict[bytes, Pixels] = {}
+        self.used: set[bytes] = set()
         self.copies: Moves = ()
         self.poison: Sequence[int] = ()
         self.swap_out: Moves = ()
@@ -35,39 +41,52 @@ class PlanBuilder:
     def full(self) -> bool:
         return self.tokens_left == 0 or self.sequences_left == 0
 
-    def add(self, sequence: SequenceState, count: int, block_ids: Sequence[int]) -> None:
-        """Compute the sequence's next `count` tokens; block_ids: its blocks, enough for them."""
+    def add(
+        self,
+        sequence: SequenceState,
+        count: int,
+        tokens: tuple[int, tuple[int, ...]],
+        blocks: tuple[int, tuple[int, ...]],
+    ) -> None:
+        """Compute the sequence's next `count` tokens. tokens, blocks: the place of what the worker does not know of
+        them, and that."""
         request = sequence.request
         start, end = sequence.num_computed, sequence.num_computed + count
         self.tokens_left -= count
         self.sequences_left -= 1
         self.chunks.append(
             Chunk(
-                sequence_id=sequence.id,
-                token_ids=sequence.token_ids[start:end],
-                start=start,
-                block_ids=block_ids,
-                prompt_len=len(request.prompt_ids),
-                draws=sequence.draws() if end == len(sequence.token_ids) else (),
-                score=_prompt_score(request, start, end),
-                media=[media.item for media in request.media_in(start, end)],
-                rotary=request.rotary_of(start, end),
-                adapters=request.owner,
+                sequence.id,
+                start,
+                count,
+                *tokens,
+                *blocks,
+                sequence.draws() if end == len(sequence.token_ids) else (),
+                _prompt_score(request, start, end),
             )
         )
+        if request.media:
+            self.used.update(media.item.digest for media in request.media_in(start, end))
 
-    def build(self, release: Sequence[bytes], drop: Sequence[int], install: Sequence[int]) -> StepPlan:
-        """The plan, with the features to let go of and the adapters to take off the device and to put there."""
+    def build(self, number: int, release: tuple[bytes, ...], adapters: Changes, news: News) -> StepPlan:
+        """The plan, with the features to let go of, the adapters to put on the device and to take off it, and what the
+        worker is to know of sequences."""
+        installed, dropped = adapters
+        new, forks, ended = news
         return StepPlan(
-            chunks=self.chunks,
-            copies=self.copies,
-            poison=self.poison,
-            encode=self.encode,
+            chunks=tuple(self.chunks),
+            copies=tuple(self.copies),
+            poison=tuple(self.poison),
+            encode=tuple(self.encode),
             release=release,
-            drop=drop,
-            install=install,
-            swap_out=self.swap_out,
-            swap_in=self.swap_in,
+            drop=dropped,
+            install=installed,
+            swap_out=tuple(self.swap_out),
+            swap_in=tuple(self.swap_in),
+            new=new,
+            forks=forks,
+            ended=ended,
+            number=number,
         )
 
 
@@ -76,6 +95,6 @@ def _prompt_score(request: Request, start: int, end: int) -> PromptScore | None:
     if not request.scores_prompt:
         return None
     first = max(start, len(request.prompt_scores) - 1)
-    targets = request.prompt_ids[first + 1 : end + 1]
+    targets = tuple(request.prompt_ids[first + 1 : end + 1])
     count = request.params.prompt_logprobs
     return PromptScore(first - start, targets, count or 0) if targets else None

@@ -9,7 +9,6 @@ A request is *new*, *queued* once it has its first sequence, and *finished* when
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,10 +23,10 @@ from quire.multimodal import Pixels
 from quire.platform.sampling.logits_processors.chain import Chain
 from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.results import Failure, Sampled, TopLogprobs
-from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
+from quire.platform.sampling.sampling_input import SamplingInput
 from quire.platform.scheduling.beam import BeamGroup, Candidate
 from quire.platform.scheduling.metrics import RequestMetrics
-from quire.platform.scheduling.plan import PENDING_TOKEN, Draw
+from quire.platform.scheduling.plan import PENDING_TOKEN, NewSequence
 from quire.types import AdapterUse, PlaceholderRange
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -182,14 +181,6 @@ class Request:
         """The images whose placeholders are among the tokens start .. end, whole or in part."""
         return [media for media in self.media if media.item.offset < end and start < media.item.end]
 
-    def rotary_of(self, start: int, end: int) -> np.ndarray | None:
-        """What tokens start .. end turn by, [3, tokens]: the prompt's, and then one further for each token."""
-        if self.rotary is None:
-            return None
-        length = self.rotary.shape[1]
-        beyond = np.arange(max(start, length), max(end, length)) - length + self.rotary_end
-        return np.concatenate((self.rotary[:, start:end], np.broadcast_to(beyond, (3, len(beyond)))), axis=1)
-
 
 class SequenceState:
     """One continuation of a request's prompt.
@@ -198,6 +189,7 @@ class SequenceState:
     num_computed: tokens whose keys and values are in the cache. The scheduler lets it chase len(token_ids).
     running: whether it holds blocks.
     held: digests of the images whose features this sequence needs for what it computes now.
+    worker_tokens: how many of its first tokens the worker knows.
     passed_by: how many sequences with adapters were admitted before it while it waited for its own.
     token_time: when it got its last token, by `time.monotonic()`.
     pending: its last token is being drawn by a step that runs, and PENDING_TOKEN stands for it.
@@ -207,7 +199,6 @@ class SequenceState:
     __slots__ = (
         "candidates",
         "cumulative_logprob",
-        "draw",
         "finish_reason",
         "held",
         "id",
@@ -220,9 +211,11 @@ class SequenceState:
         "pending",
         "request",
         "running",
+        "seeds",
         "stop_reason",
         "token_ids",
         "token_time",
+        "worker_tokens",
     )
 
     def __init__(self, request: Request, index: int) -> None:
@@ -243,12 +236,8 @@ class SequenceState:
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.draw = self._make_draw()
-
-    def _make_draw(self) -> Draw:
-        request = self.request
-        seed = request.seeds[self.index % len(request.seeds)]  # beams draw nothing and share the one seed
-        return Draw(SamplingState(request.sampling, self.output_ids), seed)
+        self.worker_tokens = 0
+        self.seeds = (request.seeds[index % len(request.seeds)],)  # beams draw nothing and share the one seed
 
     # -- transitions ----------------------------------------------------------------------------------------------
 
@@ -274,6 +263,10 @@ class SequenceState:
     def advance(self, tokens: int) -> None:
         """A step has computed so many more of its tokens, or will have before whatever is planned from here on."""
         self.num_computed += tokens
+
+    def told(self, tokens: int) -> None:
+        """The worker knows so many of its first tokens."""
+        self.worker_tokens = tokens
 
     def append_pending(self) -> None:
         """Go on as if the token were known that a running step draws."""
@@ -333,7 +326,6 @@ class SequenceState:
         child.logprobs = list(self.logprobs)
         child.token_time = self.token_time
         child.cumulative_logprob = self.cumulative_logprob
-        child.draw = child._make_draw()
         self.request.sequences.append(child)
         return child
 
@@ -357,8 +349,20 @@ class SequenceState:
         """Whether the token that it waits for will be its last at any rate."""
         return self.pending and len(self.output_ids) >= self.request.max_tokens
 
-    def draws(self) -> tuple[Draw, ...]:
-        """What to sample once all tokens are computed: n tokens where the request forks, one afterwards."""
-        if self.output_ids or len(self.request.sequences) > 1:
-            return (self.draw,)
-        return tuple(dataclasses.replace(self.draw, seed=seed) for seed in self.request.seeds)
+    def draws(self) -> tuple[int, ...]:
+        """The seeds of what to sample once all tokens are computed: n where the request forks, one afterwards."""
+        return self.seeds if self.output_ids or len(self.request.sequences) > 1 else self.request.seeds
+
+    def introduce(self) -> NewSequence:
+        """All that a worker must know of it but its blocks and a pending token."""
+        request = self.request
+        return NewSequence(
+            self.id,
+            tuple(self.token_ids[: len(self.token_ids) - self.pending]),
+            len(request.prompt_ids),
+            request.sampling,
+            request.owner,
+            tuple(media.item for media in request.media),
+            None if request.rotary is None else request.rotary.tobytes(),
+            request.rotary_end,
+        )

@@ -14,7 +14,6 @@ import time
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from quire.config import SchedulerConfig
 from quire.lora import DeviceAdapterBudget
@@ -27,6 +26,7 @@ from quire.platform.scheduling.metrics import StepTimes
 from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, StepPlan, StepResult
 from quire.platform.scheduling.plan_builder import PlanBuilder
 from quire.platform.scheduling.request import FinishReason, MediaInput, Request, SequenceState
+from quire.platform.scheduling.worker_view import WorkerView
 
 _LOOK_AHEAD = 1024  # how far behind the first one a step looks for those that need not wait as it does
 
@@ -60,7 +60,9 @@ class Scheduler:
         self.generated_tokens = 0
         self.times = StepTimes()  # of the last step
         self._live: dict[int, SequenceState] = {}
-        self._ahead: StepPlan | None = None  # the plan that was counted as done, and not committed yet
+        self._ahead: int | None = None  # the number of the plan that was counted as done, and not committed yet
+        self._number = 0  # of the last plan
+        self._worker = WorkerView()
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -113,6 +115,7 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         self.kv.close(sequence.id)
+        self._worker.end(sequence.id)
         if sequence.request.finished:
             sequence.request.end()
 
@@ -123,6 +126,7 @@ class Scheduler:
         self.times.clear()
         self.kv.begin_plan()
         builder = PlanBuilder(self.config)
+        self._worker.begin_plan(self._live, builder.chunks)
         self._continue_running(builder)
         if not builder.preempted:
             self._admit_waiting(builder)
@@ -133,7 +137,7 @@ class Scheduler:
         if builder.encode:
             builder.encode = self.encoder.used_encodes(builder)
         if self.adapters is not None:
-            builder.chunks.sort(key=lambda chunk: chunk.adapters)  # one segment for each
+            builder.chunks.sort(key=lambda chunk: self._live[chunk.sequence_id].request.owner)  # one segment for each
             self.adapters.prefetch(self.waiting)
         builder.copies, builder.poison = self.kv.take_copies(), self.kv.take_poison()
         builder.swap_out, builder.swap_in = self.kv.swap.take_moves()
@@ -141,11 +145,23 @@ class Scheduler:
 
     def plan_upkeep(self) -> StepPlan:
         """A plan without chunks, where no step will come: what was let go of is taken off the device."""
-        return self._build(PlanBuilder(self.config))
+        builder = PlanBuilder(self.config)
+        self._worker.begin_plan(self._live, builder.chunks)
+        return self._build(builder)
 
     def _build(self, builder: PlanBuilder) -> StepPlan:
-        installed, dropped = self.adapters.settle() if self.adapters is not None else ((), ())
-        return builder.build(release=self.encoder.features.take_evicted(), drop=dropped, install=installed)
+        self._number += 1
+        changes = self.adapters.settle() if self.adapters is not None else ((), ())
+        return builder.build(self._number, self.encoder.features.take_evicted(), changes, self._worker.news())
+
+    def delivered(self, plan: StepPlan) -> None:
+        """The worker has taken in the last plan. Where one never reaches it, the next makes up for that."""
+        self._worker.delivered(plan)
+
+    def _add(self, sequence: SequenceState, count: int, builder: PlanBuilder) -> None:
+        if not sequence.worker_tokens:
+            self.kv.forget_told(sequence.id)
+        builder.add(sequence, count, self._worker.new_tokens(sequence), self.kv.new_blocks(sequence.id))
 
     def _continue_running(self, builder: PlanBuilder) -> None:
         for sequence in list(self.running):
@@ -159,7 +175,7 @@ class Scheduler:
             if sequence.request.media:
                 count = self.encoder.schedule_images(sequence, sequence.num_computed, count, builder)
             if count and self._reserve(sequence, count, builder):
-                builder.add(sequence, count, self.kv.blocks(sequence.id))
+                self._add(sequence, count, builder)
 
     def _reserve(self, sequence: SequenceState, count: int, builder: PlanBuilder) -> bool:
         """Get blocks for the next `count` tokens, preempting the newest until there are enough.
@@ -197,7 +213,7 @@ class Scheduler:
                 break
             del self.waiting[place]
             self._admit(sequence, found, start, count)
-            builder.add(sequence, count, self.kv.blocks(sequence.id))
+            self._add(sequence, count, builder)
 
     def _admit(self, sequence: SequenceState, found: list[int], start: int, count: int) -> None:
         self.kv.admit(sequence.id, sequence.token_ids, found, start, count)
@@ -242,7 +258,7 @@ class Scheduler:
         For plans in which each sequence draws one token at most and nothing is scored.
         """
         self._advance(plan)
-        self._ahead = plan
+        self._ahead = plan.number
         for chunk in plan.chunks:
             sequence = self._live.get(chunk.sequence_id)
             if sequence is not None and chunk.draws:
@@ -250,30 +266,38 @@ class Scheduler:
 
     def abandon(self, plan: StepPlan) -> None:
         """The plan that was counted ahead will never be committed; its requests end."""
-        if plan is self._ahead:
+        if plan.number == self._ahead:
             self._ahead = None
 
-    def as_known(self, chunk: Chunk) -> Chunk | None:
-        """A chunk with the tokens that are known by now; None when its sequence has ended."""
+    def alone(self, chunk: Chunk, plan: StepPlan) -> StepPlan | None:
+        """A plan of one of a plan's chunks, with the tokens that are known by now and the images that it needs.
+
+        None when its sequence has ended. For a plan that was delivered, and failed.
+        """
         sequence = self._live.get(chunk.sequence_id)
-        if sequence is None or PENDING_TOKEN not in chunk.token_ids:
-            return chunk if sequence is not None else None
-        return replace(chunk, token_ids=sequence.token_ids[chunk.start : chunk.start + len(chunk.token_ids)])
+        if sequence is None:
+            return None
+        if PENDING_TOKEN in chunk.token_ids:
+            place = chunk.token_place
+            chunk = chunk._replace(token_ids=tuple(sequence.token_ids[place : place + len(chunk.token_ids)]))
+        shown = {media.item.digest for media in sequence.request.media_in(chunk.start, chunk.end)}
+        return StepPlan((chunk,), encode=tuple(image for image in plan.encode if image.digest in shown))
 
     def _advance(self, plan: StepPlan) -> None:
         """The plan's tokens are computed, or will be before whatever is planned from here on."""
+        self.encoder.pixels = {}
         encoded = {one.digest for one in plan.encode}
         for chunk in plan.chunks:
             sequence = self._live.get(chunk.sequence_id)
             if sequence is None:  # aborted while the step ran
                 continue
-            sequence.advance(len(chunk.token_ids))
-            if chunk.media:
+            sequence.advance(chunk.length)
+            if sequence.request.media and sequence.request.media_in(chunk.start, chunk.end):
                 self.encoder.encoded(sequence, encoded)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceState]:
         """Record what a step computed; return the sequences that have a new token or have finished."""
-        if plan is self._ahead:
+        if plan.number == self._ahead:
             self._ahead = None
         else:
             self._advance(plan)
@@ -286,7 +310,7 @@ class Scheduler:
             if scores:
                 sequence.request.take_scores(scores)
             if sequence.running:  # else it was preempted since: the blocks are no longer its own
-                self.kv.publish(sequence.id, sequence.token_ids, chunk.start, chunk.start + len(chunk.token_ids))
+                self.kv.publish(sequence.id, sequence.token_ids, chunk.start, chunk.end)
             if not sampled:
                 continue
             self._stamp(sequence, now)
@@ -316,6 +340,7 @@ class Scheduler:
         child = parent.fork(index)
         self._live[child.id] = child
         self.kv.fork(parent.id, child.id)
+        self._worker.fork(parent, child)
         if parent.running:
             if self.adapters is not None:
                 self.adapters.share(child)

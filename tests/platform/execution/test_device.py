@@ -83,7 +83,7 @@ def test_the_share_of_the_pool() -> None:
 @pytest.mark.parametrize(("sequences", "tokens", "longest"), [(64, 512, 4096), (3, 40, 100), (8, 3, 50), (4, 512, 16)])
 def test_a_step_of_full_size(sequences: int, tokens: int, longest: int) -> None:
     plan = full_step(SchedulerConfig(max_num_seqs=sequences, max_num_batched_tokens=tokens), 8, longest)
-    counts = [len(chunk.token_ids) for chunk in plan.chunks]
+    counts = [chunk.length for chunk in plan.chunks]
     assert len(counts) == min(sequences, tokens) and all(0 < count <= longest for count in counts)
     assert sum(counts) == min(tokens, sequences * longest)
-    assert all(chunk.draws and 8 * len(chunk.block_ids) >= len(chunk.token_ids) for chunk in plan.chunks)
+    assert all(chunk.draws and 8 * len(chunk.block_ids) >= chunk.length for chunk in plan.chunks)

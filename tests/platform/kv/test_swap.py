@@ -101,7 +101,7 @@ def test_nothing_is_computed_twice(tiny_path, hosts):
     execute = engine.runner.execute
 
     def counting(plan):
-        computed.append(sum(len(chunk.token_ids) for chunk in plan.chunks))
+        computed.append(sum(chunk.length for chunk in plan.chunks))
         return execute(plan)
 
     engine.runner.execute = counting

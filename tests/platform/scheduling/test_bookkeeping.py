@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.config import SchedulerConfig
+from quire.platform.execution.sequences import Sequences
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.manager import KVManager
 from quire.platform.kv.prefix_index import PrefixIndex, block_key, root_key
@@ -26,9 +27,13 @@ VOCAB = 6
 
 
 class RecordingRunner:
-    """Instead of keys and values, each slot records the whole history that they would depend on."""
+    """Instead of keys and values, each slot records the whole history that they would depend on.
+
+    What it knows of sequences, the plans have said.
+    """
 
     def __init__(self, pool: BlockPool, faults: float = 0.0) -> None:
+        self.sequences = Sequences()
         self.size = pool.block_size
         self.faults = faults  # the share of draws that end in an error
         self.slots: dict[int, tuple[int, ...]] = {}
@@ -36,22 +41,29 @@ class RecordingRunner:
         self.computed = 0  # tokens
 
     def execute(self, plan: StepPlan, scheduler: Scheduler) -> StepResult:
+        self.sequences.take(plan)
+        scheduler.delivered(plan)
         self._swap(plan)
-        self.computed += sum(len(chunk.token_ids) for chunk in plan.chunks)
+        self.computed += sum(chunk.length for chunk in plan.chunks)
         for source, target in plan.copies:
             for offset in range(self.size):
                 self.slots[target * self.size + offset] = self.slots.get(source * self.size + offset, ())
         live = {s.id: s for s in scheduler.sequences()}
+        for chunk in plan.chunks:
+            known, sequence = self.sequences[chunk.sequence_id], live[chunk.sequence_id]
+            assert known.token_ids == sequence.token_ids and known.output_ids == sequence.output_ids
+            assert known.block_ids == list(scheduler.kv.blocks(sequence.id))
+        assert len(self.sequences) <= len(live), "the worker remembers sequences that have ended"
         for chunk in plan.chunks:  # all writes come before all reads, as in a layer's forward pass
             history = live[chunk.sequence_id].token_ids
-            for position in range(chunk.start, chunk.start + len(chunk.token_ids)):
+            for position in range(chunk.start, chunk.end):
                 self.slots[self._slot(chunk, position)] = tuple(history[: position + 1])
         for chunk in plan.chunks:
             history = live[chunk.sequence_id].token_ids
-            for position in range(chunk.start + len(chunk.token_ids)):
+            for position in range(chunk.end):
                 assert self.slots[self._slot(chunk, position)] == tuple(history[: position + 1])
-        sampled = [[self._sample(live[c.sequence_id], d.seed) for d in c.draws] for c in plan.chunks]
-        return StepResult(sampled, [[] for _ in plan.chunks])
+        sampled = tuple(tuple(self._sample(live[c.sequence_id], seed) for seed in c.draws) for c in plan.chunks)
+        return StepResult(sampled, ((),) * len(plan.chunks))
 
     def _swap(self, plan: StepPlan) -> None:
         """What moves at once must not depend on any order: no block is written twice, none is read after that."""
@@ -65,7 +77,8 @@ class RecordingRunner:
                 self.slots[target * self.size + offset] = history
 
     def _slot(self, chunk, position: int) -> int:
-        return chunk.block_ids[position // self.size] * self.size + position % self.size
+        blocks = self.sequences[chunk.sequence_id].block_ids
+        return blocks[position // self.size] * self.size + position % self.size
 
     def _sample(self, sequence: SequenceState, seed: int) -> Sampled:
         rng = random.Random(repr((seed, sequence.token_ids)))
@@ -150,7 +163,7 @@ class Life(RuleBasedStateMachine):
         plan = self.scheduler.plan()
         config = self.scheduler.config
         assert len(plan.chunks) <= config.max_num_seqs
-        assert sum(len(c.token_ids) for c in plan.chunks) <= config.max_num_batched_tokens
+        assert sum(c.length for c in plan.chunks) <= config.max_num_batched_tokens
         assert bool(plan.chunks) == self.scheduler.has_work, "work waits, but nothing runs"
         self.scheduler.check_integrity()
         result = self.runner.execute(plan, self.scheduler)
@@ -229,7 +242,7 @@ def test_the_oldest_is_served_first():
         scheduler.add(request)
     plan = scheduler.plan()
     assert [c.sequence_id for c in plan.chunks] == [first.sequences[0].id]
-    assert [len(c.token_ids) for c in plan.chunks] == [4] and plan.chunks[0].draws == ()
+    assert [c.length for c in plan.chunks] == [4] and plan.chunks[0].draws == ()
 
 
 def test_a_cached_prefix_is_not_computed_again():
@@ -241,7 +254,7 @@ def test_a_cached_prefix_is_not_computed_again():
         scheduler.add(request)
         while scheduler.has_work:
             plan = scheduler.plan()
-            computed.append(sum(len(c.token_ids) for c in plan.chunks))
+            computed.append(sum(c.length for c in plan.chunks))
             scheduler.commit(plan, runner.execute(plan, scheduler))
     assert computed[0] == 9
     assert request.metrics.num_cached_tokens == 8
