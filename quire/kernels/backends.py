@@ -1,6 +1,6 @@
 """Which back end answers a call: decided by the device of the tensors.
 
-A back end is a module with a function for each row of `ops.TABLE`. On the CPU that is `native` (the compiled kernels
+A back end is a module with a function for each row of `table.TABLE`. On the CPU that is `native` (the compiled kernels
 of `csrc/cpu`, with the best instruction set that the machine has), or `reference` (plain torch) where the extension was
 not built; a warning says so once. On a GPU it is `cuda` (`csrc/cuda`). For tensors without numbers it is `rehearsal`
 while a model is gone through. QUIRE_KERNELS=reference forces the reference kernels,

@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from quire.kernels.ops import TABLE
-from quire.kernels.table import Contiguous, Heads, Let, Op, Rows, Rule, Tensor
+from quire.kernels.table import TABLE, Contiguous, Heads, Let, Op, Rows, Rule, Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # What the written source calls by name.

@@ -13,13 +13,12 @@ TypeError (dtype, layout) and ValueError (shape, strides, device), which name th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from quire.kernels.backends import backend_of
-from quire.kernels.table import Contiguous, Heads, Let, Op, Rows, Rule, kernel
+from quire.kernels.table import Contiguous, Heads, Let, Rows, Rule, kernel
 
 if TYPE_CHECKING:
     from quire.kernels.adapters import LoraSegments, LoraTable
@@ -30,9 +29,6 @@ _KIND_CODES = {kind: code for code, kind in enumerate(ACTIVATION_KINDS)}
 # Of a vocabulary: more could add up to more than the sampler's integers hold.
 _MOST_TOKENS = 2**20
 _DRAW_BYTES = 32
-
-TABLE: dict[str, Op] = {}
-_kernel = partial(kernel, TABLE)
 
 
 def _result_dtype(out_dtype: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
@@ -76,7 +72,7 @@ def _weight_list(
     return tuple(flat), total
 
 
-@_kernel(
+@kernel(
     tensors={"x": Rows("T K")},
     lets=(
         Let("out_dtype", _result_dtype, "out_dtype, dtype"),
@@ -106,7 +102,7 @@ def linear(
     return backend_of(x).linear(x, weights, biases, out_dtype, tables, segments)
 
 
-@_kernel(
+@kernel(
     # The cache says what the head size is, the query what the dtype is.
     tensors={
         "keys": Contiguous("blocks G size D"),
@@ -148,7 +144,7 @@ def paged_attention(
     )
 
 
-@_kernel(
+@kernel(
     tensors={
         "keys": Contiguous("blocks G size D"),
         "values": Contiguous("blocks G size D"),
@@ -174,7 +170,7 @@ def write_kv(
     backend_of(keys).write_kv(key, value, keys, values, slot_mapping)
 
 
-@_kernel(
+@kernel(
     tensors={"table": Contiguous("V C"), "ids": Contiguous("T", "int64"), "added": Contiguous("T C")},
     out="T C",
     passes="ids_at, table_at, V, added_at, y_at, T, C, code",
@@ -187,7 +183,7 @@ def embedding(ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None
     return backend_of(table).embedding(ids, table, added)
 
 
-@_kernel(
+@kernel(
     tensors={"x": Rows("T C"), "weight": Contiguous("C"), "residual": Contiguous("T C")},
     out="T C",
     passes="x_at, T, C, x_stride, weight_at, 0, residual_at, eps, y_at, code",
@@ -200,7 +196,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.
     return backend_of(x).rms_norm(x, weight, eps, residual)
 
 
-@_kernel(
+@kernel(
     tensors={
         "x": Rows("T C"), "weight": Contiguous("C"), "bias": Contiguous("C"), "residual": Contiguous("T C"),
     },
@@ -221,7 +217,7 @@ def layer_norm(
     return backend_of(x).layer_norm(x, weight, bias, eps, residual)
 
 
-@_kernel(
+@kernel(
     tensors={
         "query": Heads("T H D"), "key": Heads("T G D"), "cos_sin": Contiguous("P R", "float32"),
         "positions": Contiguous("T", "int64"),
@@ -245,7 +241,7 @@ def _kind_code(kind: str) -> int:
     return code
 
 
-@_kernel(
+@kernel(
     tensors={"x": Rows("T C")},
     lets=(Let("kind_code", _kind_code, "kind"),),
     out="T C",
@@ -256,7 +252,7 @@ def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
     return backend_of(x).activation(x, kind)
 
 
-@_kernel(
+@kernel(
     tensors={"x": Rows("T C2")},
     rules=(Rule("C2 % 2 == 0", "x", "[T, 2 C]"),),
     lets=(Let("kind_code", _kind_code, "kind"),),
@@ -282,7 +278,7 @@ def _check_blocks(num_blocks: int, block_bytes: int) -> None:
 _BLOCKS = Let("", _check_blocks, "num_blocks, block_bytes")
 
 
-@_kernel(
+@kernel(
     gpu_only=True,
     tensors={
         "caches": Contiguous("N", "int64"), "sources": Contiguous("count", "int64"),
@@ -301,7 +297,7 @@ def copy_blocks(
     backend_of(caches).copy_blocks(caches, num_blocks, block_bytes, sources, targets)
 
 
-@_kernel(
+@kernel(
     gpu_only=True,
     tensors={
         "caches": Contiguous("N", "int64"), "sources": Contiguous("count", "int64"),
@@ -317,7 +313,7 @@ def gather_blocks(
     backend_of(caches).gather_blocks(caches, num_blocks, block_bytes, sources, packed)
 
 
-@_kernel(
+@kernel(
     gpu_only=True,
     tensors={
         "caches": Contiguous("N", "int64"), "targets": Contiguous("count", "int64"),
@@ -345,7 +341,7 @@ def _count_draws(num_bytes: int) -> int:
     return count
 
 
-@_kernel(
+@kernel(
     gpu_only=True,
     tensors={"logits": Rows("R V", "float32"), "draws": Contiguous("num_bytes", "uint8")},
     lets=(Let("", _check_vocabulary, "V"), Let("count", _count_draws, "num_bytes")),

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from quire.kernels import ops
 from quire.kernels.binding import column
 
 _target: ContextVar[_Target] = ContextVar("target")
@@ -26,17 +25,21 @@ class RefusedError(Exception):
 
 
 class _Target:
-    """The device that a rehearsal is for, and the sets of options that its attention was asked for."""
+    """The device that a rehearsal is for, its attention, and the sets of options that this was asked for."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, attention: Callable[..., torch.Tensor]) -> None:
         self.device = device
+        self.attention = attention
         self.seen: set[tuple[Any, ...]] = set()
 
 
 @contextmanager
-def rehearsing(device: torch.device) -> Iterator[None]:
-    """Let this thread's calls, on meta tensors, stand for calls on `device`. They raise RefusedError."""
-    token = _target.set(_Target(device))
+def rehearsing(device: torch.device, attention: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Let this thread's calls, on meta tensors, stand for calls on `device`. They raise RefusedError.
+
+    attention: `kernels.paged_attention`, which is called there.
+    """
+    token = _target.set(_Target(device, attention))
     try:
         yield
     finally:
@@ -55,12 +58,12 @@ def _paged_attention(
     options = (query.shape[1], block, query.dtype, window, None if slopes is None else slopes.shape)
     target = _target.get()
     if options not in target.seen:
-        _attend_once(target.device, *options, scale)
+        _attend_once(target, *options, scale)
         target.seen.add(options)
 
 
 def _attend_once(
-    device: torch.device,
+    target: _Target,
     heads: int,
     block: tuple[int, int, int],
     dtype: torch.dtype,
@@ -69,9 +72,10 @@ def _attend_once(
     scale: float,
 ) -> None:
     """One token, alone in its block of keys and values, [key heads, block size, head size]."""
+    device = target.device
     cache = torch.zeros((1, *block), dtype=dtype, device=device)
     numbers = partial(torch.tensor, dtype=torch.int32, device=device)
-    ops.paged_attention(
+    target.attention(
         torch.zeros((1, heads, block[2]), dtype=dtype, device=device), cache, cache, numbers([[0]]), numbers([0, 1]),
         numbers([1]), scale, window, None if slopes is None else torch.zeros(slopes, device=device),
     )  # fmt: skip

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+TABLE: dict[str, Op] = {}  # the rows, by name; `ops.py` enters them
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -95,11 +97,11 @@ class Op:
         return "None" in str(self.signature.parameters[argument].annotation)
 
 
-def kernel(table: dict[str, Op], **row: Any) -> Callable[[Function], Function]:
+def kernel(**row: Any) -> Callable[[Function], Function]:
     """Enter a function into the table; `row`: the fields of `Op` but for its name and function."""
 
     def enter(function: Function) -> Function:
-        table[function.__name__] = Op(function.__name__, function, **row)
+        TABLE[function.__name__] = Op(function.__name__, function, **row)
         return function
 
     return enter

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from quire import kernels
 from quire.errors import UnsupportedModelError
 from quire.kernels.rehearsal import RefusedError, rehearsing
 from quire.models.base import CausalLM
@@ -35,7 +36,7 @@ def rehearse(model: CausalLM, dtype: torch.dtype, device: torch.device) -> bool:
                 if parameter is not None and parameter.dtype is not dtype:
                     parameter.data = torch.empty(parameter.shape, dtype=dtype, device=_META)
     try:
-        with rehearsing(device):
+        with rehearsing(device, kernels.paged_attention):
             _step(model, dtype, _META)
     except RefusedError as error:
         raise UnsupportedModelError(_text(model, error, device)) from error

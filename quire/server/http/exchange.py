@@ -9,16 +9,13 @@ from collections.abc import MutableMapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import h11
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from quire.server.http.head import Head
-
-if TYPE_CHECKING:
-    from quire.server.http.connection import Connection
 
 logger = logging.getLogger("quire.server")
 
@@ -27,13 +24,41 @@ _BODYLESS = frozenset({204, 304})
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
+class Wire(Protocol):
+    """What an exchange asks of its connection, which is a `Connection`."""
+
+    def write(self, data: bytes) -> None:
+        """Send a part of the answer."""
+        ...
+
+    async def drained(self) -> None:
+        """Wait while the client is behind."""
+        ...
+
+    def want_body(self) -> None:
+        """Read more of the request's body."""
+        ...
+
+    def answered(self) -> None:
+        """The exchange is over."""
+        ...
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer in place of the application; the connection ends."""
+        ...
+
+    def abort(self) -> None:
+        """End the connection now."""
+        ...
+
+
 class Exchange:
     """Runs the application for a request, and frames what it sends.
 
     body_complete: all of the request has come. begun, answered: some, or all, of the answer has been handed on.
     """
 
-    def __init__(self, connection: Connection, head: Head, close: bool) -> None:
+    def __init__(self, connection: Wire, head: Head, close: bool) -> None:
         """close: the connection ends with this answer, which says so."""
         self.head = head
         self.body_complete = not head.has_body

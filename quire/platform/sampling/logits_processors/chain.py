@@ -9,17 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from quire.platform.sampling.logits_processors.base import LogitsProcessor, ProcessorRequest, Row
 from quire.platform.sampling.logits_processors.penalties import Penalties
 from quire.platform.sampling.logits_processors.token_rules import BadWords, MinTokens, TokenBias
+from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.results import Failure
-
-if TYPE_CHECKING:
-    from quire.platform.sampling.logits_processors.plugins import Plugin
 
 logger = logging.getLogger("quire")
 
@@ -62,7 +60,19 @@ class Link:
 Chain = tuple[Link, ...]
 
 
-def build_chain(request: ProcessorRequest, plugins: Sequence[Plugin] = ()) -> Chain:
+class LinkMaker(Protocol):
+    """A kind of processor that is not quire's own: see `plugins.Plugin`."""
+
+    def applies_to(self, params: SamplingParams) -> bool:
+        """Whether a request needs one."""
+        ...
+
+    def link(self, request: ProcessorRequest) -> Link:
+        """One for the request."""
+        ...
+
+
+def build_chain(request: ProcessorRequest, plugins: Sequence[LinkMaker] = ()) -> Chain:
     """The processors of a request that has arrived; empty where its logits stay as they are.
 
     Raises RequestError for arguments that a plug-in refuses, and QuireError for a plug-in's faults.
