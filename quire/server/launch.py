@@ -215,7 +215,7 @@ async def _serve(server: HttpServer, engine: AsyncEngine, settings: ServerConfig
             signal.signal(number, on_signal)
     await server.start()
     logger.info("listening on %s", server.address)
-    await server.wait(lambda: engine.failed)
+    await server.wait(lambda: engine.step_loop.failed)
     logger.info("shutting down: %s", _waits_for(engine.num_requests, settings.shutdown_timeout))
     draining = asyncio.ensure_future(engine.close(settings.shutdown_timeout))
     await server.stop(settings.shutdown_timeout + _LINGER)
@@ -235,8 +235,8 @@ def _waits_for(running: int, seconds: float) -> str:
 def _run(server: HttpServer, engine: AsyncEngine, settings: ServerConfig) -> int:
     gc.freeze()  # what is loaded stays: looking through it for garbage stops everything for a third of a second
     asyncio.run(_serve(server, engine, settings))
-    code = 1 if engine.failed else 0
-    if engine.stuck:  # its thread would hold the process
+    code = 1 if engine.step_loop.failed else 0
+    if engine.step_loop.stuck:  # its thread would hold the process
         logger.error("a step does not end: the server ends without it")
         logging.shutdown()
         os._exit(1)

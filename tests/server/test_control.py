@@ -98,14 +98,14 @@ def test_asleep(server: LocalServer) -> None:
 @contextmanager
 def held(server: LocalServer) -> Iterator[threading.Event]:
     """Every step but the first waits for the event."""
-    gate, on_step = threading.Event(), server.engine._on_step
+    gate, on_step = threading.Event(), server.engine.step_loop._on_step
     steps = itertools.count()
-    server.engine._on_step = lambda *_: next(steps) and gate.wait(30)
+    server.engine.step_loop._on_step = lambda *_: next(steps) and gate.wait(30)
     try:
         yield gate
     finally:
         gate.set()
-        server.engine._on_step = on_step
+        server.engine.step_loop._on_step = on_step
 
 
 def until(condition: Callable[[], bool]) -> None:

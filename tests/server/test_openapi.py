@@ -78,7 +78,7 @@ def test_the_server_does_what_its_document_says(document: Any, path: str, mode: 
 
 def test_nothing_is_left_of_all_that(served: LocalServer) -> None:
     served.until_idle()
-    assert served.engine.complaint(60) is None
+    assert served.engine.step_loop.health_error(60) is None
 
 
 def test_every_route_names_its_errors(served: LocalServer) -> None:

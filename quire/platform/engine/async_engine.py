@@ -1,8 +1,7 @@
 """`AsyncEngine`: the engine in a thread of its own, for programs that run on asyncio.
 
-One thread steps and does nothing else. Requests are read (checked, tokenized, their adapters loaded) by a few workers
-and come to it through an inbox, on which it sleeps while there is nothing to do; what a step has made goes back to the
-event loop in one call. Nobody polls.
+One thread steps and does nothing else (`StepLoop`). Requests are read (checked, tokenized, their adapters loaded) by a
+few workers and come to it as messages; what a step has made goes back to the event loop in one call. Nobody polls.
 """
 
 from __future__ import annotations
@@ -10,23 +9,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from quire.config import EngineConfig
 from quire.errors import EngineClosedError, RequestError, SleepingError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
-from quire.platform.engine.llm_engine import LLMEngine, PreparedRequest
+from quire.platform.engine.llm_engine import LLMEngine, Output
+from quire.platform.engine.output_stream import OutputQueues, Outputs
 from quire.platform.engine.stats import EngineStats
+from quire.platform.engine.step_loop import Delivery, StepLoop
+from quire.platform.inputs.prepared import PreparedRequest
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.metrics import StepTimes
 
@@ -39,9 +37,6 @@ _READERS = 2
 _LAST_STEP = 5.0  # seconds
 
 _T = TypeVar("_T")
-
-Output = RequestOutput | BeamSearchOutput
-_Mail = list[Output] | BaseException
 
 
 @dataclass(frozen=True)
@@ -60,6 +55,8 @@ class AsyncEngine:
     on_step: called in the engine's thread after each step, with its times and its outputs; it
         must be quick.
 
+    llm_engine: the engine. step_loop: its thread, which tells whether it is alive.
+
     Raises what LLMEngine raises for a `config` that cannot be served.
     """
 
@@ -69,65 +66,33 @@ class AsyncEngine:
         on_step: Callable[[StepTimes, Sequence[Output]], object] | None = None,
     ) -> None:
         self.llm_engine = LLMEngine(config)
-        self._on_step = on_step
-        self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.step_loop = StepLoop(self.llm_engine, on_step, self._deliver)
         self._readers = ThreadPoolExecutor(_READERS, "quire-readers")
-        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._mail: dict[str, asyncio.Queue[_Mail]] = {}  # by request: where its outputs go
+        self._output_queues = OutputQueues()
         self._accepted = 0
         self._idle: asyncio.Event | None = None
-        self._unloading: list[tuple[int, asyncio.Future[int]]] = []
-        self._errands: set[Future[Any]] = set()  # of `_in_thread`
-        self._serial = itertools.count()
-        self._step_begun: float | None = None
-        self._stopped = False
+        self._id_numbers = itertools.count()
         self._closing = False
         self._falling_asleep = False
-        self._bedside = asyncio.Lock()  # one goes to sleep or wakes up at a time
-        self._error: BaseException | None = None
+        self._sleep_lock = asyncio.Lock()  # one goes to sleep or wakes up at a time
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to step; on the event loop that the outputs are to come to."""
-        self._loop, self._idle = asyncio.get_running_loop(), asyncio.Event()
+        self._idle = asyncio.Event()
         self._idle.set()
-        self._thread.start()
-
-    def complaint(self, step_timeout: float) -> str | None:
-        """What is wrong with the step loop; None: it is alive. Any thread may call this.
-
-        step_timeout: seconds after which a step counts as stuck.
-        """
-        if self._error is not None:
-            return f"the engine has failed: {type(self._error).__name__}"
-        if self._loop is None or self._stopped or not self._thread.is_alive():
-            return "the engine does not run"
-        begun = self._step_begun
-        if begun is not None and time.monotonic() - begun > step_timeout:
-            return f"a step has taken over {step_timeout:g} s"
-        return None
+        self.step_loop.start()
 
     @property
     def closing(self) -> bool:
         """Whether it takes no more requests."""
-        return self._closing or self._error is not None
+        return self._closing or self.step_loop.failed
 
     @property
     def num_requests(self) -> int:
         """Those that `close` would wait for."""
         return self._accepted
-
-    @property
-    def stuck(self) -> bool:
-        """Whether a step goes on after `close`."""
-        return self._stopped and self._thread.is_alive()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the step loop has ended with an error."""
-        return self._error is not None
 
     async def close(self, timeout: float = 0.0) -> None:
         """Take no more requests, let those that run finish for `timeout` seconds, end the rest, and stop.
@@ -137,15 +102,14 @@ class AsyncEngine:
         if self._closing:
             return
         self._closing = True
-        if self._idle is not None and not self._idle.is_set() and self._error is None:
+        if self._idle is not None and not self._idle.is_set() and not self.step_loop.failed:
             try:
                 await asyncio.wait_for(self._idle.wait(), timeout)
             except TimeoutError:
                 logger.warning("%d requests have not finished in %g s and are aborted", self._accepted, timeout)
         self._end_all()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, _LAST_STEP)
-        self._let_go()
+        await asyncio.to_thread(self.step_loop.join, _LAST_STEP)
+        self._release()
 
     def stop(self) -> None:
         """`close` at once, for who cannot wait for the event loop."""
@@ -153,16 +117,15 @@ class AsyncEngine:
             return
         self._closing = True
         self._end_all()
-        if self._thread.is_alive():
-            self._thread.join(_LAST_STEP)
-        self._let_go()
+        self.step_loop.join(_LAST_STEP)
+        self._release()
 
     def _end_all(self) -> None:
-        self._post(EngineClosedError("the server is shutting down; the request was aborted"))
-        self._tell(self._stop)
+        self._output_queues.fail_all(EngineClosedError("the server is shutting down; the request was aborted"))
+        self.step_loop.end()
 
-    def _let_go(self) -> None:
-        self._stopped = True
+    def _release(self) -> None:
+        self.step_loop.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.llm_engine.close()
 
@@ -192,9 +155,9 @@ class AsyncEngine:
         Raises EngineClosedError, and SleepingError while the engine sleeps."""
         if self._closing:
             raise EngineClosedError("the server is shutting down")
-        if self._falling_asleep or self.llm_engine.is_sleeping:
+        if self.is_sleeping:
             raise SleepingError("the engine sleeps: wake it up (POST /wake_up) and try again.")
-        self._check_runs()
+        self.step_loop.check_runs()
         assert self._idle is not None
         self._accepted += 1
         self._idle.clear()
@@ -210,44 +173,91 @@ class AsyncEngine:
 
         Within `accepted`.
         """
-        arrivals = await self._read_all(requests)
+        prepared = await self._read_all(requests)
+        request_ids = {request.request_id for request in requests}
         try:
-            self._check_runs()
-            taken = [request.request_id for request in requests if request.request_id in self._mail]
-            if taken or len({request.request_id for request in requests}) < len(requests):
+            self.step_loop.check_runs()
+            taken = [request.request_id for request in requests if request.request_id in self._output_queues]
+            if taken or len(request_ids) < len(requests):
                 raise RequestError(f"request {(taken or [requests[0].request_id])[0]}: its id is in use")
         except BaseException:
-            self._discard(arrivals)
+            self._discard(prepared)
             raise
-        mail: asyncio.Queue[_Mail] = asyncio.Queue()
-        for arrival in arrivals:
-            self._mail[arrival.request_id] = mail
-        self._tell(partial(self._admit, arrivals))
-        return Outputs(self, {arrival.request_id for arrival in arrivals}, mail)
+        outputs = self._output_queues.open(request_ids, self.abort)
+        self.step_loop.tell(partial(self._queue, prepared))
+        return outputs
 
     def unique_ids(self, name: str, count: int) -> list[str]:
         """Request ids that begin with a name, and that nobody has."""
-        number = next(self._serial)
+        number = next(self._id_numbers)
         return [f"{name}-{number}-{place}" for place in range(count)]
 
     async def on_reader(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run something that takes time where requests are read: off the event loop and off the step loop."""
-        return await self._result(self._on_reader(function, *args))
+        return await self._read_result(self._read(function, *args))
 
     def abort(self, request_ids: set[str]) -> None:
         """End requests before the next step; unknown and finished ones are passed over."""
         for request_id in request_ids:
-            self._mail.pop(request_id, None)
-        self._tell(partial(self.llm_engine.abort_request, list(request_ids)))
+            self._output_queues.forget(request_id)
+        self.step_loop.tell(partial(self.llm_engine.abort_request, list(request_ids)))
 
     def end(self, outputs: Sequence[Output]) -> None:
         """Abort requests, and hand who waits for them these as their last outputs."""
-        self._post(list(outputs))
+        self._output_queues.deliver(outputs)
         self.abort({output.request_id for output in outputs})
 
-    def forget(self, request_id: str) -> None:
-        """A request's last output has been handed out."""
-        self._mail.pop(request_id, None)
+    async def _read_all(self, requests: Sequence[EngineRequest]) -> list[PreparedRequest]:
+        futures = [
+            self._read(self.llm_engine.read_request, one.request_id, one.prompt, one.params, one.lora_request)
+            for one in requests
+        ]
+        try:
+            return [await self._read_result(future) for future in futures]
+        except BaseException:  # one is no good, or nobody waits any more: let go of the others
+            for future in futures:
+                future.cancel()
+                future.add_done_callback(self._discard_read)
+            raise
+
+    def _discard_read(self, future: Future[PreparedRequest]) -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._discard([future.result()])
+
+    def _discard(self, requests: Sequence[PreparedRequest]) -> None:
+        for prepared in requests:
+            prepared.discard()
+        self.step_loop.notify()  # their adapters may be free to go
+
+    def _read(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
+        self.step_loop.check_runs()
+        return self._readers.submit(function, *args)
+
+    async def _read_result(self, future: Future[_T]) -> _T:
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if self.step_loop.stopped and future.cancelled():  # not who waits was cancelled: the readers were stopped
+                self.step_loop.check_runs()
+            raise
+
+    def _queue(self, requests: Sequence[PreparedRequest]) -> None:
+        """In the engine's thread: queue what was read, all or none."""
+        for place, prepared in enumerate(requests):
+            try:
+                self.llm_engine.submit(prepared)
+            except Exception as error:  # the others of its caller's come to nothing with it
+                self.llm_engine.abort_request([other.request_id for other in requests[:place]])
+                for other in requests[place + 1 :]:
+                    other.discard()
+                self.step_loop.post(partial(self._output_queues.fail, prepared.request_id, error))
+                return
+
+    def _deliver(self, delivery: Delivery) -> None:
+        if isinstance(delivery, BaseException):
+            self._output_queues.fail_all(delivery)
+        else:
+            self._output_queues.deliver(delivery)
 
     # -- adapters -------------------------------------------------------------------------------------------------
 
@@ -256,22 +266,19 @@ class AsyncEngine:
         try:
             report = await asyncio.to_thread(self.llm_engine.load_lora_adapter, name, path, load_inplace)
         except RuntimeError:  # its workers take nothing any more
-            self._check_runs()
+            self.step_loop.check_runs()
             raise
-        self._tell(lambda: None)  # an older version may be free to go
+        self.step_loop.notify()  # an older version may be free to go
         return report
 
     async def unload_lora_adapter(self, name: str, timeout: float) -> int | None:
         """Forget an adapter and wait until no request holds it. The bytes that this gave back; None: it is still held
         after `timeout` seconds. Raises AdapterError.
         """
-        self._check_runs()  # else nobody would answer
-        assert self._loop is not None
-        number = self.llm_engine.unload_lora_adapter(name)
-        future: asyncio.Future[int] = self._loop.create_future()
-        self._tell(lambda: self._unloading.append((number, future)))
+        self.step_loop.check_runs()  # else nobody would answer
+        freed = self.step_loop.freed(self.llm_engine.unload_lora_adapter(name))
         try:
-            return await asyncio.wait_for(future, timeout)
+            return await asyncio.wait_for(freed, timeout)
         except TimeoutError:
             return None
 
@@ -291,9 +298,9 @@ class AsyncEngine:
 
         Raises RequestError, and serves on, when some have not finished after `timeout` seconds.
         """
-        self._check_runs()
+        self.step_loop.check_runs()
         assert self._idle is not None
-        async with self._bedside:
+        async with self._sleep_lock:
             self._falling_asleep = True
             try:
                 try:
@@ -302,251 +309,20 @@ class AsyncEngine:
                     raise RequestError(
                         f"{self._accepted} requests have not finished in {timeout:g} s: the engine goes on. Try again."
                     ) from None
-                await self._in_thread(partial(self.llm_engine.sleep, level))
+                await self.step_loop.call(partial(self.llm_engine.sleep, level))
             finally:
                 self._falling_asleep = False
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """As `LLMEngine.wake_up`."""
-        self._check_runs()
-        async with self._bedside:
-            await self._in_thread(partial(self.llm_engine.wake_up, tags))
+        self.step_loop.check_runs()
+        async with self._sleep_lock:
+            await self.step_loop.call(partial(self.llm_engine.wake_up, tags))
 
     async def reset_prefix_cache(self) -> bool:
         """As `LLMEngine.reset_prefix_cache`."""
-        return await self._in_thread(self.llm_engine.reset_prefix_cache)
-
-    async def _in_thread(self, function: Callable[[], _T]) -> _T:
-        """What this gives or raises in the engine's thread, before the next step."""
-        self._check_runs()
-        done: Future[_T] = Future()
-        self._errands.add(done)
-        self._tell(partial(_do, function, done))
-        if self._stopped:  # since it was looked at: the thread may not have seen this one
-            _forsake(done)
-        try:
-            return await asyncio.wrap_future(done)
-        finally:
-            self._errands.discard(done)
+        return await self.step_loop.call(self.llm_engine.reset_prefix_cache)
 
     def stats(self) -> EngineStats:
         """Any thread may call this."""
         return self.llm_engine.stats()
-
-    # -- on the event loop ----------------------------------------------------------------------------------------
-
-    async def _read_all(self, requests: Sequence[EngineRequest]) -> list[PreparedRequest]:
-        futures = [
-            self._on_reader(self.llm_engine.read_request, one.request_id, one.prompt, one.params, one.lora_request)
-            for one in requests
-        ]
-        try:
-            return [await self._result(future) for future in futures]
-        except BaseException:  # one is no good, or nobody waits any more: let go of the others
-            for future in futures:
-                future.cancel()
-                future.add_done_callback(self._discard_read)
-            raise
-
-    def _discard_read(self, future: Future[PreparedRequest]) -> None:
-        if not future.cancelled() and future.exception() is None:
-            self._discard([future.result()])
-
-    def _discard(self, arrivals: Sequence[PreparedRequest]) -> None:
-        for arrival in arrivals:
-            arrival.discard()
-        self._tell(lambda: None)  # their adapters may be free to go
-
-    def _on_reader(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
-        self._check_runs()
-        return self._readers.submit(function, *args)
-
-    async def _result(self, future: Future[_T]) -> _T:
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if self._stopped and future.cancelled():  # not the one who waits, but the readers were stopped
-                self._check_runs()
-            raise
-
-    def _check_runs(self) -> None:
-        if self._error is not None:
-            raise EngineClosedError(f"the engine has failed ({type(self._error).__name__}): see its log")
-        if self._stopped or self._loop is None:
-            raise EngineClosedError("the server is shutting down" if self._stopped else "the engine was not started")
-
-    def _tell(self, message: Callable[[], object]) -> None:
-        """Have the engine's thread call this before its next step. Any thread may call this."""
-        self._inbox.put(message)
-        self.llm_engine.notify()
-
-    def _post(self, mail: _Mail) -> None:
-        """Hand outputs to those who wait for them, or an error to all."""
-        if isinstance(mail, BaseException):
-            for queue in set(self._mail.values()):
-                queue.put_nowait(mail)
-            return
-        batches: dict[int, tuple[asyncio.Queue[_Mail], list[Output]]] = {}
-        for output in mail:
-            waiting = self._mail.get(output.request_id)
-            if waiting is not None:
-                batches.setdefault(id(waiting), (waiting, []))[1].append(output)
-        for waiting, outputs in batches.values():
-            waiting.put_nowait(outputs)
-
-    # -- in the engine's thread -----------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while self._open_mail():
-                self._step_begun = time.monotonic()
-                outputs = self.llm_engine.step()
-                self._step_begun = None
-                self._report(outputs)
-                if outputs:
-                    self._send(outputs)
-                self._answer_unloadings()
-        except BaseException as error:
-            logger.critical("the engine has failed", exc_info=True)
-            self._error = error
-            self._send(EngineClosedError(f"the engine has failed ({type(error).__name__}): see its log"))
-        finally:
-            self._stopped = True
-            for _, future in self._unloading:
-                self._call(partial(_give_up, future))
-            for errand in list(self._errands):
-                _forsake(errand)
-
-    def _report(self, outputs: Sequence[Output]) -> None:
-        try:
-            if self._on_step is not None:
-                self._on_step(self.llm_engine.scheduler.times, outputs)
-        except Exception:  # who watches must not stop what is watched
-            logger.exception("on_step failed")
-
-    def _open_mail(self) -> bool:
-        """Do what the others ask for; while there is nothing to compute, wait for that. False: stop."""
-        while not self._stopped:
-            try:
-                message = self._inbox.get_nowait()
-            except Empty:
-                if self.llm_engine.has_unfinished_requests():
-                    return True
-                self.llm_engine.core.settle()  # no step comes that would
-                self._answer_unloadings()
-                message = self._inbox.get()
-            message()
-        return False
-
-    def _stop(self) -> None:
-        self._stopped = True
-
-    def _admit(self, arrivals: Sequence[PreparedRequest]) -> None:
-        for place, arrival in enumerate(arrivals):
-            try:
-                self.llm_engine.submit(arrival)
-            except Exception as error:  # the others of its caller's come to nothing with it
-                self.llm_engine.abort_request([other.request_id for other in arrivals[:place]])
-                for other in arrivals[place + 1 :]:
-                    other.discard()
-                self._call(partial(self._fail, arrival.request_id, error))
-                return
-
-    def _fail(self, request_id: str, error: Exception) -> None:
-        waiting = self._mail.get(request_id)
-        if waiting is not None:
-            waiting.put_nowait(error)
-
-    def _answer_unloadings(self) -> None:
-        if not self._unloading:
-            return
-        waiting = []
-        for number, future in self._unloading:
-            freed = self.llm_engine.freed_bytes(number)
-            if freed is None and not future.cancelled():
-                waiting.append((number, future))
-            elif freed is not None:
-                self._call(partial(_resolve, future, freed))
-        self._unloading = waiting
-
-    def _send(self, mail: _Mail) -> None:
-        self._call(partial(self._post, mail))
-
-    def _call(self, function: Callable[[], object]) -> None:
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # the loop is closed: nobody is there to listen
-            self._stopped = True
-
-
-class Outputs:
-    """The outputs of some requests, in the order in which steps make them; ends when all have finished.
-
-    Leaving it (`async with`) aborts what has not. Raises EngineClosedError when the engine ends first.
-    """
-
-    def __init__(self, engine: AsyncEngine, unfinished: set[str], mail: asyncio.Queue[_Mail]) -> None:
-        self._engine = engine
-        self._unfinished = unfinished
-        self._mail = mail
-        self._ready: list[Output] = []  # in reverse
-
-    async def __aenter__(self) -> Outputs:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> int:
-        """Abort what has not finished. Returns how many requests that were."""
-        unfinished, self._unfinished = self._unfinished, set()
-        if unfinished:
-            self._engine.abort(unfinished)
-        return len(unfinished)
-
-    @property
-    def ready(self) -> bool:
-        """Whether there are more that need not be waited for."""
-        return bool(self._ready) or not self._mail.empty()
-
-    def __aiter__(self) -> Outputs:
-        return self
-
-    async def __anext__(self) -> Output:
-        while not self._ready:
-            if not self._unfinished:
-                raise StopAsyncIteration
-            mail = await self._mail.get()
-            if isinstance(mail, BaseException):
-                raise mail
-            self._ready = mail[::-1]
-        output = self._ready.pop()
-        if isinstance(output, BeamSearchOutput) or output.finished:
-            self._unfinished.discard(output.request_id)
-            self._engine.forget(output.request_id)
-        return output
-
-
-def _do(function: Callable[[], _T], done: Future[_T]) -> None:
-    if not done.set_running_or_notify_cancel():  # who asked has gone
-        return
-    try:
-        done.set_result(function())
-    except Exception as error:
-        done.set_exception(error)
-
-
-def _forsake(done: Future[Any]) -> None:
-    with suppress(InvalidStateError):  # it has its result, or another thread was faster
-        done.set_exception(EngineClosedError("the engine has stopped"))
-
-
-def _give_up(future: asyncio.Future[int]) -> None:
-    if not future.done():
-        future.set_exception(EngineClosedError("the engine has stopped; the adapter's memory goes with it"))
-
-
-def _resolve(future: asyncio.Future[int], value: int) -> None:
-    if not future.done():
-        future.set_result(value)

@@ -17,7 +17,7 @@ from quire.platform.outputs.processor import beams_as_output
 from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 # How long a step may take before `check_health` says that it is stuck.
-_STUCK = 300.0  # seconds
+_STEP_TIMEOUT = 300.0  # seconds
 
 
 class AsyncLLMEngine:
@@ -125,9 +125,9 @@ class AsyncLLMEngine:
 
     async def check_health(self) -> None:
         """Raise EngineClosedError, with the reason, where requests would not be served."""
-        complaint = self.engine.complaint(_STUCK) if self._started else None
-        if complaint is not None:
-            raise EngineClosedError(complaint)
+        health_error = self.engine.step_loop.health_error(_STEP_TIMEOUT) if self._started else None
+        if health_error is not None:
+            raise EngineClosedError(health_error)
 
     @property
     def is_running(self) -> bool:
@@ -142,7 +142,7 @@ class AsyncLLMEngine:
     @property
     def errored(self) -> bool:
         """Whether its step loop has ended with an error."""
-        return self.engine.failed
+        return self.engine.step_loop.failed
 
     async def close(self, timeout: float = 0.0) -> None:
         """Let what runs finish for `timeout` seconds, and stop."""

@@ -19,7 +19,9 @@ from starlette.types import Receive, Scope, Send
 from quire import __version__
 from quire.errors import RequestError
 from quire.lora import LoRARequest
-from quire.platform.engine.async_engine import EngineRequest, Output, Outputs
+from quire.platform.engine.async_engine import EngineRequest
+from quire.platform.engine.llm_engine import Output
+from quire.platform.engine.output_stream import Outputs
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.platform.outputs.processor import beams_as_output

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from openai.types.chat import ChatCompletion
 
-from quire.platform.engine.async_engine import Output
+from quire.platform.engine.llm_engine import Output
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.server.context import ServerContext, context_of, note, note_ignored

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
-from quire.platform.engine.async_engine import Output
+from quire.platform.engine.llm_engine import Output
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
 from quire.server.context import ServerContext, context_of, note, note_ignored

@@ -34,9 +34,9 @@ async def model(model: str, request: Request) -> JSONResponse:
 async def health(request: Request) -> JSONResponse:
     """200 while the step loop is alive; 503 when it has failed, stopped, or sticks in a step."""
     context = context_of(request)
-    complaint = context.engine.complaint(context.config.step_timeout)
-    if complaint is not None:
-        raise ApiError(503, complaint, code="unhealthy")
+    health_error = context.engine.step_loop.health_error(context.config.step_timeout)
+    if health_error is not None:
+        raise ApiError(503, health_error, code="unhealthy")
     return JSONResponse({"status": "ok"})
 
 

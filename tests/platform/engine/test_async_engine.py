@@ -42,7 +42,7 @@ async def idle(engine: AsyncEngine) -> None:
     inner = engine.llm_engine
     await until(lambda: not inner.has_unfinished_requests())
     done = threading.Event()
-    engine._tell(done.set)  # what was asked before is done
+    engine.step_loop.tell(done.set)  # what was asked before is done
     await asyncio.to_thread(done.wait, 10)
     inner.check_integrity()
     assert inner.pool.num_free == inner.pool.num_blocks
@@ -173,7 +173,7 @@ def test_all_of_a_group_or_none():
             ):
                 with pytest.raises(RequestError):
                     await engine.submit([good, bad])
-                assert not engine.llm_engine.has_unfinished_requests() and not engine._mail
+                assert not engine.llm_engine.has_unfinished_requests() and not engine._output_queues
             assert await engine.unload_lora_adapter("french", 10) is not None, "somebody holds it still"
 
     run(work)
@@ -213,12 +213,12 @@ def test_closing_lets_what_runs_finish():
         engine = AsyncEngine(engine_config())
         await engine.start()
         running = asyncio.ensure_future(tokens(engine, "Once", DELTA, "a"))
-        await until(lambda: bool(engine._mail))
+        await until(lambda: bool(engine._output_queues))
         await engine.close(20)
         assert len(await running) == 12
         with pytest.raises(EngineClosedError):
             await tokens(engine, "Once", DELTA, "b")
-        assert engine.complaint(1) is not None and not engine._thread.is_alive()
+        assert engine.step_loop.health_error(1) is not None and not engine.step_loop._thread.is_alive()
 
     run(work)
 
@@ -230,7 +230,7 @@ def test_what_is_asked_of_a_thread_that_has_just_ended_is_told_so(monkeypatch):
         engine = AsyncEngine(engine_config())
         await engine.start()
         await engine.close(0)
-        monkeypatch.setattr(engine, "_check_runs", lambda: None)
+        monkeypatch.setattr(engine.step_loop, "check_runs", lambda: None)
         with pytest.raises(EngineClosedError):
             await asyncio.wait_for(engine.reset_prefix_cache(), 10)
 
@@ -242,7 +242,7 @@ def test_closing_ends_what_does_not_finish():
         engine = AsyncEngine(engine_config())
         await engine.start()
         running = asyncio.ensure_future(tokens(engine, "Once", LONG, "a"))
-        await until(lambda: bool(engine._mail))
+        await until(lambda: bool(engine._output_queues))
         await engine.close(0.05)
         with pytest.raises(EngineClosedError):
             await running
@@ -301,14 +301,14 @@ def test_a_step_that_sticks_does_not_hold_the_end(monkeypatch):
 
         engine.llm_engine.runner.execute = stuck
         running = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a"))
-        await until(lambda: engine.complaint(0.01) is not None)
+        await until(lambda: engine.step_loop.health_error(0.01) is not None)
         begun = time.monotonic()
         await engine.close(0.05)
-        assert time.monotonic() - begun < 5 and engine.stuck
+        assert time.monotonic() - begun < 5 and engine.step_loop.stuck
         with pytest.raises(EngineClosedError):
             await running
         gate.set()
-        await until(lambda: not engine.stuck)
+        await until(lambda: not engine.step_loop.stuck)
 
     run(work)
 
@@ -380,7 +380,7 @@ def test_a_fault_of_the_engine_reaches_all_and_is_told():
         await engine.start()
         running = [asyncio.ensure_future(tokens(engine, "Once", LONG, str(n))) for n in range(3)]
         await until(lambda: engine.stats().running == 3)
-        assert engine.complaint(10) is None
+        assert engine.step_loop.health_error(10) is None
 
         def faulty() -> Any:
             raise RuntimeError("broken")
@@ -389,7 +389,7 @@ def test_a_fault_of_the_engine_reaches_all_and_is_told():
         for task in running:
             with pytest.raises(EngineClosedError, match="RuntimeError"):
                 await task
-        assert "RuntimeError" in engine.complaint(10) and engine.failed and engine.closing
+        assert "RuntimeError" in engine.step_loop.health_error(10) and engine.step_loop.failed and engine.closing
         with pytest.raises(EngineClosedError):
             await tokens(engine, "Once", LONG, "late")
         await engine.close()
@@ -409,11 +409,11 @@ def test_a_step_that_sticks_is_told():
 
             engine.llm_engine.runner.execute = stuck
             running = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a"))
-            await until(lambda: engine.complaint(0.05) is not None)
-            assert engine.complaint(60) is None
+            await until(lambda: engine.step_loop.health_error(0.05) is not None)
+            assert engine.step_loop.health_error(60) is None
             gate.set()
             await running
-            assert engine.complaint(0.05) is None
+            assert engine.step_loop.health_error(0.05) is None
 
     run(work)
 
@@ -432,7 +432,7 @@ def test_an_idle_engine_sleeps():
 
             engine.llm_engine.step = counted
             await asyncio.sleep(0.3)
-            assert steps == 0 and engine._inbox.empty()
+            assert steps == 0 and engine.step_loop._inbox.empty()
 
     run(work)
 
