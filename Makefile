@@ -14,6 +14,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt quire/__init__.py $(shell find csrc -type f 2>/dev/null)
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.cu' -o -name '*.h' 2>/dev/null)
 
 .DEFAULT_GOAL := help
 
@@ -51,18 +52,20 @@ test-clients: $(READY) ## clients of OpenAI's API (from PyPI and npm, into .clie
 	$(BIN)/python clients/run.py
 
 .PHONY: lint
-lint: $(READY) ## ruff: rules and format
+lint: $(READY) ## ruff: rules and format; clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 .PHONY: types
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
 .PHONY: format
-format: $(READY) ## mend what ruff can mend
+format: $(READY) ## mend what lint complains of, where tools can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP)
 
 .PHONY: hooks
 hooks: $(READY) ## let git run the quick checks before each commit (.pre-commit-config.yaml)
@@ -72,7 +75,7 @@ hooks: $(READY) ## let git run the quick checks before each commit (.pre-commit-
 
 .PHONY: docs
 docs: $(READY) ## the site, into build/site; a link that leads nowhere is an error
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: docs-serve
 docs-serve: $(READY) ## the site on http://127.0.0.1:8001, made anew when a page changes

@@ -1,34 +1,86 @@
-"""The README shows only what runs: its Python is that of examples/, its outputs are those of today's code."""
+"""README and docs/python.md show only what runs: Python from examples/, outputs of today's code, a picture of a run."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
 
+from tests.server.api_server import ServerProcess
+
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 # A ```python block, and the ``` block of what it prints.
 SHOWN = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
+# What the bundled model answers without sampling: the same on every instruction set.
+EXACT = {"server.py": 2, "images.py": 2, "image_prompts.py": 1, "adapters.py": 5, "chat.py": 1}
 
 
-def shown() -> dict[str, tuple[str, str]]:
-    files = {path.read_text(): path.name for path in (ROOT / "examples").glob("*.py")}
-    blocks = SHOWN.findall((ROOT / "README.md").read_text())
+def shown(*pages: str) -> dict[str, tuple[str, str]]:
+    files = {(ROOT / "examples" / name).read_text(): name for name in EXAMPLES}
+    blocks = [block for page in pages for block in SHOWN.findall((ROOT / page).read_text())]
     return {files[code]: (code, output) for code, output in blocks}
 
 
-def test_every_example_is_shown():
-    assert set(shown()) == {path.name for path in (ROOT / "examples").glob("*.py")}
+def test_every_example_is_shown() -> None:
+    readme, rest = shown("README.md"), shown("docs/python.md")
+    assert set(readme) == {"generate.py", "images.py", "adapters.py", "server.py"}
+    assert not set(readme) & set(rest) and {*readme, *rest} == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", [path.name for path in sorted((ROOT / "examples").glob("*.py"))])
-def test_an_example_runs(name):
-    """What is printed depends on the instruction set in its last bits, so only its form is compared."""
-    result = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Draws and beams depend on the instruction set in their last bits: of these only the form is compared."""
+    program = ROOT / "examples" / name
+    if name == "server.py":  # what the page starts beside it, on another port
+        code, url = program.read_text(), request.getfixturevalue("served").url
+        program = tmp_path / name
+        program.write_text(code.replace("http://localhost:8000", url))
+        assert url in program.read_text()
+    result = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
-    assert len(result.stdout.splitlines()) == len(shown()[name][1].splitlines())
-    if name == "chat.py":
-        assert result.stdout.splitlines()[0] == shown()[name][1].splitlines()[0]
+    printed, told = result.stdout.splitlines(), shown("README.md", "docs/python.md")[name][1].splitlines()
+    assert len(printed) == len(told)
+    exact = EXACT.get(name, 0)
+    assert printed[:exact] == told[:exact]
+
+
+@pytest.fixture(scope="module")
+def served() -> ServerProcess:
+    with ServerProcess(OMP_NUM_THREADS="1") as server:
+        yield server
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_picture_is_of_the_commands_that_its_script_runs() -> None:
+    """And of what quire prints; and it fetches nothing."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import record_terminal
+    finally:
+        sys.path.pop(0)
+    (target,) = re.findall(r"!\[[^]]*\]\((.*?)\)", README)
+    drawn = (ROOT / target).read_text()
+    assert not re.findall(r"""(?:url\(|href=|src=)["']?(?!#)""", drawn)
+    text = text_of(drawn, character_width=record_terminal._CHAR_WIDTH)
+    assert all(f"$ {command}\n" in text for command in record_terminal.COMMANDS)
+    for line in shown("README.md")["adapters.py"][1].splitlines()[:3]:
+        assert f": {line}\n" in text
+
+
+def text_of(drawn: str, character_width: float) -> str:
+    """The lines of a drawn terminal. Blanks have no elements of their own, only places."""
+    lines: dict[float, str] = {}
+    for one in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text"):
+        if "-title" not in one.attrib["class"]:
+            row, column = float(one.attrib["y"]), round(float(one.attrib["x"]) / character_width)
+            lines[row] = lines.get(row, "").ljust(column) + (one.text or "").replace("\N{NO-BREAK SPACE}", " ")
+    return "".join(f"{lines[row]}\n" for row in sorted(lines))
