@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +32,8 @@ from numpy.typing import NDArray
 from quire.kernels.sampling import DRAW, can_draw, draw_tokens
 from quire.platform.sampling.distribution import Weights, locate, top_of, weigh
 from quire.platform.sampling.logits_processors.base import Row
-from quire.platform.sampling.logits_processors.chain import Chain, changed_rows
 from quire.platform.sampling.results import Failure, Sampled, TopLogprobs
-from quire.platform.sampling.sampling_input import SamplingState
-
-# Rows are worked on together while they have no more logits than this: what a CPU's cache holds of one core.
-_TOGETHER = 1 << 17
+from quire.platform.sampling.sampling_input import SamplingState, prepare_together
 
 _NOT_FINITE = Failure(
     "the model's logits are not finite (NaN or infinity), so no token can be sampled", by_caller=False
@@ -131,78 +127,45 @@ def sample(logits: torch.Tensor, draws: Sequence[TokenDraw]) -> list[Sampled]:
     if not draws:
         return []
     table = _host(logits)
+    preparing = {id(draw.state): draw.state for draw in draws if draw.state.prepares and not draw.state.is_plain}
+    if preparing:
+        prepare_together(list(preparing.values()))
     drawn: list[Sampled] = []
-    for run in _runs(draws, max(1, _TOGETHER // table.shape[1])):
+    before: TokenDraw | None = None
+    weights: Weights | Failure = _NOT_FINITE
+    for draw in draws:
         # The n sequences of one request draw their first tokens from the same row: weigh it once.
-        weighed = iter(_weigh_run(table, [first for first, _ in run]))
-        for _, count in run:
-            weights = next(weighed)
-            drawn += [_draw(table, weights, draw) for draw in draws[len(drawn) : len(drawn) + count]]
+        if before is None or draw.row != before.row or draw.state is not before.state:
+            weights = _weigh(table[draw.row], draw.state)
+        drawn.append(_draw(table, weights, draw))
+        before = draw
     return drawn
 
 
-def _runs(draws: Sequence[TokenDraw], most: int) -> Iterator[list[tuple[TokenDraw, int]]]:
-    """Draws that stand together and whose rows are changed by the same kinds of processors, at most `most` rows a run:
-    (a draw, how many with the same row and state)."""
-    run: list[tuple[TokenDraw, int]] = []
-    kinds: tuple[type, ...] = ()
-    for draw in draws:
-        state = draw.state
-        if run and draw.row == run[-1][0].row and state is run[-1][0].state:
-            run[-1] = run[-1][0], run[-1][1] + 1
-            continue
-        own = () if state.is_plain else state.kinds
-        if run and (own != kinds or len(run) == most):
-            yield run
-            run = []
-        run.append((draw, 1))
-        kinds = own
-    yield run
-
-
-def _weigh_run(table: Row, run: Sequence[TokenDraw]) -> list[Weights | Failure]:
-    """The distribution of each of a run's rows, or why there is none."""
-    weighed: list[Weights | Failure] = [_NOT_FINITE] * len(run)
-    changing: list[int] = []
-    for place, draw in enumerate(run):
-        row = table[draw.row]
-        best = int(row.argmax())
-        if not math.isfinite(row[best]):  # argmax takes NaN for the largest
-            continue
-        if draw.state.is_plain:
-            weighed[place] = weigh(row, best, draw.state.input.params)
-        else:
-            changing.append(place)
-    if changing:
-        rows = _processed(table, [run[place] for place in changing])
-        for place, changed in zip(changing, rows, strict=True):
-            weighed[place] = changed if isinstance(changed, Failure) else _weigh_changed(changed, run[place].state)
-    return weighed
-
-
-def _processed(table: Row, draws: Sequence[TokenDraw]) -> list[Row | Failure]:
-    """The rows of the table that the draws name, as their processors change them."""
-    read = [draw.state.read() for draw in draws]
-    chains: list[Chain] = [chain for chain in read if not isinstance(chain, Failure)]
-    good = [draw for draw, chain in zip(draws, read, strict=True) if not isinstance(chain, Failure)]
-    rows = [draw.row for draw in good]
-    found = iter(changed_rows(chains, table, rows, [draw.state.output_ids for draw in good]) if good else ())
-    return [
-        chain if isinstance(chain, Failure) else draw.state.checked(table, draw.row, next(found))
-        for draw, chain in zip(draws, read, strict=True)
-    ]
-
-
-def _weigh_changed(row: Row, state: SamplingState) -> Weights | Failure:
+def _weigh(row: Row, state: SamplingState) -> Weights | Failure:
+    """The distribution that the sequence's parameters make of a row; or why there is none."""
     best = int(row.argmax())
-    if math.isfinite(row[best]):
-        return weigh(row, best, state.input.params)
-    plugins = ", ".join(state.plugins)
+    if not math.isfinite(row[best]):  # argmax takes NaN for the largest
+        return _NOT_FINITE
+    if not state.is_plain:
+        changed = state.changed(row)
+        if isinstance(changed, Failure):
+            return changed
+        row = changed
+        best = int(row.argmax())
+        if not math.isfinite(row[best]):
+            return _nothing_left(row[best], state.plugins)
+    return weigh(row, best, state.input.params)
+
+
+def _nothing_left(best: np.float32, plugins: Sequence[str]) -> Failure:
+    """Why a changed row has no token. best: its largest logit."""
     if not plugins:
         return Failure(_NO_TOKEN, by_caller=True)
-    if row[best] == -math.inf:
-        return Failure(f"{_NO_TOKEN}. The logits processor {plugins} has forbidden tokens too", by_caller=True)
-    return Failure(f"the logits processor {plugins} has made a logit NaN or infinite", by_caller=False)
+    names = ", ".join(plugins)
+    if best == -math.inf:
+        return Failure(f"{_NO_TOKEN}, or the logits processor {names}", by_caller=True)
+    return Failure(f"logits processor {names}: it has made a logit NaN or infinite", by_caller=False)
 
 
 def _draw(table: Row, weights: Weights | Failure, draw: TokenDraw) -> Sampled:

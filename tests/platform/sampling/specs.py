@@ -11,7 +11,7 @@ import torch
 from quire import SamplingParams
 from quire.platform.sampling import sampler
 from quire.platform.sampling.logits_processors.base import ProcessorRequest
-from quire.platform.sampling.logits_processors.chain import Chain, build_chain, changed_rows
+from quire.platform.sampling.logits_processors.chain import Chain, build_chain
 from quire.platform.sampling.results import Failure, Sampled
 from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
 
@@ -53,10 +53,8 @@ def sample(logits: torch.Tensor, specs: Sequence[Spec]) -> list[Sampled]:
 
 def processed(row: np.ndarray, state: SamplingState) -> np.ndarray:
     """A row as the state's processors change it."""
-    chain = state.read()
-    assert not isinstance(chain, Failure)
-    if not chain:
+    if state.is_plain:
         return row
-    (changed,) = changed_rows([chain], row[None], [0], [state.output_ids])
+    changed = state.changed(row)
     assert not isinstance(changed, Failure)
     return changed

@@ -83,24 +83,21 @@ class LogitsProcessor:
         """
         raise NotImplementedError(f"{type(self).__name__} has no apply()")
 
-    @classmethod
-    def apply_rows(cls, processors: Sequence[Self], logits: Row, outputs: Sequence[Sequence[int]]) -> None:
-        """Change the rows [n, vocab_size] of n sequences; row i is that of processors[i] and outputs[i].
+    def changed(self, logits: Row, output_ids: Sequence[int]) -> Row:
+        """A changed copy of the row."""
+        changed = logits.copy()
+        self.apply(changed, output_ids)
+        return changed
 
-        For processors that do several rows at once in less time, such as by threads of their own. What becomes of a row
-        must have the bits that `apply` gives it.
+    @classmethod
+    def prepare(cls, processors: Sequence[Self], outputs: Sequence[Sequence[int]]) -> None:
+        """Once a step, before any of its rows is changed: all processors of the class whose rows will be, with what
+        their sequences have generated.
+
+        For work that is done for several sequences in less time than for one after another, such as a grammar's masks
+        by threads of its own. Each processor keeps what it is to do; the rows themselves are changed one by one, as a
+        row of logits fits the cache and many do not.
         """
-        for row, processor, output_ids in zip(logits, processors, outputs, strict=True):
-            processor.apply(row, output_ids)
-
-    @classmethod
-    def changed_rows(
-        cls, processors: Sequence[Self], table: Row, rows: Sequence[int], outputs: Sequence[Sequence[int]]
-    ) -> Row:
-        """Changed copies of some rows of a table [rows, vocab_size] that stays as it is."""
-        logits: Row = table[rows]
-        cls.apply_rows(processors, logits, outputs)
-        return logits
 
 
 class BitMask(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -91,58 +91,45 @@ def build_chain(request: ProcessorRequest, plugins: Sequence[LinkMaker] = ()) ->
     return tuple(chain)
 
 
-def changed_rows(
-    chains: Sequence[Chain], table: Row, rows: Sequence[int], outputs: Sequence[Sequence[int]]
-) -> list[Row | Failure]:
-    """Changed copies of rows of a table [rows, vocab_size], or why there is none.
-
-    All chains have the same kinds of processors. outputs: the tokens that each chain's sequence has generated, of which
-    it has been told.
-    """
+def changed_row(chain: Chain, row: Row, output_ids: Sequence[int]) -> Row | Failure:
+    """A changed copy of a row, or why there is none. The chain is not empty, and has read the tokens."""
+    link = chain[0]
     try:
-        return list(_apply(chains, table, rows, outputs))
-    except ProcessorError as error:
-        if len(chains) == 1:
-            return [error.failure]
-    changed: list[Row | Failure] = []  # one by one, so that only the culprit's request ends
-    for chain, row, output_ids in zip(chains, rows, outputs, strict=True):
-        changed += changed_rows([chain], table, [row], [output_ids])
-    return changed
+        changed = link.processor.changed(row, output_ids)
+        for link in chain[1:]:
+            link.processor.apply(changed, output_ids)
+        return changed
+    except Exception as error:
+        failed = link.failed(error)
+        if isinstance(failed, ProcessorError):
+            return failed.failure
+        raise
 
 
-def _apply(chains: Sequence[Chain], table: Row, rows: Sequence[int], outputs: Sequence[Sequence[int]]) -> Row:
-    logits: Any = None
-    for links in zip(*chains, strict=True):
-        kind: Any = type(links[0].processor)
-        processors = [link.processor for link in links]
-        try:
-            if logits is None:
-                logits = kind.changed_rows(processors, table, rows, outputs)
-            else:
-                kind.apply_rows(processors, logits, outputs)
-        except Exception as error:
-            raise links[0].failed(error) from error
-    changed: Row = logits
-    return changed
+def prepare(links: Sequence[Link], outputs: Sequence[Sequence[int]]) -> None:
+    """Let processors of one class get ready for a step. Raises ProcessorError for a single one."""
+    try:
+        type(links[0].processor).prepare([link.processor for link in links], outputs)
+    except Exception as error:
+        raise links[0].failed(error) from error
 
 
-def check_alone(
-    pristine: Chain, chain: Chain, table: Row, row: int, output_ids: Sequence[int], changed: Row | Failure
-) -> Row | Failure:
+def check_alone(pristine: Chain, row: Row, output_ids: Sequence[int], changed: Row | Failure) -> Row | Failure:
     """`changed`, if processors that are made anew for the sequence alone give the same bits; else why not.
 
     For debug runs: it finds what depends on the rows beside it, or on more than the request and its tokens.
     """
-    plugins = ", ".join(link.plugin for link in chain if link.plugin is not None)
-    if isinstance(changed, Failure) or not plugins:
+    plugins = ", ".join(link.plugin for link in pristine if link.plugin is not None)
+    if isinstance(changed, Failure):
         return changed
     try:
         again = tuple(link.fork() for link in pristine)
         for link in again:
             link.advance(output_ids)
+            prepare([link], [output_ids])
     except ProcessorError as error:
         return error.failure
-    (alone,) = changed_rows([again], table, [row], [output_ids])
+    alone = changed_row(again, row, output_ids)
     if isinstance(alone, Failure):
         return alone
     if np.array_equal(alone.view(np.int32), changed.view(np.int32)):

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from quire.platform.sampling.logits_processors.base import Ids, LogitsProcessor, ProcessorRequest, Row, ids_within
 from quire.platform.sampling.params import SamplingParams
 
+# A prompt of so few distinct tokens is kept with each sequence's own: one piece of work instead of two. A longer one is
+# shared by the sequences of a request.
+_FEW = 4096
+
 
 class Penalties(LogitsProcessor):
     """repetition_penalty over prompt and output, then frequency_penalty and presence_penalty over the output."""
@@ -25,8 +29,10 @@ class Penalties(LogitsProcessor):
         self._in_prompt = np.zeros(request.vocab_size if self._repels else 0, dtype=bool)
         if self._repels:
             self._in_prompt[ids_within(request.prompt_ids, request.vocab_size)] = True
-        self._prompt = np.flatnonzero(self._in_prompt)
-        self._history = _History(request.vocab_size)
+        prompt = np.flatnonzero(self._in_prompt)
+        few = len(prompt) <= _FEW
+        self._prompt = prompt[:0] if few else prompt
+        self._history = _History(request.vocab_size, prompt if few else prompt[:0])
 
     @classmethod
     def applies_to(cls, params: SamplingParams) -> bool:
@@ -54,53 +60,21 @@ class Penalties(LogitsProcessor):
         if self._counts and len(history.ids):
             logits[history.ids] = logits[history.ids] - self._frequency * history.times - self._presence
 
-    @classmethod
-    def apply_rows(cls, processors: Sequence[Self], logits: Row, outputs: Sequence[Sequence[int]]) -> None:
-        """As the base class has it: for many rows of few logits, Python would cost more than the arithmetic."""
-        if len(processors) == 1:
-            processors[0].apply(logits[0], outputs[0])
-            return
-        flat = logits.reshape(-1)
-        begins = np.arange(len(processors)) * logits.shape[1]
-        repelling = [one if one._repels else None for one in processors]
-        if any(repelling):
-            penalty = np.array([one._repetition for one in processors])
-            for ids in (
-                [_NONE if one is None else one._prompt for one in repelling],
-                [_NONE if one is None else one._history.new_ids for one in repelling],
-            ):
-                counts = [len(some) for some in ids]
-                places = np.concatenate(ids) + np.repeat(begins, counts)
-                flat[places] = _repelled(flat[places], np.repeat(penalty, counts))
-        counting = [one for one in processors if one._counts]
-        if counting:
-            ids = [one._history.ids if one._counts else _NONE for one in processors]
-            counts = [len(some) for some in ids]
-            places = np.concatenate(ids) + np.repeat(begins, counts)
-            times = np.concatenate([one._history.times for one in counting])
-            frequency = np.repeat(np.array([one._frequency for one in processors]), counts)
-            presence = np.repeat(np.array([one._presence for one in processors]), counts)
-            flat[places] = flat[places] - frequency * times - presence
-
-
-_NONE: Ids = np.empty(0, np.int64)
-
 
 class _History:
-    """The distinct tokens that one sequence has generated, and how often."""
+    """The distinct tokens that one sequence has generated, and how often. first: what `new_ids` begins with."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, first: Ids) -> None:
         self._size = size
         self._places: dict[int, int] = {}
         self._ids = np.empty(16, np.int64)
         self._times = np.empty(16, np.float32)
-        self._new = np.empty(16, np.int64)
-        self._new_count = 0
+        self._new = np.concatenate((first, np.empty(16, np.int64)))
+        self._new_count = len(first)
 
     def copy(self) -> _History:
-        other = _History(self._size)
-        other._places, other._new_count = dict(self._places), self._new_count
-        other._ids, other._times, other._new = self._ids.copy(), self._times.copy(), self._new.copy()
+        other = _History(self._size, self.new_ids)
+        other._places, other._ids, other._times = dict(self._places), self._ids.copy(), self._times.copy()
         return other
 
     @property
@@ -115,7 +89,7 @@ class _History:
 
     @property
     def new_ids(self) -> Ids:
-        """Those of them that the prompt does not have."""
+        """`first`, and those of `ids` that the prompt does not have."""
         return self._new[: self._new_count]
 
     def add(self, token_ids: Sequence[int], in_prompt: NDArray[np.bool_]) -> None:
@@ -140,15 +114,11 @@ class _History:
             self._new_count += 1
 
 
-def _repelled(logits: Row, penalty: np.float32 | Row) -> Row:
+def _repelled(logits: Row, penalty: np.float32) -> Row:
     """Divided by the penalty where they are above 0, multiplied by it elsewhere: the lesser of the two for a penalty
     above 1, the larger for one below, which takes a fraction of the time that choosing one by one does."""
-    divided, multiplied = logits / penalty, logits * penalty
-    changed: Row
-    if np.ndim(penalty) == 0:
-        changed = (np.minimum if penalty > 1 else np.maximum)(divided, multiplied)
-    else:
-        changed = np.where(penalty > 1, np.minimum(divided, multiplied), np.maximum(divided, multiplied))
+    choose = np.minimum if penalty > 1 else np.maximum
+    changed: Row = choose(logits / penalty, logits * penalty)
     return changed
 
 

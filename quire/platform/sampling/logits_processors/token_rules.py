@@ -57,31 +57,20 @@ class TokenBias(LogitsProcessor):
 
     def apply(self, logits: Row, output_ids: Sequence[int]) -> None:
         """As the base class has it."""
-        self._write(logits, logits)
+        logits[:] = self.changed(logits, output_ids)
 
-    @classmethod
-    def changed_rows(
-        cls, processors: Sequence[Self], table: Row, rows: Sequence[int], outputs: Sequence[Sequence[int]]
-    ) -> Row:
+    def changed(self, logits: Row, output_ids: Sequence[int]) -> Row:
         """As the base class has it: copied and changed in one pass."""
-        logits = np.empty((len(rows), table.shape[1]), np.float32)
-        for place, (row, processor) in enumerate(zip(rows, processors, strict=True)):
-            processor._write(table[row], logits[place])
-        return logits
-
-    def _write(self, source: Row, target: Row) -> None:
-        """The changed `source`; they may be the same."""
         if self._ids is None:
-            np.add(source, self._shift, out=target)
-        elif self._only:
-            kept = source[self._ids] + self._shift
-            target.fill(-math.inf)
-            target[self._ids] = kept
-        else:
-            if target is not source:
-                np.copyto(target, source)
-            if len(self._ids):
-                target[self._ids] += self._shift
+            return logits + self._shift
+        if self._only:
+            changed = np.full_like(logits, -math.inf)
+            changed[self._ids] = logits[self._ids] + self._shift
+            return changed
+        changed = logits.copy()
+        if len(self._ids):
+            changed[self._ids] += self._shift
+        return changed
 
 
 class BadWords(LogitsProcessor):
