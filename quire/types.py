@@ -94,7 +94,7 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """The batch's metadata for one step; `platform.batch` writes it, layers and kernels read it."""
+    """The batch's metadata for one step; `platform/execution/batch.py` writes it, layers and kernels read it."""
 
     positions: torch.Tensor  # [T] int64: each token's position in its sequence
     query_start: torch.Tensor  # [S + 1] int32: sequence s owns tokens query_start[s] : query_start[s + 1]

@@ -21,7 +21,7 @@ import torch
 from quire import kernels
 from quire.kernels.adapters import LoraSegments, LoraTable, LoraWeights
 from quire.kernels.transfer import send
-from quire.layers.rows import seen_of
+from quire.layers.rows import current_segments
 
 
 class LoRAContext:
@@ -43,7 +43,7 @@ class LoRAContext:
         """
         assert self.segments is not None
         try:
-            return seen_of(self.segments).for_rows(count)
+            return current_segments(self.segments).for_rows(count)
         except ValueError as error:
             raise ValueError(f"{layer}: {error}") from None
 
@@ -125,7 +125,7 @@ class LinearAdapters:
     slot 0 of a table for each slot.
     """
 
-    active: LoRAContext
+    context: LoRAContext
     name: str
     table: LoraTable
     replaced: dict[int, LinearChange] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class LinearAdapters:
 class SlotAdapters(Generic[_Change]):
     """The adapters of one Embedding or norm, the module `name`, by slot."""
 
-    active: LoRAContext
+    context: LoRAContext
     name: str
     changes: dict[int, _Change] = field(default_factory=dict)
 
@@ -174,7 +174,7 @@ def adapt_embedding(
     adapters: EmbeddingAdapters, table: torch.Tensor, ids: torch.Tensor, added: torch.Tensor | None, y: torch.Tensor
 ) -> None:
     """Change y [T, C], the rows `ids` [T] of `table` plus `added` [T, C], for the rows of the active segments."""
-    for start, end, slot, weight in adapters.active.for_rows(len(ids), adapters.name).rows:
+    for start, end, slot, weight in adapters.context.for_rows(len(ids), adapters.name).rows:
         change = adapters.changes.get(slot)
         if change is None or end <= start:
             continue
@@ -207,7 +207,7 @@ def adapt_norm(
     adapters: NormAdapters, x: torch.Tensor, y: torch.Tensor, norm: Callable[[torch.Tensor, NormChange], torch.Tensor]
 ) -> None:
     """Do the rows of x [T, C] over whose norm an adapter changes: y[rows] = norm(x[rows], change)."""
-    for start, end, slot, _ in adapters.active.for_rows(len(y), adapters.name).rows:
+    for start, end, slot, _ in adapters.context.for_rows(len(y), adapters.name).rows:
         change = adapters.changes.get(slot)
         if change is not None and end > start:
             y[start:end] = norm(x[start:end], change)

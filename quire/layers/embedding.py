@@ -24,6 +24,6 @@ class Embedding(nn.Module):
     def forward(self, ids: torch.Tensor, added: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
         """Return the rows `first + ids`, plus `added` [T, size] where it is given. ids: [T] int64 -> [T, size]."""
         y = kernels.embedding(ids, self.weight[first:] if first else self.weight, added)
-        if self.adapters is not None and self.adapters.active.segments is not None:
+        if self.adapters is not None and self.adapters.context.segments is not None:
             adapt_embedding(self.adapters, self.weight, ids + first if first else ids, added, y)
         return y

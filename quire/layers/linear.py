@@ -40,7 +40,7 @@ class Linear(nn.Module):
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x: [T, in_features] -> [T, out_features], in `out_dtype` (x's by default)."""
         adapters = self.adapters
-        if adapters is None or adapters.active.segments is None:
+        if adapters is None or adapters.context.segments is None:
             return self.format.multiply(x, (self,), out_dtype)
         return _adapted_product(x, (self,), out_dtype, (adapters,), adapters)
 
@@ -59,7 +59,7 @@ class MergedLinear:
         linears = self.linears
         for linear in linears:
             adapters = linear.adapters
-            if adapters is not None and adapters.active.segments is not None:
+            if adapters is not None and adapters.context.segments is not None:
                 return _adapted_product(x, linears, None, [one.adapters for one in linears], adapters)
         return linears[0].format.multiply(x, linears)
 
@@ -75,7 +75,7 @@ def _adapted_product(
 
     one: of the adapters, some that are not None.
     """
-    segments = one.active.for_rows(x.shape[0], one.name)
+    segments = one.context.for_rows(x.shape[0], one.name)
     tables = [None if own is None else own.table for own in adapters]
     y = linears[0].format.multiply(x, linears, out_dtype, tables, segments)
     column = 0

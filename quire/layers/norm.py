@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
             y = kernels.rms_norm(residual, weight, self.eps)
         else:
             y = kernels.rms_norm(added, weight, self.eps, residual)
-        if self.adapters is not None and self.adapters.active.segments is not None:
+        if self.adapters is not None and self.adapters.context.segments is not None:
             adapt_norm(
                 self.adapters,
                 residual,
@@ -71,7 +71,7 @@ class LayerNorm(nn.Module):
             y = kernels.layer_norm(residual, weight, bias, self.eps)
         else:
             y = kernels.layer_norm(added, weight, bias, self.eps, residual)
-        if self.adapters is not None and self.adapters.active.segments is not None:
+        if self.adapters is not None and self.adapters.context.segments is not None:
             adapt_norm(self.adapters, residual, y, lambda x, own: kernels.layer_norm(x, own.weight, own.bias, self.eps))
         return y
 

@@ -21,32 +21,32 @@ import torch
 from quire.kernels.adapters import LoraSegments
 
 
-class _Here(threading.local):
+class _Innermost(threading.local):
     """The innermost one that this thread is in."""
 
     rows: _Rows | None = None
 
 
-_here = _Here()
+_innermost = _Innermost()
 
 
 class _Rows:
     """A context within which layers see other rows."""
 
     def __enter__(self) -> None:
-        self._outer = _here.rows
-        _here.rows = self
+        self._outer = _innermost.rows
+        _innermost.rows = self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _here.rows = self._outer
+        _innermost.rows = self._outer
 
     def of(self, segments: LoraSegments) -> LoraSegments:
         """The step's segments, as layers see them here."""
-        return self._seen(segments if self._outer is None else self._outer.of(segments))
+        return self._mapped(segments if self._outer is None else self._outer.of(segments))
 
-    def _seen(self, segments: LoraSegments) -> LoraSegments:
+    def _mapped(self, segments: LoraSegments) -> LoraSegments:
         raise NotImplementedError
 
 
@@ -56,7 +56,7 @@ class repeated(_Rows):
     def __init__(self, times: int) -> None:
         self._times = times
 
-    def _seen(self, segments: LoraSegments) -> LoraSegments:
+    def _mapped(self, segments: LoraSegments) -> LoraSegments:
         return segments.repeated(self._times)
 
 
@@ -71,13 +71,13 @@ class gathered(_Rows):
         self._given = rows
         self._places: tuple[int, ...] | None = None
 
-    def _seen(self, segments: LoraSegments) -> LoraSegments:
+    def _mapped(self, segments: LoraSegments) -> LoraSegments:
         if self._places is None:
             given = self._given
             self._places = tuple(given.tolist() if isinstance(given, torch.Tensor) else given)
         return segments.gathered(self._places)
 
 
-def seen_of(segments: LoraSegments) -> LoraSegments:
+def current_segments(segments: LoraSegments) -> LoraSegments:
     """The step's segments, as the layer that is called now sees them."""
-    return segments if _here.rows is None else _here.rows.of(segments)
+    return segments if _innermost.rows is None else _innermost.rows.of(segments)

@@ -1,4 +1,4 @@
-"""Which adapters steps can use: bytes, references and the order of eviction. The tensors are the bank's."""
+"""Which adapters steps can use: bytes, references and the order of eviction. The tensors are the slots'."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class DeviceAdapterBudget:
     pinned ones last. All methods are the step loop's. What changes is told to the runner by `take_changes`.
     """
 
-    def __init__(self, config: LoRAConfig, library: AdapterRegistry) -> None:
+    def __init__(self, config: LoRAConfig, registry: AdapterRegistry) -> None:
         self.capacity = min(config.device_bytes, config.host_bytes)
         self.bytes = 0
         self.hits = Counter({"device": 0, "host": 0, "disk": 0})  # by the tier where an adapter was when it was wanted
         self._most = config.max_loras
-        self._library = library
+        self._registry = registry
         self._entries: OrderedDict[int, _Entry] = OrderedDict()  # the least recently used first
         self._installed: list[int] = []
         self._dropped: list[int] = []
@@ -72,15 +72,15 @@ class DeviceAdapterBudget:
     def failure(self, use: AdapterUse) -> str | None:
         """Why one of the adapters cannot be had."""
         for ref, _ in use:
-            error = None if ref.uid in self._entries else self._library.error(ref.uid)
+            error = None if ref.uid in self._entries else self._registry.error(ref.uid)
             if error is not None:
                 return f"adapter {ref.name!r}: {error}"
         return None
 
     def settle(self) -> None:
         """Let go of adapters that were unloaded or replaced and that nobody holds any more."""
-        self._read = {uid for uid in self._read if self._library.has(uid)}
-        for uid in self._library.drained():
+        self._read = {uid for uid in self._read if self._registry.has(uid)}
+        for uid in self._registry.drained():
             if uid in self._entries:
                 self._drop(uid)
 
@@ -91,7 +91,7 @@ class DeviceAdapterBudget:
         return changes
 
     def _bring(self, missing: list[AdapterRef], wanted: set[int], urgent: bool) -> bool:
-        sizes = {ref.uid: self._library.size(ref.uid) for ref in missing}
+        sizes = {ref.uid: self._registry.size(ref.uid) for ref in missing}
         victims = self._victims(sum(sizes.values()), len(missing), wanted)
         states = [self._fetch(ref.uid, urgent) for ref in missing]
         if "no room" in states and urgent:
@@ -100,8 +100,8 @@ class DeviceAdapterBudget:
             return False
         claimed: list[AdapterRef] = []
         for ref in missing:
-            if not self._library.claim(ref.uid):  # evicted between two calls
-                self._library.unclaim(one.uid for one in claimed)
+            if not self._registry.claim(ref.uid):  # evicted between two calls
+                self._registry.unclaim(one.uid for one in claimed)
                 return False
             claimed.append(ref)
         for uid in victims:
@@ -113,7 +113,7 @@ class DeviceAdapterBudget:
         return True
 
     def _fetch(self, uid: int, urgent: bool) -> str:
-        state = self._library.fetch(uid, urgent)
+        state = self._registry.fetch(uid, urgent)
         if state == "coming":
             self._read.add(uid)
         elif state == "failed":
@@ -135,14 +135,14 @@ class DeviceAdapterBudget:
     def _kept(self, wanted: set[int]) -> list[int]:
         """Those that may go, the first to go first."""
         kept = [uid for uid, entry in self._entries.items() if not entry.references and uid not in wanted]
-        return sorted(kept, key=self._library.is_pinned)
+        return sorted(kept, key=self._registry.is_pinned)
 
     def _yield_memory(self, size: int, wanted: set[int]) -> None:
         """Main memory is full of what lies on the device too: let go of some of that, for the next try."""
         for uid in self._kept(wanted):
             if size <= 0:
                 break
-            if not self._library.is_pinned(uid):
+            if not self._registry.is_pinned(uid):
                 size -= self._entries[uid].size
                 self._drop(uid)
 
@@ -150,7 +150,7 @@ class DeviceAdapterBudget:
         self.bytes -= self._entries.pop(uid).size
         if uid in self._installed:  # and not yet told
             self._installed.remove(uid)
-            self._library.unclaim([uid])
+            self._registry.unclaim([uid])
         else:
             self._dropped.append(uid)
 

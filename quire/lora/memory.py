@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from quire import paths
 from quire.config import LoRAConfig
 from quire.errors import AdapterError, OutsideRootsError
 from quire.lora.adapter import Adapter
-from quire.types import AdapterRef
+from quire.types import AdapterRef, AdapterUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class AdapterInfo:
 
 
 @dataclass(eq=False)
-class Version:
+class AdapterVersion:
     """A version of an adapter, and where its weights are.
 
     source: what its path was called. adapter: its weights, while they are in main memory. users: requests that hold it.
@@ -85,9 +86,9 @@ class Version:
 
 
 class HostMemory:
-    """The budget of main memory over all versions. Its methods are called under the library's lock."""
+    """The budget of main memory over all versions. Its methods are called under the registry's lock."""
 
-    def __init__(self, config: LoRAConfig, versions: Mapping[int, Version]) -> None:
+    def __init__(self, config: LoRAConfig, versions: Mapping[int, AdapterVersion]) -> None:
         self._config = config
         self._versions = versions
 
@@ -96,13 +97,17 @@ class HostMemory:
         """What weights take, those that are being read among them."""
         return sum(version.size for version in self._versions.values() if version.takes_memory)
 
-    def fits(self, versions: Collection[Version]) -> bool:
+    def fits(self, versions: Collection[AdapterVersion]) -> bool:
         """Whether all of these may be there at once."""
         most = min(self._config.host_bytes, self._config.device_bytes)
         return sum(v.size for v in versions) <= most and len(versions) <= (self._config.max_cpu_loras or len(versions))
 
     def check(
-        self, version: Version, pinned: bool, old: Version | None, mixtures: Iterable[Collection[Version]]
+        self,
+        version: AdapterVersion,
+        pinned: bool,
+        old: AdapterVersion | None,
+        mixtures: Iterable[Collection[AdapterVersion]],
     ) -> None:
         """Every adapter, and every mixture that is in use, must find room beside those that are pinned.
 
@@ -119,7 +124,7 @@ class HostMemory:
                 f"pinned ones, and that leaves no room for all others: {self.limits()}. Raise these, or pin less."
             )
 
-    def make_room(self, version: Version, urgent: bool) -> bool:
+    def make_room(self, version: AdapterVersion, urgent: bool) -> bool:
         """Drop weights that nobody needs until one more version fits.
 
         urgent: those too that other requests wait for, at last even those of versions without a name, whose files may
@@ -148,6 +153,24 @@ class HostMemory:
         limits = {"lora_device_bytes": config.device_bytes, "lora_host_bytes": config.host_bytes,
                   "max_loras": config.max_loras, "max_cpu_loras": config.max_cpu_loras}  # fmt: skip
         return ", ".join(f"{name}={limit}" for name, limit in limits.items() if limit is not None)
+
+
+def check_versions(
+    versions: Mapping[int, AdapterVersion], names: Mapping[str, AdapterVersion], holders: Iterable[AdapterUse]
+) -> None:
+    """Raise AssertionError unless versions (by uid), names and what all requests hold agree."""
+    held = Counter(ref.uid for use in holders for ref, _ in use)
+    for uid, version in versions.items():
+        if version.users != held[uid]:
+            raise AssertionError(f"adapter {version.ref}: {version.users} users, {held[uid]} holders")
+        if version.retired == (names.get(version.ref.name) is version):
+            raise AssertionError(f"adapter {version.ref}: retired, or nameless")
+        if version.retired and not version.users and not version.resident:
+            raise AssertionError(f"adapter {version.ref}: nobody holds it, and it is still here")
+        if version.resident and version.adapter is None:
+            raise AssertionError(f"adapter {version.ref}: resident without weights")
+    if set(held) - set(versions):
+        raise AssertionError("a request holds an adapter that is gone")
 
 
 def allowed_folder(path: Path, roots: Collection[str] | None) -> Path:

@@ -22,13 +22,13 @@ _MOST_ALPHA = 1e9
 _MOST_NAMES = 20_000  # in a list
 
 # What quire does; PEFT's class checks them against each other.
-_DONE = frozenset({
+_APPLIED_FIELDS = frozenset({
     "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "bias", "lora_bias",
     "modules_to_save", "trainable_token_indices", "fan_in_fan_out", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "ensure_weight_tying",
 })  # fmt: skip
 # What says nothing of the arithmetic of an adapter that is trained.
-_SILENT = frozenset({
+_FIELDS_WITHOUT_EFFECT = frozenset({
     "peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "lora_dropout", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config", "megatron_core",
     "qalora_group_size", "runtime_config", "init_lora_weights",
@@ -46,7 +46,7 @@ def read_config(data: bytes, where: str) -> LoraConfig:
     if kind != "LORA":
         raise AdapterError(f"{where}: peft_type={kind!r}: only LORA adapters are served.")
     for field, value in raw.items():
-        if field not in _DONE and field not in _SILENT and not _is_neutral(value):
+        if field not in _APPLIED_FIELDS and field not in _FIELDS_WITHOUT_EFFECT and not _is_neutral(value):
             raise AdapterError(
                 f"{where}: the field {field}={_short(value)} is not served, and ignoring it could give wrong answers."
             )
@@ -54,7 +54,9 @@ def read_config(data: bytes, where: str) -> LoraConfig:
         start = _short(raw["init_lora_weights"])
         raise AdapterError(f"{where}: init_lora_weights={start} changes the base model's weights: {_CONVERT}.")
     _check_values(raw, where)
-    return _build({field: value for field, value in raw.items() if field in _DONE and value is not None}, where)
+    return _build(
+        {field: value for field, value in raw.items() if field in _APPLIED_FIELDS and value is not None}, where
+    )
 
 
 def _parse(data: bytes, where: str) -> dict[str, Any]:

@@ -23,14 +23,14 @@ from typing import Literal
 from quire.config import LoRAConfig
 from quire.errors import AdapterError, RequestError
 from quire.lora.adapter import Adapter, AdapterReader
-from quire.lora.memory import AdapterInfo, HostMemory, LoadReport, Version, allowed_folder
+from quire.lora.memory import AdapterInfo, AdapterVersion, HostMemory, LoadReport, allowed_folder, check_versions
 from quire.lora.request import LoRARequest
 from quire.types import AdapterRef, AdapterUse
 
 _MOST_FREED = 1000  # unloadings that are remembered until somebody asks
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Let this thread, and those that it begins, wait for the threads that compute steps: Linux has it by thread."""
     if sys.platform != "linux":  # elsewhere this would be the whole process
         return
@@ -38,26 +38,29 @@ def _step_back() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def _uids(versions: Iterable[Version]) -> frozenset[int]:
+def _uids(versions: Iterable[AdapterVersion]) -> frozenset[int]:
     return frozenset(version.ref.uid for version in versions)
 
 
 class AdapterRegistry:
     """Names, versions and weights.
 
+    It has more public methods than other classes here: who loads, who asks and the step loop share one lock and one
+    table of versions, and a method is what one of them does under the lock.
+
     Raises AdapterError for adapters that are not to be had, RequestError for requests that name them wrongly.
     """
 
-    def __init__(self, config: LoRAConfig, reader: AdapterReader, ring: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, config: LoRAConfig, reader: AdapterReader, notify: Callable[[], object] = lambda: None) -> None:
         self._config = config
         self._reader = reader
-        self._ring = ring  # called when weights have come that a step may wait for
+        self._notify = notify  # called when weights have come that a step may wait for
         self._changed = threading.Condition()
-        self._names: dict[str, Version] = {}
+        self._names: dict[str, AdapterVersion] = {}
         self._loading = 0
-        self._versions: dict[int, Version] = {}  # by uid; retired ones too, until nobody holds them
+        self._versions: dict[int, AdapterVersion] = {}  # by uid; retired ones too, until nobody holds them
         self._memory = HostMemory(config, self._versions)
-        self._workers = ThreadPoolExecutor(config.workers, "quire-adapters", _step_back)
+        self._workers = ThreadPoolExecutor(config.workers, "quire-adapters", _lower_priority)
         self._mixtures: Counter[frozenset[int]] = Counter()  # that requests hold, by uids
         self._uids = count(1)
         self._stamps = count()
@@ -100,7 +103,7 @@ class AdapterRegistry:
         with self._changed:
             self._check_free(name, int_id, replace)
             ref = AdapterRef(name, next(self._uids), adapter.digest, adapter.visual)
-            version = Version(ref, path, source, report, int_id, adapter.mixable)
+            version = AdapterVersion(ref, path, source, report, int_id, adapter.mixable)
             old = self._names.get(name)
             pinned = pinned or (old is not None and old.pinned)
             self._memory.check(version, pinned, old, self._mixed())
@@ -281,28 +284,14 @@ class AdapterRegistry:
 
     def check_integrity(self, holders: Iterable[AdapterUse]) -> None:
         """Raise AssertionError unless versions, names, budget and what all requests hold agree."""
-        held: dict[int, int] = {}
-        for use in holders:
-            for ref, _ in use:
-                held[ref.uid] = held.get(ref.uid, 0) + 1
         with self._changed:
-            for uid, version in self._versions.items():
-                if version.users != held.get(uid, 0):
-                    raise AssertionError(f"adapter {version.ref}: {version.users} users, {held.get(uid, 0)} holders")
-                if version.retired == (self._names.get(version.ref.name) is version):
-                    raise AssertionError(f"adapter {version.ref}: retired, or nameless")
-                if version.retired and not version.users and not version.resident:
-                    raise AssertionError(f"adapter {version.ref}: nobody holds it, and it is still here")
-                if version.resident and version.adapter is None:
-                    raise AssertionError(f"adapter {version.ref}: resident without weights")
-            if set(held) - set(self._versions):
-                raise AssertionError("a request holds an adapter that is gone")
+            check_versions(self._versions, self._names, holders)
             if self._memory.bytes > self._config.host_bytes:
                 raise AssertionError("adapters: more than the budget")
 
     # -- under the lock -----------------------------------------------------------------------------------------------
 
-    def _named(self, name: str) -> Version:
+    def _named(self, name: str) -> AdapterVersion:
         version = self._names.get(name)
         if version is None:
             raise AdapterError(f"no adapter {name!r} is loaded{self._loaded()}.")
@@ -325,7 +314,7 @@ class AdapterRegistry:
             if int_id is not None and other.int_id == int_id and other.ref.name != name:
                 raise AdapterError(f"lora_int_id={int_id} is adapter {other.ref.name!r}'s: take another for {name!r}.")
 
-    def _check_path(self, request: LoRARequest, version: Version) -> None:
+    def _check_path(self, request: LoRARequest, version: AdapterVersion) -> None:
         """Not under the lock: it looks at the disk."""
         if request.lora_path is not None and request.lora_path not in (version.source, str(version.path)):
             try:
@@ -338,7 +327,7 @@ class AdapterRegistry:
                     f"{request.lora_path}: unload it, or load the other with load_inplace"
                 )
 
-    def _check_same(self, request: LoRARequest, version: Version) -> None:
+    def _check_same(self, request: LoRARequest, version: AdapterVersion) -> None:
         if request.lora_int_id is not None:
             if version.int_id is None:
                 self._check_number(request.lora_name, request.lora_int_id)
@@ -348,7 +337,7 @@ class AdapterRegistry:
                     f"adapter {request.lora_name!r} has lora_int_id={version.int_id}, not {request.lora_int_id}"
                 )
 
-    def _check_mixture(self, versions: list[Version]) -> None:
+    def _check_mixture(self, versions: list[AdapterVersion]) -> None:
         for version in versions:
             if not version.mixable:
                 raise RequestError(
@@ -362,15 +351,15 @@ class AdapterRegistry:
                 f"and finds no room ({self._memory.limits()}; {len(kept)} adapters are pinned)"
             )
 
-    def _mixed(self) -> list[list[Version]]:
+    def _mixed(self) -> list[list[AdapterVersion]]:
         """The mixtures that requests hold."""
         return [[self._versions[uid] for uid in uids] for uids in self._mixtures]
 
-    def _retire(self, version: Version) -> None:
+    def _retire(self, version: AdapterVersion) -> None:
         version.retired, version.pinned = True, False
         self._forget_if_done(version)
 
-    def _forget_if_done(self, version: Version) -> None:
+    def _forget_if_done(self, version: AdapterVersion) -> None:
         if version.retired and not version.users and not version.resident:
             self._versions.pop(version.ref.uid, None)
             if version.ref.uid in self._freed:
@@ -389,7 +378,7 @@ class AdapterRegistry:
 
     # -- workers --------------------------------------------------------------------------------------------------
 
-    def _read_again(self, version: Version) -> None:
+    def _read_again(self, version: AdapterVersion) -> None:
         adapter, error = None, None
         try:
             adapter = self._reader.read(allowed_folder(version.path, self._config.roots))
@@ -403,4 +392,4 @@ class AdapterRegistry:
             version.fetching = False
             version.adapter, version.error = adapter, error
             self._changed.notify_all()
-        self._ring()
+        self._notify()

@@ -32,14 +32,14 @@ class _Installed:
 class AdapterSlots:
     """Installs adapters into the layers of one model.
 
-    weights: the weights of an adapter that the residency has claimed. generation: grows whenever what a recorded step
-    reads has moved.
+    weights: the weights of an adapter that the device's budget has claimed. generation: grows whenever what a recorded
+    step reads has moved.
     """
 
     def __init__(self, model: CausalLM, weights: Callable[[int], Adapter]) -> None:
         self.generation = 0
         self._weights = weights
-        self._active = LoRAContext()
+        self._context = LoRAContext()
         self._modules = dict(model.named_modules())
         weight = next(model.parameters())
         self.device = weight.device
@@ -88,11 +88,11 @@ class AdapterSlots:
     @contextmanager
     def using(self, segments: LoraSegments | None) -> Iterator[None]:
         """Let the layers work for these owners."""
-        self._active.segments = segments
+        self._context.segments = segments
         try:
             yield
         finally:
-            self._active.segments = None
+            self._context.segments = None
 
     @contextmanager
     def encoding_for(self, owner: AdapterMix) -> Iterator[None]:
@@ -124,9 +124,9 @@ class AdapterSlots:
                 device=self.device,
                 row_major=self._row_major,
             )
-            return LinearAdapters(self._active, name, table)
+            return LinearAdapters(self._context, name, table)
         kind = EmbeddingAdapters if isinstance(module, Embedding) else NormAdapters
-        return kind(self._active, name)
+        return kind(self._context, name)
 
 
 def capacity_for(rows: Sequence[Segment]) -> int:

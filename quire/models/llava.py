@@ -41,8 +41,8 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
 
         tower = build_tower(lambda: AutoModel.from_config(config.vision_config))
         self.vision_tower = getattr(tower, "vision_model", tower)
-        self.see = FixedGridTower(config, self.vision_tower)
-        self.multi_modal_projector = Projector(config, self.see.channels)
+        self.grid_tower = FixedGridTower(config, self.vision_tower)
+        self.multi_modal_projector = Projector(config, self.grid_tower.channels)
         self.adopt(text_model(config))
 
     @classmethod
@@ -65,11 +65,11 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
 
     def image_layout(self, inputs: ImageInputs) -> ImageLayout:
         self._check_pixels(inputs["pixel_values"])
-        return ImageLayout(self.see.tokens)
+        return ImageLayout(self.grid_tower.tokens)
 
     def planned_layout(self, size: tuple[int, int], final: tuple[int, int]) -> ImageLayout | None:
         self._check_sides((3, *final))
-        return ImageLayout(self.see.tokens)
+        return ImageLayout(self.grid_tower.tokens)
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         return self._project(inputs["pixel_values"])[0]
@@ -78,11 +78,11 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         self._check_sides(tuple(pixels.shape[-3:]))
 
     def _check_sides(self, sides: tuple[int, ...]) -> None:
-        side = self.see.side
+        side = self.grid_tower.side
         if sides != (3, side, side):
             raise ValueError(f"the image processor makes {list(sides)} of it, and the tower takes [3, {side}, {side}]")
 
     def _project(self, pixels: torch.Tensor) -> torch.Tensor:
         """[N, 3, side, side] -> [N, tokens, C]."""
         dtype = self.multi_modal_projector.linear_1.weight.dtype
-        return self.multi_modal_projector(self.see(pixels.to(dtype)))
+        return self.multi_modal_projector(self.grid_tower(pixels.to(dtype)))

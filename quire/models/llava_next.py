@@ -28,7 +28,7 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
         super().__init__(config)
         self.image_newline = nn.Parameter(torch.empty(config.text_config.hidden_size), requires_grad=False)
         self.resolutions = [tuple(one) for one in config.image_grid_pinpoints]
-        if self.see.tokens != self.see.grid**2:
+        if self.grid_tower.tokens != self.grid_tower.grid**2:
             refuse(
                 config,
                 "vision_feature_select_strategy",
@@ -69,13 +69,13 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
 
     def _layout(self, inputs: ImageInputs) -> ImageLayout:
         (top, bottom), (left, right) = self._kept(inputs)
-        return ImageLayout(self.see.tokens + (bottom - top) * (right - left + 1))  # each row has its newline
+        return ImageLayout(self.grid_tower.tokens + (bottom - top) * (right - left + 1))  # each row has its newline
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         features = self._project(inputs["pixel_values"][0])  # [1 + tiles, grid * grid, C]
         whole, tiles = features[0], features[1:]
         rows, columns = self._tiles(inputs)
-        grid, channels = self.see.grid, features.shape[-1]
+        grid, channels = self.grid_tower.grid, features.shape[-1]
         picture = tiles.view(rows, columns, grid, grid, channels).transpose(1, 2)
         picture = picture.reshape(rows * grid, columns * grid, channels)
         (top, bottom), (left, right) = self._kept(inputs)
@@ -88,12 +88,12 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
         from transformers.image_processing_utils import select_best_resolution
 
         height, width = select_best_resolution(tuple(inputs["image_sizes"][0].tolist()), self.resolutions)
-        return height // self.see.side, width // self.see.side
+        return height // self.grid_tower.side, width // self.grid_tower.side
 
     def _kept(self, inputs: ImageInputs) -> tuple[tuple[int, int], tuple[int, int]]:
         """(first row, end), (first column, end) of the features that are no padding."""
         height, width = inputs["image_sizes"][0].tolist()
-        rows, columns = (count * self.see.grid for count in self._tiles(inputs))
+        rows, columns = (count * self.grid_tower.grid for count in self._tiles(inputs))
         # Rounded to the seventh decimal before it is cut, as in transformers: 23.99999999 are 24.
         if width / height > columns / rows:
             padding = (rows - int(round(height * (columns / width), 7))) // 2

@@ -1,13 +1,12 @@
-"""From a directory to a model with the checkpoint's parameters, checked both ways.
+"""From a directory to a model with the checkpoint's parameters.
 
-Nothing is missing, nothing is left over, every shape and dtype fits, or the load is refused with the list.
+The model's class is found and built on the meta device, gone through once, and filled with the tensors that
+`checkpoint/matching.py` matches with its parameters.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,20 +16,19 @@ from torch import nn
 
 from quire import registry
 from quire.checkpoint.config_numbers import check_numbers
-from quire.checkpoint.files import Checkpoint, listed, read_json, resolve_checkpoint
+from quire.checkpoint.files import Checkpoint, read_json, resolve_checkpoint
+from quire.checkpoint.matching import Matches, NameRules, Place, match_tensors
 from quire.checkpoint.overrides import OverriddenConfig, check_taken, overridden
-from quire.checkpoint.weights import Wanted, read_into, read_weights
+from quire.checkpoint.weights import read_into, read_weights
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.layers.weight_formats import check_format
 from quire.models.base import CausalLM
 from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
 from quire.models.rehearsal import rehearse, run_once
-from quire.models.torchvision import hide_if_broken
+from quire.models.vision.broken_torchvision import hide_if_broken
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-logger = logging.getLogger("quire")
 
 _CPU = torch.device("cpu")
 
@@ -41,9 +39,6 @@ DTYPES = {
     "half": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-# A tensor of any of these may be cast to the model's dtype; integers and 8-bit floats are no plain weights.
-_CASTABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
 # Fields by which a configuration tells that the model takes more than text.
 _MEDIA_FIELDS = ("vision_config", "audio_config", "mm_vision_tower", "image_token_id", "image_token_index")
 
@@ -178,14 +173,13 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
     A buffer keeps the dtype with which it was registered. Raises CheckpointError.
     """
     filled = filled_by_files(model)
-    source, partner = _sources(model, checkpoint, filled)
-    tensors = [_wanted(model, name, source[name], filled[name]) for name in source]
-    loaded = read_weights(checkpoint, tensors, dtype, device)
+    matches = _matches(model, checkpoint, filled)
+    loaded = read_weights(checkpoint, matches.wanted, dtype, device)
     for name, old in filled.items():
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
         if isinstance(old, nn.Parameter):
-            setattr(module, leaf, loaded[name if name in loaded else partner[name]])
+            setattr(module, leaf, loaded[name if name in loaded else matches.shares[name]])
         elif name in loaded:
             module._buffers[leaf] = loaded[name].data
     for part in model.modules():  # what a tower has computed for itself
@@ -196,107 +190,24 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
 def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
     """Read all numbers once more, into the memory that they have. Raises CheckpointError."""
     filled = filled_by_files(model)
-    source, _ = _sources(model, checkpoint, filled)
-    read_into(checkpoint, [(_wanted(model, n, source[n], filled[n]), filled[n].data) for n in source])
+    wanted = _matches(model, checkpoint, filled).wanted
+    read_into(checkpoint, [(one, filled[one.name].data) for one in wanted])
 
 
-def _sources(
-    model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return (parameter or buffer -> the checkpoint's name for it, the other of each tied pair), all of it checked.
-
-    Of a tied pair one may be absent, and so may a buffer that has its numbers.
-    """
-    source, unused = _match(model, checkpoint, filled)
-    pairs = model.tied_weights if model.is_tied else {}
-    partner = {
-        **pairs,
-        **{shared: name for name, shared in pairs.items()},
-    }  # the absent one takes the other's
-    wanted = [name for name, old in filled.items() if isinstance(old, nn.Parameter) or old.is_meta]
-    missing = [name for name in wanted if name not in source and partner.get(name) not in source]
-    _report(model, checkpoint, missing, unused)
-    _check_tensors(model, checkpoint, filled, source)
-    for name, shared in pairs.items():
-        if name in source and shared in source and _is_tied(checkpoint, source, name, shared):
-            del source[name]
-    return source, partner
-
-
-def _wanted(model: CausalLM, name: str, stored: str, old: torch.Tensor) -> Wanted:
-    transposed = any(re.fullmatch(pattern, name) for pattern in model.checkpoint_transposed)
-    own_dtype = None if isinstance(old, nn.Parameter) else old.dtype
-    return Wanted(name, stored, old.shape, transposed and old.dim() == 2, own_dtype)
-
-
-def _match(
-    model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor]
-) -> tuple[dict[str, str], list[str]]:
-    """Return (parameter or buffer -> the checkpoint's name for it, names that belong to none)."""
-    source: dict[str, str] = {}
-    unused = []
-    for stored in checkpoint.names():
-        name = _renamed(stored, model.checkpoint_renames)
-        if name in source:
-            raise CheckpointError(f"{checkpoint.directory}: {source[name]!r} and {stored!r} are both {name!r}.")
-        if name in filled:
-            source[name] = stored
-        elif not any(re.fullmatch(pattern, name) for pattern in model.checkpoint_ignored):
-            unused.append(stored)
-    return source, unused
-
-
-def _renamed(name: str, renames: Sequence[tuple[str, str]]) -> str:
-    for pattern, replacement in renames:
-        match = re.fullmatch(pattern, name)
-        if match:
-            return match.expand(replacement)
-    return name
-
-
-def _report(model: CausalLM, checkpoint: Checkpoint, missing: list[str], unused: list[str]) -> None:
-    parts = [f"missing: {listed(missing)}"] if missing else []
-    parts += [f"of no use: {listed(unused)}"] if unused else []
-    if parts:
-        raise CheckpointError(f"{checkpoint.directory}: not the tensors of {type(model).__name__}; {'; '.join(parts)}.")
-
-
-def _check_tensors(
-    model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor], source: dict[str, str]
-) -> None:
-    """Every tensor has the shape and a dtype that its place can take; nothing of it is read yet."""
-    problems = []
-    for name, stored in source.items():
-        tensor, old = checkpoint.tensor(stored), filled[name]
-        shape = old.shape
-        if _wanted(model, name, stored, old).transposed:
-            tensor = tensor.t()
-        if tensor.shape != shape:
-            problem = f"has shape {tuple(tensor.shape)}, config.json asks for {tuple(shape)}"
-        elif not old.is_floating_point() and tensor.dtype is not old.dtype:
-            problem = f"is of dtype {_short(tensor.dtype)}, and the model's buffer is of {_short(old.dtype)}"
-        elif old.is_floating_point() and tensor.dtype not in _CASTABLE:
-            problem = f"is of dtype {_short(tensor.dtype)}, no floating-point weight"
-        else:
-            continue
-        problems.append(f"{stored} in {checkpoint.file_of(stored)} {problem}")
-    if problems:
-        raise CheckpointError(f"{checkpoint.directory}: tensors that do not fit: {listed(problems)}.")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _is_tied(checkpoint: Checkpoint, source: dict[str, str], name: str, shared: str) -> bool:
-    """Where the files hold both of a tied pair: one, if they are equal; both, as they are, if not.
-
-    So does transformers: the tensors in the files outweigh the configuration's word.
-    """
-    if torch.equal(checkpoint.tensor(source[name]), checkpoint.tensor(source[shared])):
-        return True
-    logger.warning("tie_word_embeddings is set, but the files' %s and %s differ: not tied", name, shared)
-    return False
+def _matches(model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor]) -> Matches:
+    """The tensors for parameters, and for buffers, of which those that have numbers may be absent."""
+    places = {
+        name: Place(old.shape) if isinstance(old, nn.Parameter) else Place(old.shape, old.dtype, not old.is_meta)
+        for name, old in filled.items()
+    }
+    rules = NameRules(
+        type(model).__name__,
+        model.checkpoint_renames,
+        model.checkpoint_ignored,
+        model.checkpoint_transposed,
+        model.tied_weights if model.is_tied else {},
+    )
+    return match_tensors(checkpoint, places, rules)
 
 
 __all__ = ["DTYPES", "fill", "fill_again", "load_config", "load_model", "resolve_checkpoint"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from quire.errors import CheckpointError
 from quire.models.base import refuse
@@ -40,17 +41,21 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
-        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
-
-        self.visual = build_tower(lambda: Qwen2VisionTransformerPretrainedModel._from_config(config.vision_config))
-        self.merge: int = config.vision_config.spatial_merge_size
         vision = config.vision_config
+        self.visual = build_tower(lambda: self.make_tower(vision))
+        self.merge: int = vision.spatial_merge_size
         self.patch: int = vision.patch_size
         self.columns: int = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2  # of a patch
         text = Qwen2ForCausalLM(config.text_config)
         if not text.model.rotary.mrope:
             refuse(config, "text_config", "its rotary parameters have no mrope_section")
         self.adopt(text)
+
+    def make_tower(self, vision: PretrainedConfig) -> nn.Module:
+        """Transformers' tower for this configuration; a model that has another one makes it here."""
+        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+        return Qwen2VisionTransformerPretrainedModel._from_config(vision)
 
     def image_layout(self, inputs: ImageInputs) -> ImageLayout:
         time, height, width = inputs["image_grid_thw"][0].tolist()

@@ -43,8 +43,8 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_STEP = 4096  # bytes that a decoder gets of a JPEG at once: a few of them may mean a pass over all pixels
-_ROWS = 64  # that are hashed at once
+_JPEG_READ_BYTES = 4096  # bytes that a decoder gets of a JPEG at once: a few of them may mean a pass over all pixels
+_HASHED_ROWS = 64  # that are hashed at once
 # A caller's image may be in several requests, and Pillow's are decoded when they are first used, by one thread only.
 _DECODING = threading.Lock()
 
@@ -60,7 +60,7 @@ class Picture:
     digest: bytes
 
 
-class GoneError(Exception):
+class AbandonedError(Exception):
     """Nobody waits for the image any more."""
 
 
@@ -77,9 +77,9 @@ class Watch:
         self._begun = time.thread_time()
 
     def check(self) -> None:
-        """Raises RequestError or GoneError."""
+        """Raises RequestError or AbandonedError."""
         if self._gone():
-            raise GoneError
+            raise AbandonedError
         if time.thread_time() - self._begun > self._seconds:
             raise RequestError(
                 f"decoding it takes more than {self._seconds:g} s of CPU time: save it anew, or smaller, or raise "
@@ -123,7 +123,7 @@ class Opened:
 def read_source(source: Any, config: MediaConfig, item: int = 0, gone: Callable[[], bool] = lambda: False) -> Any:
     """A URL's bytes; any other source as it is. What is prepared again later must not be fetched again.
 
-    Raises RequestError, and GoneError once `gone`.
+    Raises RequestError, and AbandonedError once `gone`.
     """
     if not isinstance(source, str):
         return source
@@ -148,7 +148,7 @@ def open_picture(source: Any, config: MediaConfig, item: int, watch: Watch) -> O
     item: the image's place among the prompt's, for messages.
     watch: over the work on it, from here on and in `decode`.
 
-    Raises RequestError for whatever is wrong with it, GoneError when the watch says so, and nothing else.
+    Raises RequestError for whatever is wrong with it, AbandonedError when the watch says so, and nothing else.
     """
     with _named(item):
         opened = _opened(source, config, watch)
@@ -170,7 +170,7 @@ def decode(opened: Opened, item: int) -> Picture:
 def _named(item: int) -> Iterator[None]:
     try:
         yield
-    except GoneError:
+    except AbandonedError:
         raise
     except RequestError as error:
         raise RequestError(f"image {item}: {error}") from None
@@ -223,7 +223,7 @@ def _read_url(url: str, config: MediaConfig, gone: Callable[[], bool]) -> bytes:
 
 def _stop_if(gone: Callable[[], bool]) -> None:
     if gone():
-        raise GoneError
+        raise AbandonedError
 
 
 def _read_data(url: str, config: MediaConfig) -> bytes:
@@ -251,7 +251,7 @@ def _open(data: bytes, config: MediaConfig, watch: Watch) -> Opened:
     except Image.DecompressionBombError:
         raise RequestError(f"it declares more than {config.max_image_pixels:,} pixels; scale it down") from None
     if encoded.kind == "JPEG":
-        image.decodermaxblock = len(encoded.data) if encoded.whole else _STEP
+        image.decodermaxblock = len(encoded.data) if encoded.whole else _JPEG_READ_BYTES
     return Opened(image, image.width * image.height * encoded.passes, True, encoded.orientation, watch)
 
 
@@ -285,8 +285,8 @@ def _picture(opened: Opened) -> Picture:
         image = image.transpose(_TURNS[opened.orientation])
     rgb = image if image.mode == "RGB" and not isinstance(image, ImageFile.ImageFile) else image.convert("RGB")
     digest = hashlib.sha256(struct.pack("<3sII", b"RGB", *rgb.size))
-    for top in range(0, rgb.height, _ROWS):  # all at once would be one more copy of them
-        digest.update(rgb.crop((0, top, rgb.width, min(top + _ROWS, rgb.height))).tobytes())
+    for top in range(0, rgb.height, _HASHED_ROWS):  # all at once would be one more copy of them
+        digest.update(rgb.crop((0, top, rgb.width, min(top + _HASHED_ROWS, rgb.height))).tobytes())
     return Picture(rgb, digest.digest())
 
 

@@ -24,18 +24,18 @@ import torch
 from quire.config import MediaConfig
 from quire.errors import NoRoomError, RequestError
 from quire.multimodal.embeds import checked_features, is_embeds
-from quire.multimodal.images import GoneError, Opened, Watch, decode, open_picture, read_source
+from quire.multimodal.images import AbandonedError, Opened, Watch, decode, open_picture, read_source
 from quire.multimodal.processor import ImageProcessor
 from quire.types import ImageLayout
 
-_LAYOUTS = 65_536  # remembered by digest
+_MOST_LAYOUTS = 65_536  # remembered by digest
 # Pixels of an image that is large: such images leave a worker to others, and take turns for memory.
-_LARGE = 4_000_000
+_LARGE_PIXELS = 4_000_000
 # A job that has taken more seconds than the first of these lets pass who came up to so many times as much later.
-_FREE, _LATER = 0.25, 4.0
+_FREE_SECONDS, _DELAY_FACTOR = 0.25, 4.0
 # An image that does not fit beside those that are being decoded lets so many go before it, and no more.
 _MOST_PASSED = 16
-_SECONDS = 2e-8  # of work on a pixel, roughly, that is still to be decoded
+_SECONDS_A_PIXEL = 2e-8  # of work on a pixel, roughly, that is still to be decoded
 
 
 class Pixels:
@@ -89,8 +89,8 @@ class _Job:
     @property
     def due(self) -> float:
         """When it is its turn: earlier ones go first."""
-        coming = 0.0 if self.opened is None else _SECONDS * self.opened[1].work
-        later = _LATER * max(0.0, self.seconds + coming - _FREE)
+        coming = 0.0 if self.opened is None else _SECONDS_A_PIXEL * self.opened[1].work
+        later = _DELAY_FACTOR * max(0.0, self.seconds + coming - _FREE_SECONDS)
         return -math.inf if self.urgent or self.passed >= _MOST_PASSED else self.arrival + later
 
 
@@ -98,7 +98,7 @@ class MediaPreprocessor:
     """A queue of jobs, its workers, and what they have finished.
 
     layout_of: what processed inputs take in a prompt (the model says it). has_features: whether a digest's features
-    are there already. width: size of an embedding, which given features must have. ring: called when a job is
+    are there already. width: size of an embedding, which given features must have. notify: called when a job is
     done. planned_layout: of an image's (height, width) and what the processor will make of it: what it will take in a
     prompt, where the model can say.
     All methods are the engine's thread's; nothing here raises for what is wrong with an image: `done` tells it.
@@ -111,7 +111,7 @@ class MediaPreprocessor:
         layout_of: Callable[[Mapping[str, torch.Tensor]], ImageLayout],
         has_features: Callable[[bytes], bool],
         width: int,
-        ring: Callable[[], object] = lambda: None,
+        notify: Callable[[], object] = lambda: None,
         planned_layout: Callable[[tuple[int, int], tuple[int, int]], ImageLayout | None] = lambda size, final: None,
     ) -> None:
         self.processor = processor
@@ -119,7 +119,7 @@ class MediaPreprocessor:
         self._layout_of = layout_of
         self._has_features = has_features
         self._width = width
-        self._ring = ring
+        self._notify = notify
         self._planned_layout = planned_layout
         self._workers_count = config.workers or min(4, os.cpu_count() or 1)
         self._workers: ThreadPoolExecutor | None = None  # started by the first job
@@ -129,7 +129,7 @@ class MediaPreprocessor:
         self._begun: set[_Job] = set()  # and no worker is at them
         self._running: list[_Job] = []  # those that have begun, and whose results somebody waits for
         self._decoding: list[int] = []  # pixels of each image that is being decoded and processed
-        self._first: _Job | None = None  # whose image has let so many before it that no other large one begins
+        self._next_large: _Job | None = None  # whose image has let so many before it that no other large one begins
         self._closed = False
         self._finished: list[tuple[Hashable, list[ProcessedImage] | RequestError]] = []
         self._changed = threading.Condition()
@@ -146,7 +146,7 @@ class MediaPreprocessor:
 
     @property
     def busy(self) -> bool:
-        """Whether some job is at work; it will ring."""
+        """Whether some job is at work; it will call `notify`."""
         return self._busy > 0
 
     def submit(
@@ -223,11 +223,11 @@ class MediaPreprocessor:
         if self._urgent:
             self._running.append(self._urgent[0])
             return self._urgent.popleft()
-        self._first = None
+        self._next_large = None
         kept_out = min((job for job in self._begun if not self._fits(job)), key=lambda one: one.due, default=None)
         if kept_out is not None and kept_out.passed >= _MOST_PASSED:
-            self._first = kept_out
-            if all(pixels <= _LARGE for pixels in self._decoding):  # which are done in a moment: then it fits
+            self._next_large = kept_out
+            if all(pixels <= _LARGE_PIXELS for pixels in self._decoding):  # which are done in a moment: then it fits
                 return None
         job = self._earliest()
         if kept_out is not None and job is not None:
@@ -250,11 +250,11 @@ class MediaPreprocessor:
     def _fits(self, job: _Job) -> bool:
         """Whether its image can be decoded now: with all others, it takes no more memory than the largest may alone.
         Large ones leave a worker to the others."""
-        if job.opened is None or job.pixels <= _LARGE or not self._decoding:
+        if job.opened is None or job.pixels <= _LARGE_PIXELS or not self._decoding:
             return True
-        if self._first not in (None, job):
+        if self._next_large not in (None, job):
             return False
-        large = sum(others > _LARGE for others in self._decoding)
+        large = sum(others > _LARGE_PIXELS for others in self._decoding)
         room = self._config.max_image_pixels - sum(self._decoding)
         return large < max(1, self._workers_count - 1) and job.pixels <= room
 
@@ -279,7 +279,7 @@ class MediaPreprocessor:
             self._begin()
             self._changed.notify_all()
         if ended:
-            self._ring()
+            self._notify()
 
     def _advance(self, job: _Job) -> list[ProcessedImage] | RequestError | None:
         """Prepare the next image of a job. None: there is more to do."""
@@ -292,7 +292,7 @@ class MediaPreprocessor:
                 job.images.append(image)
                 self._check_room([one.layout for one in job.images], item, job.room)
             return job.images if len(job.images) == len(job.sources) else None
-        except GoneError:
+        except AbandonedError:
             return None
         except NoRoomError as error:
             return error.with_traceback(None)  # which holds all that was decoded
@@ -308,7 +308,7 @@ class MediaPreprocessor:
             raise NoRoomError(item, tokens, room)
 
     def _prepare(self, source: Any, job: _Job, item: int) -> ProcessedImage | None:
-        """None where it waits until there is room to decode it. Raises RequestError, and GoneError for a gone job."""
+        """None where it waits until there is room to decode it. Raises RequestError, AbandonedError for a gone job."""
         if is_embeds(source):
             return self._given_features(source, item, job.room)
         watch = Watch(self._config.max_image_seconds, lambda: job.gone)
@@ -323,7 +323,7 @@ class MediaPreprocessor:
             self._decoding.append(pixels := job.pixels)
             job.opened, job.passed = None, 0
         try:
-            return self._see(source, opened, job, item)
+            return self._process(source, opened, job, item)
         finally:
             with self._changed:
                 self._decoding.remove(pixels)
@@ -343,7 +343,7 @@ class MediaPreprocessor:
             self._check_room([*(image.layout for image in job.images), layout], item, job.room)
         return max(height * width, plan.pixels)
 
-    def _see(self, source: Any, opened: Opened, job: _Job, item: int) -> ProcessedImage:
+    def _process(self, source: Any, opened: Opened, job: _Job, item: int) -> ProcessedImage:
         picture = decode(opened, item)
         digest = self.processor.digest(picture, job.settings)
         features = hashlib.sha256(digest + job.variant).digest() if job.variant else digest
@@ -365,7 +365,7 @@ class MediaPreprocessor:
             pixels = self._shared.get(digest)  # another worker may have been at the same image
             if pixels is None:
                 pixels = self._shared[digest] = Pixels(inputs)
-            if len(self._layouts) >= _LAYOUTS:
+            if len(self._layouts) >= _MOST_LAYOUTS:
                 self._layouts.clear()
             self._layouts[digest] = layout
         return pixels

@@ -171,7 +171,7 @@ def test_images(pretended, tmp_path: Path, architecture: str, variant: str) -> N
     tiny_vision.build(architecture, variant, tmp_path)
     model: Any = load_model(tmp_path)
     runner = runner_for(moved(model))
-    pixels = torch.zeros(1, 3, model.see.side, model.see.side)
+    pixels = torch.zeros(1, 3, model.grid_tower.side, model.grid_tower.side)
     tokens = model.image_layout({"pixel_values": pixels}).tokens
     ids = [5, *[model.image_token_id] * tokens]
     new = NewSequence(1, tuple(ids), len(ids), SAMPLING, media=(PlaceholderRange(b"x", 1, tokens),))

@@ -17,7 +17,7 @@ from quire import LLM, LoRARequest, SamplingParams, kernels, registry
 from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, LoraWeights, Segment, pack
 from quire.layers import Linear, gathered, repeated
 from quire.layers.adapters import LinearAdapters, LinearChange, LoRAContext
-from quire.layers.rows import seen_of
+from quire.layers.rows import current_segments
 from quire.models.vision.towers import Projector
 from tests.lora import adapter_files as files
 from tests.lora import plugin_models
@@ -195,9 +195,9 @@ def test_repeated_and_gathered_rows() -> None:
     own = owners_of(step, 7)
     assert own[2] == own[6] == [] and own[3] == [(1, 0.5), (2, 0.5)]
     with repeated(3):
-        assert owners_of(seen_of(step), 21) == [one for one in own for _ in range(3)]
+        assert owners_of(current_segments(step), 21) == [one for one in own for _ in range(3)]
         with gathered([20, 0, 9, 9]):
-            assert owners_of(seen_of(step), 4) == [own[6], own[0], own[3], own[3]]
+            assert owners_of(current_segments(step), 4) == [own[6], own[0], own[3], own[3]]
     rng = random.Random(1)
     for places in (
         [],
@@ -207,10 +207,10 @@ def test_repeated_and_gathered_rows() -> None:
         *([rng.randrange(7) for _ in range(n)] for n in (7, 50)),
     ):
         with gathered(torch.tensor(places, dtype=torch.int64)):
-            assert owners_of(seen_of(step), len(places)) == [own[place] for place in places]
+            assert owners_of(current_segments(step), len(places)) == [own[place] for place in places]
             with repeated(2):
-                assert owners_of(seen_of(step), 2 * len(places)) == [own[p] for p in places for _ in range(2)]
-    assert seen_of(step) is step
+                assert owners_of(current_segments(step), 2 * len(places)) == [own[p] for p in places for _ in range(2)]
+    assert current_segments(step) is step
 
 
 def test_derived_rows_follow_the_step_s() -> None:
@@ -233,19 +233,19 @@ def test_rows_of_another_call_are_refused() -> None:
         with pytest.raises(ValueError, match=f"{count} rows, and adapters are known for 7"):
             step.for_rows(count)
         with repeated(2), pytest.raises(ValueError, match="known for 14"):
-            seen_of(step).for_rows(7)
+            current_segments(step).for_rows(7)
     for places in ([7], [-1, 0]):
         with gathered(places), pytest.raises(IndexError, match="there are 7"):
-            seen_of(step)
+            current_segments(step)
     with pytest.raises(KeyError), repeated(2):
         raise KeyError
-    assert seen_of(step) is step
+    assert current_segments(step) is step
 
 
 def test_one_owner_of_all_rows_owns_them_whatever_they_are() -> None:
     everything = AllRows([(2, 0.5), (0, 1.0)])
     with repeated(4), gathered([3, 9]):
-        assert owners_of(seen_of(everything), 5) == [[(2, 0.5), (0, 1.0)]] * 5
+        assert owners_of(current_segments(everything), 5) == [[(2, 0.5), (0, 1.0)]] * 5
 
 
 def test_an_encoding_s_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

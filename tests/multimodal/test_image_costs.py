@@ -17,7 +17,7 @@ from quire.config import MediaConfig
 from quire.errors import QuireError, RequestError
 from quire.multimodal import images, load_picture
 from quire.multimodal.formats import read_encoded
-from quire.multimodal.images import GoneError, Watch, decode, open_picture
+from quire.multimodal.images import AbandonedError, Watch, decode, open_picture
 
 CONFIG = MediaConfig()
 
@@ -240,7 +240,7 @@ def test_decoding_stops_when_nobody_waits() -> None:
         return len(looks) > 80
 
     opened = open_picture(encoded(picture(900, 900), "JPEG"), CONFIG, 0, Watch(60, gone))
-    with pytest.raises(GoneError):
+    with pytest.raises(AbandonedError):
         decode(opened, 0)
     assert len(looks) == 81
 

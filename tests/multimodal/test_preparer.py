@@ -17,7 +17,7 @@ from quire.config import MediaConfig
 from quire.errors import RequestError
 from quire.multimodal import MediaPreprocessor
 from quire.multimodal import preprocessor as prepare
-from quire.multimodal.images import GoneError
+from quire.multimodal.images import AbandonedError
 from quire.multimodal.processor import Plan
 from quire.types import ImageLayout
 
@@ -364,7 +364,7 @@ def test_a_cancelled_job_stops_while_it_reads(monkeypatch):
         while not is_gone():
             time.sleep(0.001)
         gone.append(source)
-        raise GoneError
+        raise AbandonedError
 
     monkeypatch.setattr(prepare, "read_source", reading)
     preparer = Made()

@@ -1,4 +1,4 @@
-"""A text model of the registry with eyes: what the engine asks of a vision-language model beyond a `CausalLM`."""
+"""A text model that takes images: what the engine asks of a vision-language model beyond a `CausalLM`."""
 
 from __future__ import annotations
 
