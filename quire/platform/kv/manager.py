@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quire.platform.kv.block_pool import BlockPool
-from quire.platform.kv.group import KVGroup
+from quire.platform.kv.block_tables import BlockTables
 from quire.platform.kv.prefix_index import KeyChain
 from quire.platform.kv.swap import Moves, SwapSpace
 from quire.types import PlaceholderRange
@@ -17,9 +17,9 @@ from quire.types import PlaceholderRange
 class KVManager:
     """The blocks of all sequences.
 
-    group: the block tables. There is one group, as all layers have the same spec. With several, each has its tables,
-    and all take from the same pool: a prefix is then as long as the shortest that a group finds, and what a sequence
-    misses is the sum over the groups.
+    tables: of the model's one group of layers (`KVSpec.groups`). With several, each group has tables of its own, and
+    all take from the same pool: a prefix is then as long as the shortest that a group finds, and what a sequence misses
+    is the sum over the groups.
 
     A sequence is opened once, admitted and preempted any number of times, and closed.
     prefix_queries, prefix_hits: tokens that were looked for in the prefix cache, and that were found there.
@@ -28,7 +28,7 @@ class KVManager:
     def __init__(self, pool: BlockPool, swap: SwapSpace | None = None) -> None:
         self.pool = pool
         self.swap = SwapSpace(0, pool.block_size) if swap is None else swap
-        self.group = KVGroup(pool)
+        self.tables = BlockTables(pool)
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._size = pool.block_size
@@ -42,16 +42,16 @@ class KVManager:
 
     def blocks(self, sequence_id: int) -> Sequence[int]:
         """A sequence's blocks, in the order of its tokens; none while it waits."""
-        return self.group.blocks(sequence_id)
+        return self.tables.blocks(sequence_id)
 
     def new_blocks(self, sequence_id: int) -> tuple[int, tuple[int, ...]]:
         """The blocks of a sequence that the worker does not know, and the place of the first; it knows them from here
         on."""
-        return self.group.new_blocks(sequence_id)
+        return self.tables.new_blocks(sequence_id)
 
     def forget_told(self, sequence_id: int) -> None:
         """The worker knows none of a sequence's blocks."""
-        self.group.forget_told(sequence_id)
+        self.tables.forget_told(sequence_id)
 
     def keys(self, sequence_id: int) -> Sequence[bytes]:
         """The prefix keys that were computed for a sequence's full blocks."""
@@ -64,7 +64,7 @@ class KVManager:
         if not self._caches:
             return []
         keys = self._chains[sequence_id].extend(token_ids, most, self._size)
-        return self.group.find(keys[: most // self._size])
+        return self.tables.find(keys[: most // self._size])
 
     def fits(self, tokens: int, found: Sequence[int]) -> bool:
         """Whether there are blocks for so many tokens, the first of which are in blocks that were found."""
@@ -77,13 +77,13 @@ class KVManager:
 
     def admit(self, sequence_id: int, token_ids: Sequence[int], found: Sequence[int], start: int, count: int) -> None:
         """Give a sequence blocks for `count` tokens behind the `start` ones that need not be computed."""
-        self.group.open(sequence_id, found, start + count)
-        self.swap.fetch(sequence_id, self.group.blocks(sequence_id), len(found))
+        self.tables.open(sequence_id, found, start + count)
+        self.swap.fetch(sequence_id, self.tables.blocks(sequence_id), len(found))
         if not self._caches:
             return
         # What comes back from main memory is there before any chunk reads it.
         keys = self._chains[sequence_id].extend(token_ids, start, self._size)
-        self.group.publish(sequence_id, keys, len(found), start // self._size)
+        self.tables.publish(sequence_id, keys, len(found), start // self._size)
         self.prefix_queries += len(token_ids)
         self.prefix_hits += len(found) * self._size
 
@@ -91,11 +91,11 @@ class KVManager:
 
     def reserve(self, sequence_id: int, start: int, count: int) -> bool:
         """Get blocks of its own for a sequence's tokens `start` .. `start + count`. False: there are too few."""
-        missing = self.group.missing(sequence_id, start, count)
+        missing = self.tables.missing(sequence_id, start, count)
         if missing > self.pool.num_free:
             return False
         if missing:
-            copy = self.group.extend(sequence_id, start, count)
+            copy = self.tables.extend(sequence_id, start, count)
             if copy is not None:
                 self._copies.append(copy)
         return True
@@ -105,13 +105,13 @@ class KVManager:
         first, last = start // self._size, end // self._size
         if first < last and self._caches:
             keys = self._chains[sequence_id].extend(token_ids, end, self._size)
-            self.group.publish(sequence_id, keys, first, last)
+            self.tables.publish(sequence_id, keys, first, last)
 
     def preempt(self, sequence_id: int, computed: int) -> bool:
         """Take a sequence's blocks. True: what they hold of its `computed` tokens goes to main memory, else it is lost,
         but for what the prefix index still knows."""
-        saved = self.swap.save(sequence_id, self.group.blocks(sequence_id), computed)
-        self.group.close(sequence_id)
+        saved = self.swap.save(sequence_id, self.tables.blocks(sequence_id), computed)
+        self.tables.close(sequence_id)
         return saved
 
     # -- both -----------------------------------------------------------------------------------------------------
@@ -119,12 +119,12 @@ class KVManager:
     def fork(self, parent: int, child: int) -> None:
         """A sequence branches off another: they share all blocks, if the parent runs, until one of the two writes."""
         self._chains[child] = self._chains[parent].fork()
-        if self.group.blocks(parent):
-            self.group.fork(parent, child)
+        if self.tables.blocks(parent):
+            self.tables.fork(parent, child)
 
     def close(self, sequence_id: int) -> None:
         """A sequence has ended: nothing is kept of it but what the prefix index knows."""
-        self.group.close(sequence_id)
+        self.tables.close(sequence_id)
         self.swap.drop(sequence_id)
         del self._chains[sequence_id]
 
@@ -158,10 +158,10 @@ class KVManager:
         running: how many tokens are computed of each sequence that runs, by its id. waiting: how many tokens each has
         that waits.
         """
-        self.group.check_integrity(running)
+        self.tables.check_integrity(running)
         self.swap.check_integrity(waiting)
         if self._chains.keys() != running.keys() | waiting.keys():
             raise AssertionError("a sequence that has ended has prefix keys, or one that goes on has none")
         for sequence_id, computed in running.items():
-            if self.pool.blocks_for(computed) > len(self.group.blocks(sequence_id)):
+            if self.pool.blocks_for(computed) > len(self.tables.blocks(sequence_id)):
                 raise AssertionError(f"sequence {sequence_id} has computed tokens without a block")

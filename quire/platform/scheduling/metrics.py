@@ -40,6 +40,13 @@ class StepTimes:
     first_tokens: list[float] = field(default_factory=list)
     queued: list[float] = field(default_factory=list)
 
+    def token(self, since_arrival: float | None, since_last: float | None) -> None:
+        """A sequence got a token. None: it was not its request's first, or was the sequence's first."""
+        if since_arrival is not None:
+            self.first_tokens.append(since_arrival)
+        if since_last is not None:
+            self.gaps.append(since_last)
+
     def clear(self) -> None:
         for times in (self.gaps, self.first_tokens, self.queued):
             times.clear()

@@ -345,6 +345,14 @@ class SequenceState:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def most_cached(self) -> int:
+        """How many of its tokens may come from the prefix cache: at least one is left to compute."""
+        most = len(self.token_ids) - 1
+        if self.request.scores_prompt:
+            most = min(most, len(self.request.prompt_scores) - 1)  # a score needs its token's forward pass
+        return most
+
+    @property
     def last_pending(self) -> bool:
         """Whether the token that it waits for will be its last at any rate."""
         return self.pending and len(self.output_ids) >= self.request.max_tokens

@@ -25,6 +25,7 @@ from quire.platform.scheduling.encoder_budget import EncoderBudget
 from quire.platform.scheduling.metrics import StepTimes
 from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, StepPlan, StepResult
 from quire.platform.scheduling.plan_builder import PlanBuilder
+from quire.platform.scheduling.queues import check_queues, enqueue
 from quire.platform.scheduling.request import FinishReason, MediaInput, Request, SequenceState
 from quire.platform.scheduling.worker_view import WorkerView
 
@@ -79,7 +80,7 @@ class Scheduler:
         sequence = request.begin()
         self._live[sequence.id] = sequence
         self.kv.open(sequence.id, request.prefix_root, [media.item for media in request.media])
-        self._queue(sequence)
+        enqueue(self.waiting, sequence)
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """End what goes on of a request."""
@@ -200,7 +201,7 @@ class Scheduler:
             if sequence.candidates is not None or not (self.adapters is None or self.adapters.acquire(sequence)):
                 place += 1
                 continue
-            found = self.kv.find_prefix(sequence.id, sequence.token_ids, _most_cached(sequence))
+            found = self.kv.find_prefix(sequence.id, sequence.token_ids, sequence.most_cached)
             start = self.kv.start_of(sequence.id, found)
             count = 0
             # The whole sequence must fit, not only its first chunk: else it would be preempted half-way.
@@ -235,20 +236,13 @@ class Scheduler:
         self.num_swaps += self.kv.preempt(sequence.id, 0 if sequence.last_pending else sequence.num_computed)
         self._leave(sequence)
         sequence.preempt()
-        self._queue(sequence)
+        enqueue(self.waiting, sequence)
 
     def _leave(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
         self.encoder.release_features(sequence, len(sequence.token_ids))
         if self.adapters is not None:
             self.adapters.release(sequence)
-
-    def _queue(self, sequence: SequenceState) -> None:
-        if not self.waiting or self.waiting[-1].order < sequence.order:
-            self.waiting.append(sequence)
-        else:
-            place = next(i for i, other in enumerate(self.waiting) if sequence.order < other.order)
-            self.waiting.insert(place, sequence)
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
@@ -313,7 +307,7 @@ class Scheduler:
                 self.kv.publish(sequence.id, sequence.token_ids, chunk.start, chunk.end)
             if not sampled:
                 continue
-            self._stamp(sequence, now)
+            self.times.token(sequence.request.stamp(now), sequence.stamp(now))
             self.generated_tokens += len(sampled)
             if sequence.request.beam is not None:
                 advanced += self._take_candidates(sequence, sampled[0])
@@ -327,14 +321,6 @@ class Scheduler:
                 self.finish(sequence, sequence.finish_reason)
         return advanced
 
-    def _stamp(self, sequence: SequenceState, now: float) -> None:
-        waited = sequence.request.stamp(now)
-        if waited is not None:
-            self.times.first_tokens.append(waited)
-        gap = sequence.stamp(now)
-        if gap is not None:
-            self.times.gaps.append(gap)
-
     def _fork(self, parent: SequenceState, index: int) -> SequenceState:
         """Branch off a sequence that shares all of its parent's blocks until one of the two writes."""
         child = parent.fork(index)
@@ -347,7 +333,7 @@ class Scheduler:
             child.admit(parent.num_computed)
             insort(self.running, child, key=lambda s: s.order)
         else:
-            self._queue(child)
+            enqueue(self.waiting, child)
         return child
 
     def _take_candidates(self, beam: SequenceState, sampled: Sampled) -> list[SequenceState]:
@@ -407,23 +393,4 @@ class Scheduler:
         self.encoder.features.check_integrity(s.held for s in self._live.values())
         if self.adapters is not None:
             self.adapters.device.check_integrity(s.request.adapters for s in self.running)
-        for sequence in self._live.values():
-            home = self.running if sequence.running else self.waiting
-            if sum(other is sequence for other in home) != 1:
-                raise AssertionError(f"sequence {sequence.id} is not in its queue exactly once")
-            if not sequence.running and (sequence.num_computed or sequence.held):
-                raise AssertionError(f"waiting sequence {sequence.id} holds features, or has computed tokens")
-        if len(self.running) + len(self.waiting) != len(self._live):
-            raise AssertionError("a finished sequence is still queued")
-        for queue in (self.running, self.waiting):
-            if list(queue) != sorted(queue, key=lambda s: s.order):
-                raise AssertionError("a queue is out of arrival order")
-
-
-def _most_cached(sequence: SequenceState) -> int:
-    """How many of a sequence's tokens may come from the prefix cache: at least one is left to compute."""
-    request = sequence.request
-    most = len(sequence.token_ids) - 1
-    if request.scores_prompt:
-        most = min(most, len(request.prompt_scores) - 1)  # a score needs its token's forward pass
-    return most
+        check_queues(self.running, self.waiting, self._live)

@@ -1,4 +1,4 @@
-"""The block tables of the layers that keep the same of each token: which blocks each sequence has, in order."""
+"""Which blocks each sequence has, in the order of its tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from quire.platform.kv.block_pool import BlockPool
 _NO_BLOCKS: Sequence[int] = ()
 
 
-class KVGroup:
-    """The blocks of one group of layers, from a pool that serves all groups.
+class BlockTables:
+    """The block tables of one group of layers (`KVGroup`), from a pool that serves all groups.
 
-    Layers with one spec form a group: a block holds a run of `block_size` tokens for all of them. Which of its blocks a
-    sequence needs is the group's to say. This one keeps all of them, from the first token on, as full attention reads
-    them; a group with a window would give back those that have left it.
+    A block holds a run of `block_size` tokens for all of the group's layers. Which blocks a sequence needs is the
+    group's to say. This one keeps all of them, from the first token on, as full attention reads them; a group with a
+    window would give back those that have left it.
 
     Sequences are known by their ids; one has a table here while it runs.
     """

@@ -1,0 +1,37 @@
+"""The order of arrival, in which sequences wait and run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from quire.platform.scheduling.request import SequenceState
+
+
+def enqueue(waiting: deque[SequenceState], sequence: SequenceState) -> None:
+    """Put a sequence where its arrival says: mostly last, or first, when it was preempted."""
+    if not waiting or waiting[-1].order < sequence.order:
+        waiting.append(sequence)
+    else:
+        place = next(i for i, other in enumerate(waiting) if sequence.order < other.order)
+        waiting.insert(place, sequence)
+
+
+def check_queues(
+    running: Sequence[SequenceState], waiting: Sequence[SequenceState], live: Mapping[int, SequenceState]
+) -> None:
+    """Raise AssertionError unless each sequence that goes on stands in its queue, and both are in order.
+
+    live: the sequences that have not finished, by id.
+    """
+    for sequence in live.values():
+        home = running if sequence.running else waiting
+        if sum(other is sequence for other in home) != 1:
+            raise AssertionError(f"sequence {sequence.id} is not in its queue exactly once")
+        if not sequence.running and (sequence.num_computed or sequence.held):
+            raise AssertionError(f"waiting sequence {sequence.id} holds features, or has computed tokens")
+    if len(running) + len(waiting) != len(live):
+        raise AssertionError("a finished sequence is still queued")
+    for queue in (running, waiting):
+        if list(queue) != sorted(queue, key=lambda s: s.order):
+            raise AssertionError("a queue is out of arrival order")
