@@ -210,6 +210,7 @@ def test_what_the_architecture_names_is_there() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=False).stdout.split()
     files = listed or [str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()]
     paths = {f"/{path}" for path in files} | {f"/{folder}/" for path in files for folder in Path(path).parents}
-    named = re.findall(r"`([\w/]+(?:\.py|\.h|/))`", DOCUMENT.read_text())
+    text = DOCUMENT.read_text()
+    named = re.findall(r"`([\w/]+(?:\.py|\.h|/))`", text) + re.findall(r"^ *([\w/]+(?:\.py|/)) ", text, re.M)
     assert len(named) > 100
     assert [name for name in named if not any(path.endswith(f"/{name}") for path in paths)] == []
