@@ -13,9 +13,8 @@ from prometheus_client.registry import Collector
 
 from quire import __version__
 from quire.platform.engine.async_engine import AsyncEngine
-from quire.platform.engine.llm_engine import Output
 from quire.platform.engine.stats import EngineStats
-from quire.platform.outputs.outputs import BeamSearchOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, Output
 from quire.platform.scheduling.metrics import RequestMetrics, StepTimes
 from quire.server.vllm_metrics import Twins
 

@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 from quire.config import EngineConfig
 from quire.errors import EngineClosedError, RequestError, SleepingError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
-from quire.platform.engine.llm_engine import LLMEngine, Output
+from quire.platform.engine.llm_engine import LLMEngine
 from quire.platform.engine.output_stream import OutputQueues, Outputs
 from quire.platform.engine.stats import EngineStats
 from quire.platform.engine.step_loop import Delivery, StepLoop
 from quire.platform.inputs.prepared import PreparedRequest
 from quire.platform.inputs.processor import PromptType
+from quire.platform.outputs.outputs import Output
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.metrics import StepTimes
 

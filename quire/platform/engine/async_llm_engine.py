@@ -12,8 +12,8 @@ from quire.errors import EngineClosedError, RequestError
 from quire.lora import LoRARequest
 from quire.platform.engine.async_engine import AsyncEngine, EngineRequest
 from quire.platform.inputs.processor import PromptType
+from quire.platform.outputs.beams import beams_as_output
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
-from quire.platform.outputs.processor import beams_as_output
 from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 # How long a step may take before `check_health` says that it is stuck.

@@ -22,7 +22,7 @@ class EngineCore:
     On a GPU a step is committed once the next one has been started behind it, where that can be planned without knowing
     its tokens: the GPU never waits for Python then. Such a step is in flight between two calls of `LLMEngine.step`.
 
-    requests: those that run or wait to run, by id.
+    requests: those that run or wait to run, by id. failed: those that have failed since `take_failed`.
     """
 
     def __init__(self, scheduler: Scheduler, executor: ModelRunner, lora: LoRAAdmin) -> None:
@@ -31,7 +31,7 @@ class EngineCore:
         self.requests: dict[str, Request] = {}
         self._lora = lora
         self._recovery = Recovery(scheduler, executor, self.fail)
-        self._failed: list[Request] = []  # since the last `take_failed`
+        self.failed: list[Request] = []
         self._in_flight: Execution | None = None
         self._step_interrupted = False  # whether the last step ended by an exception
 
@@ -56,7 +56,7 @@ class EngineCore:
         """End a request, be it queued or not."""
         self.scheduler.fail(request, failure)
         self.retire(request)
-        self._failed.append(request)
+        self.failed.append(request)
 
     def retire(self, request: Request) -> None:
         """A request has finished: it holds nothing any more. Twice is once."""
@@ -68,14 +68,9 @@ class EngineCore:
         """Whether a request has not ended."""
         return self.requests.get(request.request_id) is request
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether `take_failed` would return any."""
-        return bool(self._failed)
-
     def take_failed(self) -> list[Request]:
         """The requests that have failed since this was asked last."""
-        failed, self._failed = self._failed, []
+        failed, self.failed = self.failed, []
         return failed
 
     # -- a step ---------------------------------------------------------------------------------------------------

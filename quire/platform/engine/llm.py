@@ -23,8 +23,8 @@ from quire.platform.engine.metrics import Metric, metrics_of
 from quire.platform.inputs.batch import one_for_each, prompt_list
 from quire.platform.inputs.chat import render_chat
 from quire.platform.inputs.processor import PromptType
+from quire.platform.outputs.beams import beams_as_output
 from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
-from quire.platform.outputs.processor import beams_as_output
 from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from quire.platform.engine.stats import EngineStats, engine_stats
 from quire.platform.inputs.prepared import PreparedRequest
 from quire.platform.inputs.processor import InputProcessor, PromptType
 from quire.platform.kv.manager import KVManager
-from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
+from quire.platform.outputs.outputs import Output
 from quire.platform.outputs.processor import OutputProcessor
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.request import SequenceState, next_serial
@@ -33,8 +33,6 @@ logger = logging.getLogger("quire")
 
 # How long a step with nothing to compute waits for an image or an adapter to be ready.
 _POLL_SECONDS = 0.1
-
-Output = RequestOutput | BeamSearchOutput
 
 
 class LLMEngine:
@@ -175,7 +173,7 @@ class LLMEngine:
         """Nothing can be computed before an image or an adapter is ready."""
         self.media.reprocess(self.scheduler.take_images_to_reprocess())
         self.media.take_ready()
-        if (self.media.is_busy or self.lora.is_reading) and not self.core.has_failed:
+        if (self.media.is_busy or self.lora.is_reading) and not self.core.failed:
             self._wakeup.wait(_POLL_SECONDS)
             self._wakeup.clear()  # not before: a call since the last step must not be slept over
             self.media.take_ready()
@@ -287,6 +285,7 @@ class LLMEngine:
         """Raise AssertionError unless all tables of the engine agree with each other."""
         self.scheduler.check_integrity()
         self.lora.check_integrity()
+        self.output_processor.check_integrity(self.core.requests.values(), self.core.failed)
 
     def close(self) -> None:
         """Stop the workers; for when no step will come."""

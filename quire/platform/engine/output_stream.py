@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from quire.platform.engine.llm_engine import Output
 from quire.platform.engine.step_loop import Delivery
-from quire.platform.outputs.outputs import BeamSearchOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, Output
 
 
 class Outputs:

@@ -14,7 +14,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from quire.errors import EngineClosedError
-from quire.platform.engine.llm_engine import LLMEngine, Output
+from quire.platform.engine.llm_engine import LLMEngine
+from quire.platform.outputs.outputs import Output
 from quire.platform.scheduling.metrics import StepTimes
 
 logger = logging.getLogger("quire")

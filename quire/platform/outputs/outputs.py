@@ -106,3 +106,6 @@ class BeamSearchOutput:
     @property
     def error(self) -> str | None:
         return None if self.failure is None else self.failure.message
+
+
+Output = RequestOutput | BeamSearchOutput

@@ -20,11 +20,10 @@ from quire import __version__
 from quire.errors import RequestError
 from quire.lora import LoRARequest
 from quire.platform.engine.async_engine import EngineRequest
-from quire.platform.engine.llm_engine import Output
 from quire.platform.engine.output_stream import Outputs
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
-from quire.platform.outputs.processor import beams_as_output
+from quire.platform.outputs.beams import beams_as_output
+from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, Output, RequestOutput
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.server.context import ServerContext, new_id, note
 from quire.server.responses.errors import ApiError, ClientGoneError, Json, as_api_error, remember

@@ -9,9 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from openai.types.chat import ChatCompletion
 
-from quire.platform.engine.llm_engine import Output
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, Output, RequestOutput
 from quire.server.context import ServerContext, context_of, note, note_ignored
 from quire.server.responses.builder import EventResponseBuilder, GenerationOptions, adapter_of, best
 from quire.server.responses.errors import ApiError, as_api_error

@@ -9,9 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
-from quire.platform.engine.llm_engine import Output
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
+from quire.platform.outputs.outputs import BeamSearchOutput, Output, RequestOutput
 from quire.server.context import ServerContext, context_of, note, note_ignored
 from quire.server.deferred import owner_of
 from quire.server.responses.builder import GenerationOptions, ResponseBuilder, adapter_of, best

@@ -33,7 +33,7 @@ from quire import (
 )
 from quire.demo import adapter_path, picture_path
 from quire.platform.engine.metrics import Counter, Gauge
-from quire.platform.outputs.processor import beams_as_output
+from quire.platform.outputs.beams import beams_as_output
 from tests.server.vllm.helpers import GREEDY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
