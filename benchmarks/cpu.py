@@ -38,7 +38,7 @@ from machine import Machine, seconds
 from peers.contender import Absent, Contender, command
 
 from quire import LLM, SamplingParams
-from quire.cli.bench import SINGLE_OUTPUT, workload
+from quire.cli.workload import SINGLE_OUTPUT, workload
 from quire.demo import model_path
 from quire.kernels import native
 from quire.layers import Linear

@@ -18,7 +18,7 @@ from gpu_model import LLAMA_3_8B, RandomModel, Work, adapter_folders
 from gpu_peer import Peer
 
 from quire import LLM, LoRARequest, RequestOutput, SamplingParams
-from quire.cli.bench import Requests, workload
+from quire.cli.workload import Requests, workload
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quire.cli.bench import Requests
+from quire.cli.workload import Requests
 
 _TOGETHER = 64  # streams of a plain batch
 

@@ -28,7 +28,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire import LLM, LoRARequest, RequestOutput, SamplingParams
-from quire.cli.bench import VOCABULARY, Requests, workload
+from quire.cli.workload import VOCABULARY, Requests, workload
 
 LINEARS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),

@@ -22,7 +22,7 @@ from cpu import add, linears, make_llama
 from machine import Machine, seconds
 
 from quire import LLM
-from quire.cli.bench import workload
+from quire.cli.workload import workload
 from quire.kernels import native
 from quire.platform.engine.llm_engine import LLMEngine
 

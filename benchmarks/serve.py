@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from quire import LLM, SamplingParams
-from quire.cli.bench import Requests, workload_for
+from quire.cli.workload import Requests, workload_for
 
 IDLE_STREAMS = 200
 SECONDS = 10  # over which idleness is watched

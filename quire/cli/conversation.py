@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import typer
 
-from quire.cli.asked import undecodable
+from quire.cli.prompts import undecodable
 from quire.cli.terminal import error_console, note, plain, print_error
 from quire.errors import QuireError
 

@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from typing import Any
 
-from quire import registry
-from quire.cli.terminal import console
-from quire.errors import UnsupportedModelError
+from quire.cli.options import Json
+from quire.cli.terminal import console, errors_in_one_line
 
 
-def rows() -> list[dict[str, Any]]:
-    """A dict for each row; its "problem" is None, or why the row cannot be served.
-
-    Only the classes of plug-ins are imported: quire's own need torch, which takes seconds.
-    """
-    table = registry.rows()
-    claims = Counter(row.architecture for row in table)
-    own = {row.architecture for row in registry.BUILT_IN}
-    return [
-        {
-            "architecture": row.architecture,
-            "capabilities": sorted(row.capabilities),
-            "class": row.target,
-            "package": row.package or "quire",
-            "replaces_quires_own": row.package is not None and row.architecture in own,
-            "problem": _problem(row, claims[row.architecture]),
-        }
-        for row in sorted(table, key=lambda row: row.architecture)
-    ]
+def models(as_json: Json = False) -> None:
+    """List the architectures that quire serves, with plug-ins'."""
+    with errors_in_one_line():
+        _show(as_json)
 
 
-def _problem(row: registry.Row, claims: int) -> str | None:
-    if claims > 1:
-        return f"{claims} packages claim this architecture: uninstall all but one"
-    if row.package is None:
-        return None
-    try:
-        registry.load_class(row)
-    except UnsupportedModelError as error:
-        return str(error)
-    return None
-
-
-def show(as_json: bool) -> None:
+def _show(as_json: bool) -> None:
     """Print the rows."""
-    listed = rows()
+    from quire.registry.listing import listing
+
+    listed = listing()
     if as_json:
         print(json.dumps(listed, indent=2))
         return

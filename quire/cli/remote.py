@@ -10,8 +10,8 @@ from typing import Any
 import openai
 import typer
 
-from quire.cli.asked import picture_part, read_image
 from quire.cli.conversation import BASE, Answer, Conversation, Dialogue, Message, report
+from quire.cli.pictures import picture_part, read_image
 from quire.cli.terminal import INTERRUPTED, note, write
 from quire.errors import QuireError
 

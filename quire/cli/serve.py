@@ -135,5 +135,6 @@ def _signature() -> inspect.Signature:
     )
 
 
-serve.__signature__ = _signature()  # type: ignore[attr-defined]
-serve.__annotations__ = {name: one.annotation for name, one in _signature().parameters.items()}
+_SIGNATURE = _signature()
+serve.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
+serve.__annotations__ = {name: one.annotation for name, one in _SIGNATURE.parameters.items()}

@@ -57,7 +57,7 @@ class Kind(Enum):
     LIMITS = "JSON object, or name=number"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Setting:
     """One row.
 

@@ -19,7 +19,7 @@ from quire.config.settings import at as settings_at
 from quire.config.vllm_names import ANYTHING, BOTH, NAMES, SHORT, Door, Name
 from quire.errors import QuireError
 from quire.server import launch as serve
-from tests.cli.test_serve_options import Served
+from tests.cli.commands import Served
 
 # name -> what it is, by version and by place: "EngineArgs" (which LLM and serve both have), "LLM", "serve". Read from
 # the source distributions; "default" is there where it is a plain value.

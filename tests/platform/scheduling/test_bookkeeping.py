@@ -299,7 +299,7 @@ def test_integrity_check_sees_a_leak_and_a_double_release():
 
 def test_waste_in_allocated_blocks():
     """The workload of benchmarks/throughput.py, at the default block size: under 4 % of the slots hold nothing."""
-    from quire.cli.bench import workload
+    from quire.cli.workload import workload
     from quire.config import CacheConfig
 
     pool = BlockPool(4096, CacheConfig().block_size)

@@ -8,7 +8,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from quire.server import launch as serve
-from tests.cli.test_serve_options import Served
+from tests.cli.commands import Served
 from tests.server.api_server import ONE_THREAD, ServerProcess
 
 pytestmark = pytest.mark.usefixtures("one_thread")
