@@ -76,7 +76,7 @@ def available_bytes(device: torch.device | None = None) -> int:
         # What torch holds and does not use is free too.
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + idle
-    available = psutil.virtual_memory().available
+    available: int = psutil.virtual_memory().available
     limit, used = _container("memory.max"), _container("memory.current")
     if limit and used:
         # What is cached of files counts as used, and goes when memory is needed: a checkpoint just fetched, above all.

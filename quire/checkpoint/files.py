@@ -175,7 +175,8 @@ class Checkpoint:
         Of a .bin file it may have any strides."""
         path = self._home[name]
         try:
-            return self._files[path].get_tensor(name)
+            tensor: torch.Tensor = self._files[path].get_tensor(name)
+            return tensor
         except Exception as error:  # SafetensorError, or torch's for a dtype that it does not have
             raise CheckpointError(f"{path}: {name!r} cannot be read: {error}") from error
 

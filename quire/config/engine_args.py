@@ -103,7 +103,7 @@ _MoreArguments: Any = dataclasses.make_dataclass(
 )
 
 
-class AsyncEngineArgs(_MoreArguments):
+class AsyncEngineArgs(_MoreArguments):  # type: ignore[misc]  # a class made of a table of names
     """EngineArgs, and what vLLM's `AsyncEngineArgs` has beside them."""
 
 

@@ -225,7 +225,7 @@ def rows(config: Any, doors: tuple[Door, ...] = ALL) -> tuple[Setting, ...]:
 
 
 def _complete(config: Any, field: Any, doors: tuple[Door, ...]) -> Setting:
-    row = field.metadata[_ROW]
+    row: Setting = field.metadata[_ROW]
     default = field.default if field.default is not dataclasses.MISSING else field.default_factory()
     return dataclasses.replace(
         row,

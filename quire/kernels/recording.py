@@ -137,7 +137,7 @@ class _OnlyKernels(TorchDispatchMode):
     """
 
     def __init__(self, workspace: Workspace) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
         self._workspace = workspace
         self.refused = ""
 
@@ -145,7 +145,9 @@ class _OnlyKernels(TorchDispatchMode):
         self.refused = self.refused or f"{what} ({place_of(traceback.extract_stack())}) is no kernel of quire's"
         raise NotRecordable(self.refused)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.empty.memory_format and _is_plain(kwargs):
             return self._workspace.empty(tuple(args[0]), kwargs["dtype"])
@@ -166,7 +168,9 @@ class _NoNumbers(TorchFunctionMode):
         super().__init__()
         self._kernels_only = kernels_only
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         name = getattr(func, "__name__", "")
         if name in self._NAMES:
             self._kernels_only.refuse(name)

@@ -1,7 +1,8 @@
 """LoRA adapters: read and checked, kept in memory within budgets, and put into the layers that they change."""
 
-from quire.lora.adapter import WEIGHTS_FILE, Adapter, AdapterReader
+from quire.lora.adapter import Adapter, AdapterReader
 from quire.lora.device_budget import DeviceAdapterBudget
+from quire.lora.files import WEIGHTS_FILE
 from quire.lora.memory import AdapterInfo, LoadReport
 from quire.lora.peft_config import CONFIG_FILE
 from quire.lora.registry import AdapterRegistry

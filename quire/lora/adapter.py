@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -276,7 +276,7 @@ class _Binding:
 
     def _parameter(self, own: str) -> nn.Parameter:
         name, _, leaf = own.rpartition(".")
-        parameter = self.reader._base[name][leaf]
+        parameter: nn.Parameter | None = self.reader._base[name][leaf]
         assert parameter is not None
         return parameter
 
@@ -371,7 +371,7 @@ def _each_tensor(value: _T, use: Callable[[torch.Tensor], torch.Tensor]) -> _T:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [one.name for one in dataclasses.fields(value)]
         result = dataclasses.replace(value, **{name: _each_tensor(getattr(value, name), use) for name in names})
-    return result
+    return cast(_T, result)
 
 
 def _listed(names: list[str], most: int = 10) -> str:

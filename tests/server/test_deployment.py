@@ -103,7 +103,7 @@ def test_the_image_listens_to_all_whatever_its_arguments(monkeypatch: pytest.Mon
     task = task_of(monkeypatch, ["some/model", "--max-num-seqs", "4"], variables)
     assert task.settings["model"] == "some/model" and task.settings["max_num_seqs"] == 4
     assert task.settings["host"] == "0.0.0.0"
-    assert task.log_format == "json"
+    assert task.settings["log_format"] == "json"
     assert final("EXPOSE") == [str(make(ServerConfig, task.settings).port)]
 
 
@@ -237,7 +237,7 @@ def test_probes_need_no_key_and_metrics_does(server: LocalServer) -> None:
 
 
 def test_the_pod_lives_until_its_requests_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ServerConfig(**pod_task(monkeypatch).server)
+    config = make(ServerConfig, pod_task(monkeypatch).settings)
     (program, seconds) = container()["lifecycle"]["preStop"]["exec"]["command"]
     assert program == "sleep"
     needed = float(seconds) + config.shutdown_timeout + serve._LINGER

@@ -42,7 +42,9 @@ def build_tower(make: Callable[[], nn.Module]) -> nn.Module:
 class _RealNumbers(TorchFunctionMode):
     """On the meta device, counted positions and frequencies are real all the same: no file brings them."""
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func is torch.arange and func(*args, **{**kwargs, "device": "meta"}).numel() > _MOST_COUNTED:
             raise UnsupportedModelError(

@@ -135,7 +135,8 @@ class DecodeGraphRunner:
     def _hidden(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
         model = self._model
         with nullcontext() if self._bank is None else self._bank.using(segments):
-            return model(model.embed(inputs.token_ids), inputs.context, self._caches)
+            hidden: torch.Tensor = model(model.embed(inputs.token_ids), inputs.context, self._caches)
+        return hidden
 
     def _logits(self, hidden: torch.Tensor, segments: LoraSegments | None) -> torch.Tensor:
         with nullcontext() if self._bank is None else self._bank.using(segments):  # each row is one token's

@@ -120,7 +120,7 @@ def _rank(values: Row, ids: Ids) -> Ids:
 
 def _block_sums(weights: Row) -> NDArray[np.float64]:
     whole = len(weights) // _BLOCK * _BLOCK
-    sums = weights[:whole].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
+    sums: NDArray[np.float64] = weights[:whole].reshape(-1, _BLOCK).sum(axis=1, dtype=np.float64)
     if whole == len(weights):
         return sums
     return np.append(sums, weights[whole:].sum(dtype=np.float64))

@@ -223,10 +223,10 @@ def _integer(name: str, value: Any, least: int, most: int) -> int:
     # bool is an Integral: n=True is a slip, not a one
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise _refused(name, value, f"it is a whole number from {least} to {most}")
-    value = int(value)
-    if not least <= value <= most:
-        raise _refused(name, value, f"it is from {least} to {most}")
-    return value
+    number = int(value)
+    if not least <= number <= most:
+        raise _refused(name, number, f"it is from {least} to {most}")
+    return number
 
 
 def _number(name: str, value: Any, least: float, most: float) -> float:

@@ -73,7 +73,7 @@ def take_head(incoming: bytearray, seen: int) -> bytes | None:
     end = incoming.find(_END, start, MOST_HEAD)
     if end < 0 and len(incoming) >= MOST_HEAD:
         raise BadRequestError(431, f"the header has more than {MOST_HEAD} bytes, which is the limit.")
-    if incoming[:1] in (b"\r", b"\n") and len(incoming) > 1:
+    if incoming.startswith((b"\r", b"\n")) and len(incoming) > 1:
         raise BadRequestError(400, "a request begins with its method.")
     # The last byte may be the first half of a line's end.
     stop = end + len(_END) if end >= 0 else len(incoming) - (incoming[-1:] == b"\r")
