@@ -42,7 +42,7 @@ test: $(READY) ## all tests that need no GPU
 
 .PHONY: test-gpu
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU
-	$(BIN)/python -m pytest -m gpu tests/cuda tests/gpu
+	$(BIN)/python -m pytest -m gpu tests/kernels tests/gpu
 	QUIRE_DEVICE=cuda $(BIN)/python -m pytest tests/platform/engine/test_engine_parity.py tests/platform/engine/test_promise.py \
 	  tests/multimodal/test_vision_parity.py tests/multimodal/test_image_promise.py tests/lora/test_adapter_parity.py \
 	  tests/lora/test_adapter_promise.py tests/lora/test_vision_adapter_parity.py

@@ -29,7 +29,7 @@ def linear(
     tables: Sequence[LoraTable | None] = (),
     segments: LoraSegments | None = None,
 ) -> torch.Tensor:
-    parts = []
+    parts = [x.new_zeros((x.shape[0], 0), dtype=torch.float32)]  # there may be no weights
     for weight, bias in zip(weights, biases, strict=True):
         y = exact.products(x, weight)
         parts.append(y if bias is None else y + bias.float())
@@ -170,7 +170,7 @@ def layer_norm(
 
 def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
     half = cos_sin.shape[1] // 2
-    cos, sin = cos_sin[positions].unsqueeze(1).split(half, dim=-1)
+    cos, sin = cos_sin[positions].unsqueeze(1).tensor_split(2, dim=-1)
     for x in (query, key):
         # Clones: in float32, `.float()` would be a view of what the next line overwrites.
         first, second = x[..., :half].float().clone(), x[..., half : 2 * half].float().clone()

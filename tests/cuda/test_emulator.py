@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cuda import emulated
+from tests.kernels import emulated
 
 THREADS = 128
 FROM = torch.arange(1, 2 * THREADS + 1, dtype=torch.float32)[:THREADS].clone()

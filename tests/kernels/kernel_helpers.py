@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 # Half a unit in the last place, relative: the error of rounding the exact result once.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}
+
+
+def is_gpu(kernels: Any) -> bool:
+    """Whether a back end is the GPU's, emulated or not."""
+    return hasattr(kernels, "sample")
 
 
 def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -24,6 +31,12 @@ def strided_rows(x: torch.Tensor) -> torch.Tensor:
     """x as a slice of wider rows, with NaN on both sides."""
     wide = torch.full((x.shape[0], x.shape[1] + 9), torch.nan, dtype=x.dtype)
     return wide[:, 5 : 5 + x.shape[1]].copy_(x)
+
+
+def wide_rows(x: torch.Tensor) -> torch.Tensor:
+    """x as a slice of wider rows that can be read 16 bytes at a time, with NaN on both sides."""
+    wide = torch.full((x.shape[0], x.shape[1] + 64), torch.nan, dtype=x.dtype)
+    return wide[:, 32 : 32 + x.shape[1]].copy_(x)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

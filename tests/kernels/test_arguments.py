@@ -8,22 +8,37 @@ import pytest
 import torch
 from kernel_helpers import randn
 
-native = pytest.importorskip("quire.kernels.native")
+from quire.kernels.table import TABLE
+from tests.kernels.back_ends import CPU
 
 F32 = torch.float32
+# The best of the CPU's instruction sets: the checks are the same for all. A real GPU's are those of the emulation.
+CHECKED = [*CPU[:1], "emulated"]
 
 
-def valid_arguments() -> dict[str, dict[str, Any]]:
-    """For each kernel, a call that is accepted."""
+def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
+    """For each kernel that a back end has, a call that is accepted."""
     pool = {"keys": randn(6, 2, 4, 16, dtype=F32), "values": randn(6, 2, 4, 16, dtype=F32)}
     table = torch.arange(6, dtype=torch.int32).view(2, 3)
     starts, lengths = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([9, 3], dtype=torch.int32)
     rows = randn(5, 32, dtype=F32)
     heads = {"query": randn(5, 4, 16, dtype=F32), "key": randn(5, 2, 16, dtype=F32)}
+    caches = [torch.zeros(6, 32, dtype=torch.uint8) for _ in range(2)]
+    blocks = {"caches": torch.tensor([cache.data_ptr() for cache in caches]), "num_blocks": 6, "block_bytes": 32}
+    packed = torch.zeros(3, 2, 32, dtype=torch.uint8)
+    KEPT.extend(caches)
+    only_there: dict[str, dict[str, Any]] = {
+        "copy_blocks": {**blocks, "sources": torch.arange(3), "targets": torch.arange(3, 6)},
+        "gather_blocks": {**blocks, "sources": torch.arange(3), "packed": packed},
+        "scatter_blocks": {**blocks, "targets": torch.arange(3), "packed": packed},
+        "sample": {"logits": randn(2, 50, dtype=F32), "draws": torch.zeros(64, dtype=torch.uint8)},
+    }
+    gpu = back_end == "emulated"
     return {
         "linear": {"x": rows, "weights": [randn(3, 32, dtype=F32)], "biases": [randn(3, dtype=F32)]},
         "paged_attention": {"query": heads["query"], **pool, "block_table": table, "query_start": starts,
-                            "context_len": lengths, "scale": 0.25},
+                            "context_len": lengths, "scale": 0.25,
+                            **({"window": 0, "slopes": randn(4, dtype=F32)} if gpu else {})},
         "write_kv": {"key": heads["key"], "value": randn(5, 2, 16, dtype=F32), **pool,
                      "slot_mapping": torch.arange(5)},
         "embedding": {"ids": torch.arange(5), "table": randn(7, 32, dtype=F32), "added": rows},
@@ -33,80 +48,126 @@ def valid_arguments() -> dict[str, dict[str, Any]]:
         "rotary": {**heads, "positions": torch.arange(5), "cos_sin": randn(9, 16, dtype=F32)},
         "activation": {"x": rows, "kind": "silu"},
         "activation_and_mul": {"x": rows, "kind": "silu"},
+        **(only_there if gpu else {}),
     }  # fmt: skip
+
+
+KEPT: list[torch.Tensor] = []  # what addresses among the arguments point to
 
 
 def spoil(x: torch.Tensor) -> dict[str, torch.Tensor]:
     """x made wrong in every way."""
-    apart = torch.stack([x, x], -1)[..., 0]
     return {
         "dtype": x.to(torch.int16),
         "half": x.to(torch.float64),
         "device": x.to("meta"),
-        "elements apart": apart,
+        "elements apart": torch.stack([x, x], -1)[..., 0],
         "one dimension too many": x[None],
         "no dimension": x.reshape(-1)[0],
         "too long": torch.cat([x, x, x], -1),
     }
 
 
+def case(back_end: str, *values: Any) -> Any:
+    return pytest.param(back_end, *values, marks=[pytest.mark.emulated] if back_end == "emulated" else [])
+
+
+# Fine are any number of channels for an activation on its own; of a table, wider rows; any vocabulary, and more draws.
+FINE = {
+    ("activation", "x", "too long"),
+    ("activation_and_mul", "x", "too long"),
+    ("paged_attention", "block_table", "too long"),
+    ("sample", "logits", "too long"),
+    ("sample", "draws", "too long"),
+    ("copy_blocks", "caches", "too long"),
+}
 CASES = [
-    (kernel, name, fault)
-    for kernel, arguments in valid_arguments().items()
+    case(back_end, kernel, name, fault)
+    for back_end in CHECKED
+    for kernel, arguments in valid_arguments(back_end).items()
     for name, value in arguments.items()
     if isinstance(value, (torch.Tensor, list))
     for fault in spoil(torch.zeros(2, 2))
-    # Any number of channels is fine for an activation on its own; of a table, wider rows are.
-    if (kernel, name, fault)
-    not in {
-        ("activation", "x", "too long"),
-        ("activation_and_mul", "x", "too long"),
-        ("paged_attention", "block_table", "too long"),
-        ("embedding", "ids", "too long"),
-    }
+    if (kernel, name, fault) not in FINE
 ]
 
 
-@pytest.mark.parametrize(("kernel", "name", "fault"), CASES)
-def test_a_wrong_tensor_is_named(kernel: str, name: str, fault: str) -> None:
-    arguments = valid_arguments()[kernel]
-    getattr(native, kernel)(**arguments)
+def name_of(kernels: Any) -> str:
+    return "emulated" if hasattr(kernels, "sample") else "cpu"
+
+
+@pytest.mark.parametrize(("kernels", "kernel", "name", "fault"), CASES, indirect=["kernels"])
+def test_a_wrong_tensor_is_named(kernels: Any, kernel: str, name: str, fault: str) -> None:
+    arguments = valid_arguments(name_of(kernels))[kernel]
     value = arguments[name]
     arguments[name] = [spoil(value[0])[fault]] if isinstance(value, list) else spoil(value)[fault]
     names = "|".join(arguments) if fault in ("dtype", "half", "too long", "one dimension too many") else name
     with pytest.raises((TypeError, ValueError), match=rf"^({names})\b"):
-        getattr(native, kernel)(**arguments)
+        getattr(kernels, kernel)(**arguments)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "change", "error", "message"),
+    ("kernels", "kernel"),
+    [case(back_end, kernel) for back_end in CHECKED for kernel in valid_arguments(back_end)],
+    indirect=["kernels"],
+)
+def test_a_right_call_is_taken(kernels: Any, kernel: str) -> None:
+    getattr(kernels, kernel)(**valid_arguments(name_of(kernels))[kernel])
+
+
+def test_every_kernel_has_its_call() -> None:
+    assert set(valid_arguments()) == set(TABLE)
+
+
+WRONG = [
+    ("linear", {"out_dtype": torch.float16}, TypeError, "out_dtype: .*float16"),
+    ("linear", {"biases": []}, ValueError, "biases: .*1 weights, got 0"),
+    ("linear", {"biases": [torch.zeros(4)]}, ValueError, "biases: .*3.*4"),
+    ("linear", {"x": torch.zeros(5, 32).to_sparse()}, (TypeError, ValueError), "x: "),
+    ("rms_norm", {"x": torch.zeros(5, 32).to_sparse()}, (TypeError, ValueError), "x: "),
+    ("embedding", {"added": torch.zeros(4, 32)}, ValueError, "added: "),
+    ("rms_norm", {"residual": torch.zeros(5, 31)}, ValueError, "residual: "),
+    ("activation", {"kind": "swish"}, ValueError, "kind: .*silu.*'swish'"),
+    ("activation_and_mul", {"x": torch.zeros(2, 3)}, ValueError, "x: "),
+    ("rotary", {"cos_sin": torch.zeros(9, 15)}, ValueError, "cos_sin: .*even"),
+    ("rotary", {"cos_sin": torch.zeros(9, 18)}, ValueError, "cos_sin: "),
+    ("write_kv", {"key": torch.zeros(5, 1, 16)}, ValueError, "key: .*2 heads"),
+    ("paged_attention", {"query": torch.zeros(5, 3, 16)}, ValueError, "query: .*multiple of 2"),
+    ("paged_attention", {"values": torch.zeros(6, 2, 4, 8)}, ValueError, "values: "),
+]
+# What cannot be read without waiting for a GPU.
+WRONG_NUMBERS = [
+    ("embedding", {"ids": torch.tensor([0, 1, 2, 3, 7])}, IndexError, "ids: "),
+    ("embedding", {"ids": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "ids: "),
+    ("rotary", {"positions": torch.tensor([0, 1, 2, 3, 9])}, IndexError, "positions: "),
+    ("rotary", {"positions": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "positions: "),
+    ("write_kv", {"slot_mapping": torch.tensor([0, 1, 2, 3, 24])}, IndexError, "slot_mapping: "),
+    ("write_kv", {"slot_mapping": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "slot_mapping: "),
+    ("paged_attention", {"context_len": torch.tensor([13, 3]).int()}, ValueError, "context_len: "),
+    ("paged_attention", {"context_len": torch.tensor([9, 2]).int()}, ValueError, "context_len: "),
+    ("paged_attention", {"query_start": torch.tensor([0, 2, 4]).int()}, ValueError, "query_start: "),
+    ("paged_attention", {"query_start": torch.tensor([0, 6, 5]).int()}, ValueError, "query_start: "),
+    ("paged_attention", {"block_table": torch.full((2, 3), 6).int()}, IndexError, "block_table: "),
+]
+WRONG_THERE = [
+    ("copy_blocks", {"block_bytes": 31}, ValueError, "block_bytes: .*multiple of 2 above 0, got 31"),
+    ("gather_blocks", {"block_bytes": 0}, ValueError, "block_bytes: .*got 0"),
+    ("scatter_blocks", {"num_blocks": -1}, ValueError, "num_blocks: .*got -1"),
+    ("copy_blocks", {"targets": torch.arange(2)}, ValueError, "targets: .*3"),
+    ("gather_blocks", {"packed": torch.zeros(3, 1, 32, dtype=torch.uint8)}, ValueError, "packed: .*3, 2, 32"),
+    ("sample", {"draws": torch.zeros(63, dtype=torch.uint8)}, ValueError, "draws: .*multiple of 32 bytes, got 63"),
+    ("sample", {"logits": torch.zeros(2, 0)}, ValueError, "logits: .*got 0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "kernel", "change", "error", "message"),
     [
-        ("linear", {"out_dtype": torch.float16}, TypeError, "out_dtype: .*float16"),
-        ("linear", {"biases": []}, ValueError, "biases: .*1 weights, got 0"),
-        ("linear", {"biases": [torch.zeros(4)]}, ValueError, "biases: .*3.*4"),
-        ("linear", {"x": torch.zeros(5, 32).to_sparse()}, (TypeError, ValueError), "x: "),
-        ("embedding", {"ids": torch.tensor([0, 1, 2, 3, 7])}, IndexError, "ids: "),
-        ("embedding", {"ids": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "ids: "),
-        ("embedding", {"added": torch.zeros(4, 32)}, ValueError, "added: "),
-        ("rms_norm", {"residual": torch.zeros(5, 31)}, ValueError, "residual: "),
-        ("activation", {"kind": "swish"}, ValueError, "kind: .*silu.*'swish'"),
-        ("activation_and_mul", {"x": torch.zeros(2, 3)}, ValueError, "x: "),
-        ("rotary", {"positions": torch.tensor([0, 1, 2, 3, 9])}, IndexError, "positions: "),
-        ("rotary", {"positions": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "positions: "),
-        ("rotary", {"cos_sin": torch.zeros(9, 15)}, ValueError, "cos_sin: .*even"),
-        ("rotary", {"cos_sin": torch.zeros(9, 18)}, ValueError, "cos_sin: "),
-        ("write_kv", {"slot_mapping": torch.tensor([0, 1, 2, 3, 24])}, IndexError, "slot_mapping: "),
-        ("write_kv", {"slot_mapping": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "slot_mapping: "),
-        ("write_kv", {"key": torch.zeros(5, 1, 16)}, ValueError, "key: .*2 heads"),
-        ("paged_attention", {"query": torch.zeros(5, 3, 16)}, ValueError, "query: .*multiple of 2"),
-        ("paged_attention", {"context_len": torch.tensor([13, 3]).int()}, ValueError, "context_len: "),
-        ("paged_attention", {"context_len": torch.tensor([9, 2]).int()}, ValueError, "context_len: "),
-        ("paged_attention", {"query_start": torch.tensor([0, 2, 4]).int()}, ValueError, "query_start: "),
-        ("paged_attention", {"query_start": torch.tensor([0, 6, 5]).int()}, ValueError, "query_start: "),
-        ("paged_attention", {"block_table": torch.full((2, 3), 6).int()}, IndexError, "block_table: "),
-        ("paged_attention", {"values": torch.zeros(6, 2, 4, 8)}, ValueError, "values: "),
+        *(case(back_end, *wrong) for back_end in CPU[:1] for wrong in [*WRONG, *WRONG_NUMBERS]),
+        *(case("emulated", *wrong) for wrong in [*WRONG, *WRONG_THERE]),
     ],
-)  # fmt: skip
-def test_what_is_wrong_is_said(kernel: str, change: dict[str, Any], error: Any, message: str) -> None:
-    with pytest.raises(error, match=message):
-        getattr(native, kernel)(**{**valid_arguments()[kernel], **change})
+    indirect=["kernels"],
+)
+def test_what_is_wrong_is_said(kernels: Any, kernel: str, change: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=rf"^{message}"):
+        getattr(kernels, kernel)(**{**valid_arguments(name_of(kernels))[kernel], **change})

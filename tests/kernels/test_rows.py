@@ -1,20 +1,24 @@
-"""The kernels that go row by row (norms, activations) against float64 and against their torch twins."""
+"""The kernels that go row by row (norms, embedding, activations) against float64 and against the reference."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from kernel_helpers import assert_close, misaligned, randn, same_bits, strided_rows
+from kernel_helpers import assert_close, is_gpu, misaligned, randn, same_bits, strided_rows, wide_rows
 
 from quire.kernels import ACTIVATION_KINDS, reference
 
-native = pytest.importorskip("quire.kernels.native")
+CHANNELS = [1, 2, 15, 16, 49, 64, 65, 1000, 2304]
+TOKENS = [0, 1, 5, 9]
+Layout = Callable[[torch.Tensor], torch.Tensor]
 
-CHANNELS = [1, 2, 15, 16, 49, 64, 65, 1000]
-TOKENS = [0, 1, 9]
+
+# How the rows of an input lie.
+LAYOUTS: list[Layout] = [torch.clone, misaligned, strided_rows, wide_rows]
 
 
 def exact_norm(x: torch.Tensor, eps: float, centred: bool) -> torch.Tensor:
@@ -25,46 +29,48 @@ def exact_norm(x: torch.Tensor, eps: float, centred: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("place", [torch.clone, misaligned])
 @pytest.mark.parametrize("with_added", [False, True])
-def test_embedding(isa: str, dtype: torch.dtype, channels: int, with_added: bool) -> None:
-    table = misaligned(randn(50, channels, dtype=dtype))
-    for tokens in (*TOKENS, 700):
+def test_embedding(kernels: Any, dtype: torch.dtype, place: Layout, channels: int, with_added: bool) -> None:
+    table = place(randn(50, channels, dtype=dtype))
+    for tokens in TOKENS if is_gpu(kernels) else (*TOKENS, 700):
         ids = torch.arange(tokens).mul(7).remainder(50)
         added = randn(tokens, channels, dtype=dtype, seed=1) if with_added else None
-        got = native.embedding(ids, table, added)
+        got = kernels.embedding(ids, table, added)
         assert same_bits(got, table[ids] if added is None else table[ids] + added)
         assert same_bits(got, reference.embedding(ids, table, added))
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("place", [torch.clone, misaligned])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_rms_norm(isa: str, dtype: torch.dtype, channels: int, with_residual: bool) -> None:
-    weight = misaligned(randn(channels, dtype=dtype, seed=1))
+def test_rms_norm(kernels: Any, dtype: torch.dtype, place: Layout, channels: int, with_residual: bool) -> None:
+    weight = place(randn(channels, dtype=dtype, seed=1))
     for tokens in TOKENS:
-        x = strided_rows(randn(tokens, channels, dtype=dtype, seed=2))
-        residual = randn(tokens, channels, dtype=dtype, seed=3) if with_residual else None
-        total = x if residual is None else residual + x
-        got = native.rms_norm(x, weight, 1e-5, residual)
+        plain = randn(tokens, channels, dtype=dtype, seed=2)
+        first = randn(tokens, channels, dtype=dtype, seed=3) if with_residual else None
+        total = plain if first is None else first + plain
         exact = exact_norm(total, 1e-5, False) * weight.double()
-        assert_close(got, exact, exact.abs() * 1e-6)
-        assert residual is None or same_bits(residual, total)
-        # The twin's own error is of the same order.
+        for layout in LAYOUTS:
+            residual = None if first is None else first.clone()
+            assert_close(kernels.rms_norm(layout(plain), weight, 1e-5, residual), exact, exact.abs() * 1e-6)
+            assert residual is None or same_bits(residual, total)
+        # The reference's own error is of the same order.
         assert_close(reference.rms_norm(total, weight, 1e-5), exact, exact.abs() * 1e-6)
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("with_residual", [False, True])
-@pytest.mark.parametrize(("with_weight", "with_bias"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("with_weight", "with_bias"), [(True, True), (True, False), (False, True), (False, False)])
 def test_layer_norm(
-    isa: str, dtype: torch.dtype, channels: int, with_residual: bool, with_weight: bool, with_bias: bool
+    kernels: Any, dtype: torch.dtype, channels: int, with_residual: bool, with_weight: bool, with_bias: bool
 ) -> None:
     weight = randn(channels, dtype=dtype, seed=1) if with_weight else None
-    bias = randn(channels, dtype=dtype, seed=4) if with_bias else None
-    for tokens in TOKENS:
-        x = strided_rows(randn(tokens, channels, dtype=dtype, seed=2) + 3)
-        residual = randn(tokens, channels, dtype=dtype, seed=3) if with_residual else None
-        total = x if residual is None else residual + x
-        got = native.layer_norm(x, weight, bias, 1e-5, residual)
+    biases = [place(randn(channels, dtype=dtype, seed=4)) if with_bias else None for place in (torch.clone, misaligned)]
+    for tokens, place in zip(TOKENS, (torch.clone, strided_rows, wide_rows, strided_rows), strict=True):
+        x = place(randn(tokens, channels, dtype=dtype, seed=2) + 3)
+        first = randn(tokens, channels, dtype=dtype, seed=3) if with_residual else None
+        total = x if first is None else first + x
         exact = exact_norm(total, 1e-5, True)
         # The mean's rounding, as seen after the division by the deviation.
         centred = total.double() - total.double().mean(-1, keepdim=True)
@@ -72,10 +78,13 @@ def test_layer_norm(
         error = 4e-6 / (spread + math.sqrt(1e-5)) + 2e-6 * exact.abs()
         if weight is not None:
             exact, error = exact * weight.double(), error * weight.double().abs()
-        if bias is not None:
-            exact = exact + bias.double()
-        assert_close(got, exact, error + 1e-6)
-        assert residual is None or same_bits(residual, total)
+        if biases[0] is not None:
+            exact = exact + biases[0].double()
+        for bias in biases:
+            residual = None if first is None else first.clone()
+            got = kernels.layer_norm(x, weight, bias, 1e-5, residual)
+            assert_close(got, exact, error + 1e-6)
+            assert residual is None or same_bits(residual, total)
         torch.testing.assert_close(got, reference.layer_norm(total, weight, bias, 1e-5), rtol=2e-2, atol=2e-2)
 
 
@@ -89,11 +98,11 @@ EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", ACTIVATION_KINDS)
-def test_activation_over_the_whole_range(isa: str, dtype: torch.dtype, kind: str) -> None:
+def test_activation_over_the_whole_range(kernels: Any, dtype: torch.dtype, kind: str) -> None:
     special = torch.tensor([0.0, -0.0, 1e-30])
     x = torch.cat([torch.linspace(-120, 120, 4001), torch.linspace(-3, 3, 4001), special]).to(dtype)[None]
     exact = EXACT[kind](x.double())
-    got = native.activation(x, kind)
+    got = kernels.activation(x, kind)
     # Below -5 the functions fall off faster than their float32 argument is exact.
     assert_close(got, exact, exact.abs() * 2e-5 + x.double().abs() * 1e-12 + 1e-38)
     near = x.abs() < 5
@@ -102,35 +111,69 @@ def test_activation_over_the_whole_range(isa: str, dtype: torch.dtype, kind: str
 
 
 @pytest.mark.parametrize("kind", ACTIVATION_KINDS)
-@pytest.mark.parametrize("channels", [1, 15, 16, 17, 100, 1000])
-def test_activation_and_mul(isa: str, dtype: torch.dtype, kind: str, channels: int) -> None:
+@pytest.mark.parametrize("channels", [1, 15, 16, 17, 100, 104, 1000, 2304])
+def test_activation(kernels: Any, dtype: torch.dtype, kind: str, channels: int) -> None:
     for tokens in TOKENS:
-        x = strided_rows(randn(tokens, 2 * channels, dtype=dtype))
-        exact = EXACT[kind](x[:, :channels].double()) * x[:, channels:].double()
-        assert_close(native.activation_and_mul(x, kind), exact, exact.abs() * 4e-6)
-        assert_close(native.activation(x, kind), EXACT[kind](x.double()), x.double().abs() * 1e-6)
-        expected = reference.activation_and_mul(x, kind)
-        torch.testing.assert_close(native.activation_and_mul(x, kind), expected, rtol=1e-2, atol=1e-3)
+        plain = randn(tokens, 2 * channels, dtype=dtype)
+        exact = EXACT[kind](plain[:, :channels].double()) * plain[:, channels:].double()
+        exact_alone = EXACT[kind](plain.double())
+        for layout in LAYOUTS:
+            x = layout(plain)
+            got = kernels.activation_and_mul(x, kind)
+            assert_close(got, exact, exact.abs() * 4e-6)
+            assert_close(kernels.activation(x, kind), exact_alone, plain.double().abs() * 1e-6)
+        torch.testing.assert_close(got, reference.activation_and_mul(plain, kind), rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ACTIVATION_KINDS)
-def test_nan_is_kept(isa: str, dtype: torch.dtype, kind: str) -> None:
-    x = torch.full((1, 20), torch.nan, dtype=dtype)
-    x[0, ::2] = 1.0
-    assert torch.equal(native.activation(x, kind).isnan(), x.isnan())
+def test_nan_is_kept(kernels: Any, dtype: torch.dtype, kind: str) -> None:
+    for channels in (20, 24):
+        x = torch.full((1, channels), torch.nan, dtype=dtype)
+        x[0, ::2] = 1.0
+        assert torch.equal(kernels.activation(x, kind).isnan(), x.isnan())
 
 
-def test_a_row_does_not_depend_on_its_company(isa: str, dtype: torch.dtype) -> None:
-    x = randn(300, 333, dtype=dtype)
-    weight, bias = randn(333, dtype=dtype, seed=1), randn(333, dtype=dtype, seed=2)
+def check_company(kernels: Any, x: torch.Tensor, spans: list[tuple[int, int]]) -> None:
+    """Every row of [T, 336] is the one that it is in other company."""
+    weight, bias = randn(336, dtype=x.dtype, seed=1), randn(336, dtype=x.dtype, seed=2)
+    positions, cos_sin = torch.arange(len(x)), randn(1, 42, dtype=torch.float32, seed=3).repeat(len(x), 1)
+
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        heads = x.view(len(x), 8, 42).clone()
+        kernels.rotary(heads, heads[:, :0], positions[: len(x)], cos_sin)
+        return heads
+
     calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
-        lambda x: native.rms_norm(x, weight, 1e-6),
-        lambda x: native.rms_norm(x, weight, 1e-6, x.clone()),
-        lambda x: native.layer_norm(x, weight, bias, 1e-6),
-        lambda x: native.activation(x, "gelu"),
-        lambda x: native.activation_and_mul(x[:, :332], "silu"),
+        lambda x: kernels.rms_norm(x, weight, 1e-6),
+        lambda x: kernels.rms_norm(x, weight, 1e-6, x.clone()),
+        lambda x: kernels.rms_norm(x[:, :333], weight[:333], 1e-6),
+        lambda x: kernels.layer_norm(x, weight, bias, 1e-6),
+        lambda x: kernels.layer_norm(x[:, :333], weight[:333], bias[:333], 1e-6),
+        lambda x: kernels.activation(x[:, :333], "gelu"),
+        lambda x: kernels.activation(x, "gelu"),
+        lambda x: kernels.activation_and_mul(x[:, :332], "silu"),
+        lambda x: kernels.activation_and_mul(x, "silu"),
+        rotated,
     ]
     for call in calls:
         together = call(x)
-        for first, last in ((0, 1), (7, 9), (150, 299), (299, 300)):
+        for first, last in spans:
             assert same_bits(call(x[first:last]), together[first:last])
+
+
+def test_a_row_does_not_depend_on_its_company(kernels: Any, dtype: torch.dtype) -> None:
+    check_company(kernels, randn(300, 336, dtype=dtype), [(0, 1), (7, 9), (150, 299), (299, 300)])
+
+
+def test_a_row_does_not_depend_on_the_order_of_warps(cuda: Any, order: int, dtype: torch.dtype) -> None:
+    check_company(cuda, randn(40, 336, dtype=dtype), [(0, 1), (7, 9), (20, 39), (39, 40)])
+
+
+@pytest.mark.parametrize("with_added", [False, True])
+def test_an_id_outside_the_table_reads_as_zeros(cuda: Any, dtype: torch.dtype, with_added: bool) -> None:
+    """A GPU cannot raise: ids below 0 pad a batch. The CPU's refusal is in test_arguments.py."""
+    table = randn(7, 40, dtype=dtype)
+    ids = torch.tensor([3, -1, 7, 6, 2**62, -(2**62), 0])
+    added = randn(7, 40, dtype=dtype, seed=1) if with_added else None
+    rows = torch.where((ids >= 0).logical_and(ids < 7)[:, None], table[ids.clamp(0, 6)], torch.zeros((), dtype=dtype))
+    assert same_bits(cuda.embedding(ids, table, added), rows if added is None else rows + added)

@@ -51,6 +51,8 @@ using TilesOf = Tiles<T, kD, kD <= 128 ? 2 : 1, kWarps * kWarp>;
 template <int kD, int kWarps>
 constexpr int kTotalBytes = 16 * kWarps * kD * static_cast<int>(sizeof(float));
 
+// Not cut into functions: its fragments live in registers over all steps, and a step's copies, products and barriers
+// belong together.
 template <class T, int kD, int kWarps, bool kAlibi>
 __global__ void __launch_bounds__(kWarps * kWarp) many_kernel(Attention args) {
   constexpr int kRows = 16 * kWarps, kTiles = kD / 8;

@@ -57,6 +57,8 @@ __device__ __forceinline__ void read_scores(float (&scores)[8][2], const float* 
   }
 }
 
+// Not cut into functions: its fragments live in registers over all steps, and a step's copies, products and barriers
+// belong together.
 template <class T, int kD, bool kAlibi>
 __global__ void __launch_bounds__(kThreads) single_kernel(Attention args, float* partial) {
   constexpr int kTiles = kD / kWarps / 8;

@@ -149,6 +149,8 @@ __device__ __forceinline__ void copy_step(T* shared, const Rows<T>& rows, int un
   }
 }
 
+// Not cut into functions: its fragments live in registers over all steps, and a step's copies, products and barriers
+// belong together.
 template <class T, class Shape, bool kWide>
 __global__ void __launch_bounds__(Shape::kThreads) many_kernel(const Launch args, int group) {
   constexpr int kRows = Shape::kRows, kTokens = Shape::kTokens, kSteps = Shape::kSteps;

@@ -1,4 +1,4 @@
-"""Writes into the GPU's cache of keys and values, and whole blocks of it from place to place."""
+"""Whole blocks of a GPU's cache of keys and values, moved from place to place."""
 
 from __future__ import annotations
 
@@ -6,41 +6,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from kernel_helpers import randn, same_bits
 
-from quire.kernels import reference
 from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.pool_blocks import PoolBlocks
 from quire.types import KVCache
-from tests.kernels.kernel_helpers import misaligned, randn, same_bits
-
-
-@pytest.mark.parametrize("aligned", [True, False])
-@pytest.mark.parametrize("kv_heads", [1, 3])
-@pytest.mark.parametrize("dim", [64, 7, 128])
-@pytest.mark.parametrize("block_size", [1, 16])
-def test_write_kv(
-    cuda: ModuleType, dtype: torch.dtype, kv_heads: int, dim: int, block_size: int, aligned: bool
-) -> None:
-    blocks = 96 // block_size
-    for tokens in (0, 1, 17):
-        joint = randn(tokens, 5 * kv_heads * dim, dtype=dtype)
-        joint = joint if aligned else misaligned(joint)
-        sizes = [3 * kv_heads * dim, kv_heads * dim, kv_heads * dim]
-        key, value = (part.unflatten(1, (-1, dim)) for part in joint.split(sizes, 1)[1:])
-        slots = torch.randperm(96, generator=torch.Generator().manual_seed(tokens))[:tokens]
-        pools = [torch.full((blocks, kv_heads, block_size, dim), torch.nan, dtype=dtype) for _ in range(4)]
-        cuda.write_kv(key, value, pools[0], pools[1], slots)
-        reference.write_kv(key, value, pools[2], pools[3], slots)
-        assert same_bits(pools[0], pools[2]) and same_bits(pools[1], pools[3])
-        assert int(pools[0].isnan().sum()) == (96 - tokens) * kv_heads * dim
-
-
-def test_a_slot_outside_the_cache_is_passed_over(cuda: ModuleType, dtype: torch.dtype) -> None:
-    key, value = randn(5, 2, 16, dtype=dtype), randn(5, 2, 16, dtype=dtype, seed=1)
-    pools = [torch.zeros(6, 2, 4, 16, dtype=dtype) for _ in range(4)]
-    cuda.write_kv(key, value, pools[0], pools[1], torch.tensor([-1, 24, 7, 2**62, -(2**62)]))
-    reference.write_kv(key[2:3], value[2:3], pools[2], pools[3], torch.tensor([7]))
-    assert same_bits(pools[0], pools[2]) and same_bits(pools[1], pools[3])
 
 
 def pool(caches: int, blocks: int, size: int, apart: int) -> list[torch.Tensor]:

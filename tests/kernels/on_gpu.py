@@ -1,8 +1,9 @@
-"""`quire.kernels.cuda` on a real GPU, for tests whose tensors lie on the CPU: arguments go there, results come back."""
+"""`quire.kernels.cuda` on a GPU, for tests whose tensors lie on the CPU: arguments go there, results come back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -72,6 +73,7 @@ class _Moved:
         return moved
 
 
+@cache
 def load() -> Any:
     """Fails, and does not skip, where there is no GPU or the kernels were not built."""
     from quire.kernels import cuda

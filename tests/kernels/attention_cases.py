@@ -1,0 +1,129 @@
+"""Sequences, how they are laid out for `paged_attention`, and what must come out of it in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from kernel_helpers import is_gpu
+
+HALVES = [torch.bfloat16, torch.float16]
+HEAD_DIMS = [16, 20, 24, 32, 64, 80, 96, 128, 7, 256]
+# Error per unit of the values' magnitude. Half types are rounded on the way out; scores are float32. On a GPU, the
+# weights are rounded too.
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
+GPU_TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
+POISON_BLOCK = 1 << 30
+
+Heads = tuple[int, int]
+
+
+def tolerance(kernels: Any, dtype: torch.dtype) -> float:
+    return (GPU_TOLERANCE if is_gpu(kernels) else TOLERANCE)[dtype]
+
+
+@dataclass
+class Stream:
+    """One sequence's own queries, keys and values at every position, before any paging."""
+
+    query: torch.Tensor  # [length, H, D]
+    key: torch.Tensor  # [length, G, D]
+    value: torch.Tensor
+
+
+def stream(
+    length: int, heads: Heads = (2, 1), dim: int = 16, dtype: torch.dtype = torch.bfloat16, seed: int = 0
+) -> Stream:
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(count: int) -> torch.Tensor:
+        return torch.randn(length, count, dim, generator=generator).to(dtype)
+
+    return Stream(randn(heads[0]), randn(heads[1]), randn(heads[1]))
+
+
+Chunk = tuple[Stream, int, int]  # tokens start .. end of a stream
+
+
+@dataclass
+class Call:
+    """Arguments of one `paged_attention`."""
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    block_table: torch.Tensor
+    query_start: torch.Tensor
+    context_len: torch.Tensor
+    scale: float
+    more: dict[str, object] = field(default_factory=dict)
+
+    def run(self, kernels: Any) -> torch.Tensor:
+        return kernels.paged_attention(
+            self.query, self.keys, self.values, self.block_table, self.query_start, self.context_len, self.scale,
+            **self.more,
+        )  # fmt: skip
+
+
+def page(chunks: list[Chunk], block_size: int = 16, scale: float | None = None, width: int = 0, **more: object) -> Call:
+    """Lay contexts out in random blocks; all that may not be read is NaN or an absurd block id.
+
+    width: of the block table; 0: two blocks more than are needed.
+    """
+    kv_heads, dim = chunks[0][0].key.shape[1:]
+    needed = [-(-end // block_size) for _, _, end in chunks]
+    ids = torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(len(chunks))).int()
+    keys = torch.full((len(ids), kv_heads, block_size, dim), torch.nan, dtype=chunks[0][0].key.dtype)
+    values = keys.clone()
+    table = torch.full((len(chunks), max(width or max(needed) + 2, *needed, 1)), POISON_BLOCK, dtype=torch.int32)
+    used = 0
+    for s, (own, _, end) in enumerate(chunks):
+        table[s, : needed[s]] = ids[used : used + needed[s]]
+        used += needed[s]
+        position = torch.arange(end)
+        block, offset = table[s, position // block_size].long(), position % block_size
+        keys[block, :, offset] = own.key[:end]
+        values[block, :, offset] = own.value[:end]
+    starts = [0]
+    for _, start, end in chunks:
+        starts.append(starts[-1] + end - start)
+    query = torch.cat([own.query[start:end] for own, start, end in chunks])
+    padded = torch.full((len(query), query.shape[1] + 2, dim), torch.nan, dtype=query.dtype)
+    padded[:, :-2] = query  # tokens apart, as in a fused projection's output
+    return Call(
+        padded[:, :-2],
+        keys,
+        values,
+        table,
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor([end for _, _, end in chunks], dtype=torch.int32),
+        dim**-0.5 if scale is None else scale,
+        more,
+    )
+
+
+def exact(
+    own: Stream, start: int, end: int, scale: float, window: int = 0, slopes: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The chunk's attention in float64: [end - start, H, D]."""
+    group = own.query.shape[1] // own.key.shape[1]
+    q = own.query[start:end].double().transpose(0, 1)
+    k = own.key[:end].double().transpose(0, 1).repeat_interleave(group, 0)
+    v = own.value[:end].double().transpose(0, 1).repeat_interleave(group, 0)
+    distance = torch.arange(start, end)[:, None] - torch.arange(end)
+    scores = q @ k.transpose(1, 2) * scale
+    if slopes is not None:
+        scores -= slopes.double()[:, None, None] * distance
+    scores.masked_fill_((distance < 0) | (distance >= (window or end)), -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(0, 1)
+
+
+def check(kernels: Any, chunks: list[Chunk], block_size: int = 16, scale: float | None = None, **more: Any) -> None:
+    """Close to float64."""
+    call = page(chunks, block_size, scale, **more)
+    out = call.run(kernels)
+    assert out.is_contiguous() and out.dtype is call.query.dtype
+    expected = torch.cat([exact(own, start, end, call.scale, **more) for own, start, end in chunks])
+    error = (out.double() - expected).abs() / (1 + expected.abs())
+    assert error.max() <= tolerance(kernels, out.dtype), f"{error.max():.2e}"

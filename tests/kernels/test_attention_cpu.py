@@ -1,0 +1,64 @@
+"""What the CPU's paged attention has beside the others: threads among which it is split, and checks of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from attention_cases import page, stream
+from kernel_helpers import same_bits
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """To begin with, and the number of before at the end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_bits_do_not_depend_on_threads_or_splitting(cpu: Any, dtype: torch.dtype) -> None:
+    """One stream is split by spans where there are threads to spare, and walked in one piece otherwise."""
+    subject, short = stream(2100, (4, 2), 64, dtype), stream(20, (4, 2), 64, dtype, seed=1)
+    chunks = [(subject, 2000, 2100)]
+    crowd = [(short, 19, 20)] * 40 + chunks
+    outs = []
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        outs.append(page(chunks).run(cpu))
+        outs.append(page(crowd, 8).run(cpu)[40:])
+        alone = [page([(subject, p, p + 1)]).run(cpu) for p in (2000, 2047, 2048, 2099)]
+        outs.append(outs[0].clone().index_copy_(0, torch.tensor([0, 47, 48, 99]), torch.cat(alone)))
+    assert all(same_bits(out, outs[0]) for out in outs[1:])
+
+
+def test_arguments_are_checked(cpu: Any) -> None:
+    call = page([(stream(20, (4, 2), 16, torch.float32), 10, 20)], 8)
+    bad = [
+        ("query", call.query.double(), TypeError, "query"),
+        ("query", call.query[:, :3], ValueError, "query"),
+        ("query", call.query[..., :8], ValueError, "query"),
+        ("keys", call.keys.bfloat16(), TypeError, "keys"),
+        ("keys", call.keys.transpose(1, 2), ValueError, "keys"),
+        ("values", call.values[:-1], ValueError, "values"),
+        ("block_table", call.block_table.long(), TypeError, "block_table"),
+        ("block_table", call.block_table[:, :2], ValueError, "block_table"),
+        ("block_table", torch.full_like(call.block_table, -1), IndexError, "block_table"),
+        ("query_start", call.query_start[:1], ValueError, "query_start"),
+        ("query_start", call.query_start + 1, ValueError, "query_start"),
+        ("context_len", call.context_len - 15, ValueError, "context_len"),
+        ("context_len", call.context_len.long(), TypeError, "context_len"),
+    ]
+    for name, value, error, message in bad:
+        with pytest.raises(error, match=message):
+            replace(call, **{name: value}).run(cpu)
+
+
+@pytest.mark.parametrize("more", [{"window": 4}, {"slopes": torch.ones(4)}], ids=["window", "slopes"])
+def test_what_it_has_not_is_said(cpu: Any, more: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="neither sliding windows nor ALiBi"):
+        page([(stream(20, (4, 2)), 10, 20)], **more).run(cpu)

@@ -1,0 +1,45 @@
+"""The CPU's `linear` for many tokens and wide weights: another kernel, and the bits of one token all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from kernel_helpers import assert_close, misaligned, randn, same_bits, strided_rows
+from linear_cases import exact_linear, operands
+
+pytestmark = pytest.mark.usefixtures("one_thread")  # more threads need wider weights before it is used
+
+
+@pytest.mark.parametrize(
+    ("features", "rows"),
+    [
+        (1, (130,)), (15, (260, 3)), (31, (129,)), (64, (128,)), (65, (300, 131)), (100, (64, 70, 1)), (500, (161,)),
+        (3000, (150,)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("out", [None, torch.float32], ids=["same", "float32"])
+def test_the_bits_of_one_token_alone(
+    cpu: Any, dtype: torch.dtype, features: int, rows: tuple[int, ...], out: torch.dtype | None
+) -> None:
+    weights, biases = operands(features, rows, dtype)
+    weights = [misaligned(weight) for weight in weights]
+    biases = [None if bias is None else misaligned(bias) for bias in biases]
+    x = strided_rows(randn(200, features, dtype=dtype, seed=features))
+    alone = torch.cat([cpu.linear(x[i : i + 1], weights, biases, out) for i in range(len(x))])
+    assert_close(alone, *exact_linear(x, weights, biases))
+    for tokens in (7, 12, 13, 14, 24, 25, 26, 36, 47, 49, 73, 97, 200):
+        assert same_bits(cpu.linear(x[:tokens], weights, biases, out), alone[:tokens]), tokens
+
+
+def test_any_number_of_threads(cpu: Any, dtype: torch.dtype) -> None:
+    x, weight = randn(90, 70, dtype=dtype), randn(1000, 70, dtype=dtype, seed=1)
+    wanted = cpu.linear(x, [weight], [None])
+    before = torch.get_num_threads()
+    try:
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            assert same_bits(cpu.linear(x, [weight], [None]), wanted)
+    finally:
+        torch.set_num_threads(before)  # the module's fixture comes back to it after the last test only
