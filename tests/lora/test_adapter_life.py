@@ -306,11 +306,15 @@ def test_a_step_that_raises(path, folders, solo, monkeypatch, eager):
     """Only the culprit's request ends; nobody then computes with an adapter that is not its own."""
     llm = open_llm(path, enforce_eager=eager)
     load(llm, folders, ["a1", "a2"])
-    runner = llm.llm_engine.runner
+    runner, scheduler = llm.llm_engine.runner, llm.llm_engine.scheduler
     execute, owners = runner.execute, []
 
     def failing(plan: Any) -> Any:
-        culprits = [chunk for chunk in plan.chunks if chunk.prompt_len == 7 and chunk.start == 8]
+        culprits = [
+            chunk
+            for chunk in plan.chunks
+            if len(scheduler.request_of(chunk.sequence_id).prompt_ids) == 7 and chunk.start == 8
+        ]
         if culprits:
             if len(plan.chunks) > 1:
                 owners.append(len(plan.chunks))

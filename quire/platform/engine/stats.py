@@ -48,7 +48,7 @@ class EngineStats:
 
 def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arriving: int) -> EngineStats:
     """Read from any thread: each number is true, though not all of one moment."""
-    residency = scheduler.adapters.device if scheduler.adapters is not None else None
+    residency = scheduler.adapters.device
     features, pool = scheduler.encoder.features, scheduler.kv.pool
     return EngineStats(
         running=len(scheduler.running),

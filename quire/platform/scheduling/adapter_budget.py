@@ -19,10 +19,11 @@ _READ_AHEAD = 16  # how many waiting sequences have their adapters read ahead
 class AdapterBudget:
     """The adapters of sequences: held while these run.
 
-    device: the account of what is on the device. max_passed: how many sequences with adapters may pass one that waits.
+    device: the account of what is there; None where no adapters are served, and no request has any.
+    max_passed: how many sequences with adapters may pass one that waits.
     """
 
-    def __init__(self, device: DeviceAdapterBudget, max_passed: int) -> None:
+    def __init__(self, device: DeviceAdapterBudget | None, max_passed: int) -> None:
         self.device = device
         self._max_passed = max_passed
         self._blocked: list[SequenceState] = []  # that wait for their adapters, as far as this plan has looked
@@ -35,7 +36,7 @@ class AdapterBudget:
     def acquire(self, sequence: SequenceState) -> bool:
         """Hold a waiting sequence's adapters; False: it waits for them, or must not pass one that has waited long."""
         request = sequence.request
-        if not request.adapters:
+        if self.device is None or not request.adapters:
             return True
         if len(self._blocked) >= 2 * self._max_passed:
             return False
@@ -56,16 +57,18 @@ class AdapterBudget:
 
     def share(self, sequence: SequenceState) -> None:
         """A sequence that runs has forked: hold its adapters once more."""
-        if sequence.request.adapters:
+        if self.device is not None:
             self.device.hold(sequence.request.adapters)
 
     def release(self, sequence: SequenceState) -> None:
         """A sequence runs no more, or was not admitted after all."""
-        if sequence.request.adapters:
+        if self.device is not None:
             self.device.release(sequence.request.adapters)
 
     def prefetch(self, waiting: Iterable[SequenceState]) -> None:
         """Have the adapters of the first that wait read into main memory."""
+        if self.device is None:
+            return
         doomed = [request for request, _ in self._failed]
         for sequence in islice(waiting, _READ_AHEAD):
             if sequence.request not in doomed:
@@ -73,8 +76,15 @@ class AdapterBudget:
 
     def settle(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Let go of what was unloaded; returns what has changed on the device since: (installed, dropped), by uid."""
+        if self.device is None:
+            return (), ()
         self.device.settle()
         return self.device.take_changes()
+
+    def check_integrity(self, running: Iterable[SequenceState]) -> None:
+        """Raise AssertionError unless the account agrees with what the sequences that run hold."""
+        if self.device is not None:
+            self.device.check_integrity(sequence.request.adapters for sequence in running)
 
     def take_failed(self) -> list[tuple[Request, str]]:
         """Requests whose adapters cannot be had, and why: those since the last call."""

@@ -52,7 +52,7 @@ class Scheduler:
         self.kv = kv
         features = FeatureCache(0) if features is None else features
         self.encoder = EncoderBudget(features, feature_bytes, config.max_num_batched_tokens)
-        self.adapters = AdapterBudget(adapters, config.max_num_seqs) if adapters is not None else None
+        self.adapters = AdapterBudget(adapters, config.max_num_seqs)
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
         self.num_preemptions = 0
@@ -137,7 +137,7 @@ class Scheduler:
             self._admit_waiting(builder)
         if builder.encode:
             builder.encode = self.encoder.used_encodes(builder)
-        if self.adapters is not None:
+        if self.adapters.device is not None:
             builder.chunks.sort(key=lambda chunk: self._live[chunk.sequence_id].request.owner)  # one segment for each
             self.adapters.prefetch(self.waiting)
         builder.copies, builder.poison = self.kv.take_copies(), self.kv.take_poison()
@@ -152,8 +152,8 @@ class Scheduler:
 
     def _build(self, builder: PlanBuilder) -> StepPlan:
         self._number += 1
-        changes = self.adapters.settle() if self.adapters is not None else ((), ())
-        return builder.build(self._number, self.encoder.features.take_evicted(), changes, self._worker.news())
+        released, changes = self.encoder.features.take_evicted(), self.adapters.settle()
+        return builder.build(self._number, released, changes, self._worker.news())
 
     def delivered(self, plan: StepPlan) -> None:
         """The worker has taken in the last plan. Where one never reaches it, the next makes up for that."""
@@ -193,12 +193,11 @@ class Scheduler:
 
     def _admit_waiting(self, builder: PlanBuilder) -> None:
         place = 0
-        if self.adapters is not None:
-            self.adapters.begin()
+        self.adapters.begin()
         while place < min(len(self.waiting), _LOOK_AHEAD) and not builder.full:
             sequence = self.waiting[place]
             # A beam that has its result waits for its siblings'; others for their adapters.
-            if sequence.candidates is not None or not (self.adapters is None or self.adapters.acquire(sequence)):
+            if sequence.candidates is not None or not self.adapters.acquire(sequence):
                 place += 1
                 continue
             found = self.kv.find_prefix(sequence.id, sequence.token_ids, sequence.most_cached)
@@ -209,8 +208,7 @@ class Scheduler:
                 count = min(len(sequence.token_ids) - start, builder.tokens_left)
                 count = self.encoder.schedule_images(sequence, start, count, builder)
             if not count:
-                if self.adapters is not None:
-                    self.adapters.release(sequence)
+                self.adapters.release(sequence)
                 break
             del self.waiting[place]
             self._admit(sequence, found, start, count)
@@ -220,8 +218,7 @@ class Scheduler:
         self.kv.admit(sequence.id, sequence.token_ids, found, start, count)
         sequence.admit(start)
         insort(self.running, sequence, key=lambda s: s.order)
-        if self.adapters is not None:
-            self.adapters.admitted(sequence)
+        self.adapters.admitted(sequence)
         self.encoder.admitted(sequence)
         queued = sequence.request.scheduled(time.monotonic(), start)
         if queued is not None:
@@ -241,8 +238,7 @@ class Scheduler:
     def _leave(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
         self.encoder.release_features(sequence, len(sequence.token_ids))
-        if self.adapters is not None:
-            self.adapters.release(sequence)
+        self.adapters.release(sequence)
 
     # -- commit ---------------------------------------------------------------------------------------------------
 
@@ -328,8 +324,7 @@ class Scheduler:
         self.kv.fork(parent.id, child.id)
         self._worker.fork(parent, child)
         if parent.running:
-            if self.adapters is not None:
-                self.adapters.share(child)
+            self.adapters.share(child)
             child.admit(parent.num_computed)
             insort(self.running, child, key=lambda s: s.order)
         else:
@@ -370,7 +365,7 @@ class Scheduler:
 
     def take_failed(self) -> list[tuple[Request, str]]:
         """Requests whose adapters cannot be had, and why: those since the last call."""
-        return self.adapters.take_failed() if self.adapters is not None else []
+        return self.adapters.take_failed()
 
     def take_images_to_reprocess(self) -> list[tuple[Request, MediaInput]]:
         """Images whose features and pixels are gone, to be prepared again: those since the last call."""
@@ -391,6 +386,5 @@ class Scheduler:
             {s.id: s.num_computed for s in self.running}, {s.id: len(s.token_ids) for s in self.waiting}
         )
         self.encoder.features.check_integrity(s.held for s in self._live.values())
-        if self.adapters is not None:
-            self.adapters.device.check_integrity(s.request.adapters for s in self.running)
+        self.adapters.check_integrity(self.running)
         check_queues(self.running, self.waiting, self._live)
