@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Logprob,
         RequestOutput,
     )
+    from quire.platform.sampling.logits_processors import BitMask, LogitsProcessor, ProcessorRequest, TokenMask
     from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
     from quire.platform.scheduling.metrics import RequestMetrics
 
@@ -49,6 +50,10 @@ _HOME = {
     "AdapterError": "quire.errors",
     "SamplingParams": "quire.platform.sampling.params",
     "BeamSearchParams": "quire.platform.sampling.params",
+    "LogitsProcessor": "quire.platform.sampling.logits_processors",
+    "TokenMask": "quire.platform.sampling.logits_processors",
+    "BitMask": "quire.platform.sampling.logits_processors",
+    "ProcessorRequest": "quire.platform.sampling.logits_processors",
     "BeamSearchOutput": "quire.platform.outputs.outputs",
     "BeamSearchSequence": "quire.platform.outputs.outputs",
     "RequestOutputKind": "quire.platform.sampling.params",
@@ -84,6 +89,10 @@ __all__ = [  # noqa: RUF022 (the order that a reader wants)
     "CompletionOutput",
     "Logprob",
     "RequestMetrics",
+    "LogitsProcessor",
+    "TokenMask",
+    "BitMask",
+    "ProcessorRequest",
     "LoadReport",
     "AdapterInfo",
     "QuireError",

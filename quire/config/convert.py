@@ -58,6 +58,13 @@ def folders(paths: Any) -> tuple[str, ...]:
     return tuple(str(path) for path in paths)
 
 
+def processors(names: Any) -> tuple[str | type, ...]:
+    """Names of logits processors, or their classes."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(n, (str, type)) for n in names):
+        raise RequestError(f"logits_processors={names!r}: must be a list of names, or of classes.")
+    return tuple(names)
+
+
 def image_limit(limits: Any) -> Any:
     """{"image": 4}, or as vLLM also has it {"image": {"count": 4, ...}}; other media may be limited to none."""
     others = set(limits) - {"image"} if isinstance(limits, Mapping) else {None}

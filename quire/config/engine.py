@@ -1,7 +1,10 @@
 """All settings of an engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from quire.config import convert
 from quire.config.lora import LoRAConfig
 from quire.config.media import MediaConfig
 from quire.config.model import ModelConfig
@@ -27,6 +30,17 @@ class EngineConfig(Checked):
     )
     max_logprobs: int = setting(
         20, "Most logprobs of a request.", more="-1 lifts the limit.", group=Group.CHAT, at_least=-1, vllm=True
+    )
+    logits_processors: tuple[str | type, ...] = setting(
+        (),
+        "Logits processors of other packages: module:Class, or the name of an installed one.",
+        more="Requests give them arguments by `extra_args`, over HTTP `vllm_xargs`; see docs/logits-processors.md. "
+        "In Python it may be the class, too.",
+        group=Group.CHAT,
+        metavar="NAME",
+        takes=Sequence[Any],
+        convert=convert.processors,
+        vllm=True,
     )
     debug: bool = setting(
         False,

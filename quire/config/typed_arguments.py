@@ -26,6 +26,7 @@ class EngineArguments(TypedDict, total=False):
     trust_remote_code: bool | None
     seed: int | None
     max_logprobs: int | None
+    logits_processors: Sequence[Any] | None
     enable_lora: bool | None
     max_loras: int | None
     max_cpu_loras: int | None

@@ -192,7 +192,7 @@ _ENGINE = (
               typical_acceptance_sampler_posterior_alpha=_NONE, disable_logprobs_during_spec_decoding=_OFF,
               num_lookahead_slots=(0,)),
     *_refused(BOTH, _OWN_CODE, worker_cls=("auto",), worker_extension_cls=("",), scheduler_cls=_NONE,
-              logits_processors=_NONE, model_class_overrides=({},), io_processor_plugin=_NONE, additional_config=({},),
+              model_class_overrides=({},), io_processor_plugin=_NONE, additional_config=({},),
               code_revision=_NONE, override_neuron_config=_NONE),
     *_refused(BOTH, _TRACES, otlp_traces_endpoint=_NONE, collect_detailed_traces=_NONE, enable_trace_replay=_OFF,
               show_hidden_metrics_for_version=_NONE, kv_cache_metrics=_OFF, kv_cache_metrics_sample=(0.01,),

@@ -74,6 +74,7 @@ BOTH: dict[str, tuple[Any, Any]] = {
     "return_tokens_as_token_ids": (True, "yes"),
     "return_token_ids": (True, "yes"),
     "cache_salt": ("salt", 5),
+    "vllm_xargs": ({}, ["a"]),
 }
 SAMPLES: dict[str, dict[str, tuple[Any, Any]]] = {
     "completions": {
@@ -122,7 +123,6 @@ ASKING: dict[str, Any] = {
     "priority": 1,
     "logits_processors": ["a.b"],
     "kv_transfer_params": {"do_remote_prefill": True},
-    "vllm_xargs": {"a": 1},
     "audio": {"voice": "alloy", "format": "wav"},
     "modalities": ["text", "audio"],
     "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],

@@ -25,6 +25,7 @@ from quire.platform.inputs.processor import InputProcessor, PromptType
 from quire.platform.kv.manager import KVManager
 from quire.platform.outputs.outputs import Output
 from quire.platform.outputs.processor import OutputProcessor
+from quire.platform.sampling.logits_processors import load_plugins
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.request import SequenceState, next_serial
 from quire.platform.scheduling.scheduler import Scheduler
@@ -49,6 +50,7 @@ class LLMEngine:
         self.config = config or EngineConfig()
         self._wakeup = threading.Event()  # set when a step that waits may find something to do
         self.notify = self._wakeup.set
+        plugins = load_plugins(self.config.logits_processors, check=self.config.debug)  # a fault shows at once
         parts = load(self.config, self.notify)
         self.path = parts.path
         self.tokenizer = parts.tokenizer
@@ -67,7 +69,7 @@ class LLMEngine:
         self._sleep = Sleep(parts.runner.model, parts.runner, parts.path, self.config.model.load_format)
         self.lora = LoRAAdmin(parts.adapters, self.config, self._sleep)
         self.input_processor = InputProcessor(
-            parts.limits, parts.tokenizer, parts.eos_ids, self.config.seed, eyes.sight if eyes else None
+            parts.limits, parts.tokenizer, parts.eos_ids, self.config.seed, eyes.sight if eyes else None, plugins
         )
         self.output_processor = OutputProcessor(parts.tokenizer)
         self.core = EngineCore(self.scheduler, parts.runner, self.lora)

@@ -90,7 +90,6 @@ _REFUSED_BY_BOTH: dict[str, Refusal] = {
     "priority": Refusal("requests are served in the order in which they came", (0,)),
     "logits_processors": Refusal("no code comes with requests; logit_bias, bad_words and allowed_token_ids are served"),
     "kv_transfer_params": Refusal("KV blocks are not sent between engines"),
-    "vllm_xargs": Refusal("these are arguments for vLLM's plug-ins"),
 }
 
 REFUSED_IN_COMPLETIONS: dict[str, Refusal] = {
@@ -139,6 +138,7 @@ _EXTRAS_OF_BOTH: dict[str, Any] = {
     "return_tokens_as_token_ids": bool,
     "return_token_ids": bool,
     "cache_salt": str,
+    "vllm_xargs": dict[str, Any],
 }
 _CHAT_EXTRAS: dict[str, Any] = {
     "best_of": int,
@@ -223,7 +223,7 @@ _GENERATE_NAMES = (
     "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids",
     "bad_words", "ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens",
     "spaces_between_special_tokens", "use_beam_search", "length_penalty", "logprobs", "prompt_logprobs", "user",
-    "cache_salt", "truncate_prompt_tokens", "add_special_tokens",
+    "cache_salt", "truncate_prompt_tokens", "add_special_tokens", "vllm_xargs",
 )  # fmt: skip
 
 COMPLETION_FIELDS = _honoured(CompletionParams, _EXTRAS_OF_BOTH, REFUSED_IN_COMPLETIONS)

@@ -41,6 +41,7 @@ def sampling_params(
     if values.length_penalty not in (None, 1.0):
         raise ApiError(400, "length_penalty: is for use_beam_search=true.", param="length_penalty")
     asked = {name: getattr(values, name) for name in _SAME}
+    asked["extra_args"] = values.vllm_xargs
     if asked["prompt_logprobs"] is None and logprobs is not None and hasattr(values, "prompt") and values.echo:
         asked["prompt_logprobs"] = logprobs
     given = {name: value for name, value in asked.items() if value is not None}

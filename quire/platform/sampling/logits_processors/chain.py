@@ -75,7 +75,7 @@ class LinkMaker(Protocol):
 def build_chain(request: ProcessorRequest, plugins: Sequence[LinkMaker] = ()) -> Chain:
     """The processors of a request that has arrived; empty where its logits stay as they are.
 
-    Raises RequestError for arguments that a plug-in refuses, and QuireError for a plug-in's faults.
+    Raises RequestError for arguments that a plug-in refuses, and RuntimeError for a plug-in's faults.
     """
     params = request.params
     chain: list[Link] = []

@@ -34,14 +34,14 @@ class Plugin:
     check: bool = False
 
     def applies_to(self, params: SamplingParams) -> bool:
-        """Whether a request needs one. Raises QuireError."""
+        """Whether a request needs one. Raises RuntimeError for its own faults."""
         try:
             return bool(self.kind.applies_to(params))
         except Exception as error:
             raise self._fault(error) from error
 
     def link(self, request: ProcessorRequest) -> Link:
-        """One for a request. Raises RequestError for arguments that it refuses, and QuireError for its own faults."""
+        """One for a request. Raises RequestError for arguments that it refuses, and RuntimeError for its own faults."""
         try:
             processor = self.kind(request)
         except ValueError as error:
@@ -50,9 +50,9 @@ class Plugin:
             raise self._fault(error) from error
         return PluginLink(processor, self.name, self.check)
 
-    def _fault(self, error: Exception) -> QuireError:
+    def _fault(self, error: Exception) -> RuntimeError:
         logger.error("logits processor %s fails", self.name, exc_info=error)
-        return QuireError(f"logits processor {self.name} fails: {type(error).__name__}: {error}")
+        return RuntimeError(f"logits processor {self.name} fails: {type(error).__name__}: {error}")
 
 
 class PluginLink(Link):
@@ -148,8 +148,8 @@ def check_arguments(params: SamplingParams, plugins: Sequence[Plugin]) -> None:
     if unknown:
         known = f"this engine's take {', '.join(sorted(taken))}" if taken else "this engine has none"
         raise RequestError(
-            f"extra_args: no logits processor takes {unknown[0]!r}; {known}. They are named by "
-            f"logits_processors=[...] when the engine is made{_installed()}."
+            f"extra_args (vllm_xargs): no logits processor takes {unknown[0]!r}; {known}. They are named when it is "
+            f"started, by logits_processors=[...] or --logits-processors{_installed()}."
         )
 
 
