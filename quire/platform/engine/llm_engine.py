@@ -182,31 +182,29 @@ class LLMEngine:
 
     def _respond(self, advanced: Sequence[SequenceState]) -> list[Output]:
         """The outputs of requests that have failed, and of those whose sequences have advanced."""
-        failed = self.core.take_failed()
+        requests = dict.fromkeys(self.core.take_failed())
         for sequence in advanced:
-            self._take_tokens(sequence)
+            request = sequence.request
+            requests[request] = None
+            if request.failure is not None:
+                continue
+            try:
+                stop = self.output_processor.take(sequence)
+                if stop is not None:
+                    self.scheduler.stop_at(sequence, stop)
+            except Exception as error:  # the others go on
+                logger.exception("request %s", request.request_id)
+                self.core.fail(request, error)
         outputs = []
-        for request in dict.fromkeys([*failed, *(sequence.request for sequence in advanced)]):
-            if request.finished:
+        for request in requests:
+            finished = request.finished
+            if finished:
                 self.core.retire(request)
-            output = self.output_processor.output(request)
+            output = self.output_processor.output(request, finished)
             if output is not None:
                 outputs.append(output)
         self.core.take_failed()  # by their text: they are among the outputs
         return outputs
-
-    def _take_tokens(self, sequence: SequenceState) -> None:
-        """Turn a sequence's new tokens into text; a stop string may end it. If this fails, the others go on."""
-        request = sequence.request
-        if request.failure is not None:
-            return
-        try:
-            stop = self.output_processor.take(sequence)
-            if stop is not None:
-                self.scheduler.stop_at(sequence, stop)
-        except Exception as error:
-            logger.exception("request %s", request.request_id)
-            self.core.fail(request, error)
 
     # -- adapters -------------------------------------------------------------------------------------------------
 

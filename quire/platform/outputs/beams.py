@@ -19,9 +19,9 @@ class BeamMaker:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def make(self, request: Request, texts: RequestText) -> BeamSearchOutput | None:
+    def make(self, request: Request, texts: RequestText, finished: bool) -> BeamSearchOutput | None:
         """After a step; None while the search goes on."""
-        if request.beam is None or not request.finished:
+        if request.beam is None or not finished:
             return None
         return BeamSearchOutput(
             request.request_id,

@@ -28,15 +28,13 @@ class CompletionMaker:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def make(self, request: Request, texts: RequestText) -> RequestOutput | None:
-        """After a step; None while a FINAL_ONLY request goes on."""
-        kind, finished = request.params.output_kind, request.finished
-        if kind is RequestOutputKind.FINAL_ONLY and not finished:
-            return None
+    def make(self, request: Request, texts: RequestText, finished: bool) -> RequestOutput:
+        """After a step."""
+        kind = request.params.output_kind
         scores = None
-        started = kind is RequestOutputKind.DELTA and any(texts.of(s).sent != (0, 0) for s in request.sequences)
-        if request.params.prompt_logprobs is not None and not started:
-            scores = self._prompt_logprobs(request)
+        if request.params.prompt_logprobs is not None:
+            started = kind is RequestOutputKind.DELTA and any(texts.of(s).sent != (0, 0) for s in request.sequences)
+            scores = None if started else self._prompt_logprobs(request)
         metrics = dataclasses.replace(request.metrics)
         if finished:
             metrics.num_generation_tokens = sum(len(sequence.output_ids) for sequence in request.sequences)

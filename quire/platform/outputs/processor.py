@@ -11,14 +11,15 @@ from quire.platform.outputs.detokenizer import Detokenizer
 from quire.platform.outputs.outputs import Output
 from quire.platform.outputs.sequence_text import RequestText
 from quire.platform.outputs.stop_strings import StopStrings
+from quire.platform.sampling.params import RequestOutputKind
 from quire.platform.scheduling.request import Request, SequenceState
 
 
 class OutputMaker(Protocol):
     """Makes one kind of result."""
 
-    def make(self, request: Request, texts: RequestText) -> Output | None:
-        """What a request has to show after a step, which may be nothing."""
+    def make(self, request: Request, texts: RequestText, finished: bool) -> Output | None:
+        """What a request has to show after a step, which may be nothing. finished: whether the request has."""
 
 
 class OutputProcessor:
@@ -48,18 +49,23 @@ class OutputProcessor:
     def take(self, sequence: SequenceState) -> str | None:
         """Turn a sequence's new tokens into text. Returns the stop string that the text has reached, if any: the
         scheduler is to end the sequence."""
-        return self._texts[sequence.request.arrival].take(sequence)
+        texts = self._texts[sequence.request.arrival]
+        if texts.is_empty:
+            return None
+        text = texts.sequences.get(sequence.id) or texts.of(sequence)
+        return text.take(sequence)
 
-    def output(self, request: Request) -> Output | None:
-        """The request's output after a step, if it has one to show now; the last one when it has finished."""
+    def output(self, request: Request, finished: bool) -> Output | None:
+        """The request's output after a step, if it has one to show now. finished: whether the request has; this is its
+        last one then."""
+        if not finished and request.params.output_kind is RequestOutputKind.FINAL_ONLY:
+            return None
         texts = self._texts.get(request.arrival) or RequestText()  # it may end before it begins
-        output = self._maker(request).make(request, texts)
-        if request.finished:
+        maker: OutputMaker = self._completions if request.beam is None else self._beams
+        output = maker.make(request, texts, finished)
+        if finished:
             self.discard(request)
         return output
-
-    def _maker(self, request: Request) -> OutputMaker:
-        return self._completions if request.beam is None else self._beams
 
     def check_integrity(self, running: Iterable[Request], failed: Iterable[Request]) -> None:
         """Raise AssertionError unless there is a text of each request that runs, and of no other but those that have

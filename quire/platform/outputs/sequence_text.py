@@ -21,18 +21,18 @@ class SequenceText:
 
     def take(self, sequence: SequenceState) -> str | None:
         """Turn the sequence's new tokens into text. Returns the stop string that ends it, if there is one."""
-        detokenizer = self._detokenizer
-        if detokenizer is None or sequence.finish_reason == "error":
+        detokenizer, reason = self._detokenizer, sequence.finish_reason
+        if detokenizer is None or reason == "error":
             return None
         tokens = sequence.output_ids
         end = len(tokens)
-        if sequence.finish_reason == "stop" and not sequence.request.params.include_stop_str_in_output:
+        if reason == "stop" and not sequence.request.params.include_stop_str_in_output:
             end -= 1  # the token that ends it is not shown
         stop = None
         while self._taken < end and stop is None:
             stop = detokenizer.append(tokens[self._taken])
             self._taken += 1
-        if stop is not None or sequence.finish_reason is not None:
+        if stop is not None or reason is not None:
             detokenizer.finish()
         return stop
 
@@ -44,24 +44,22 @@ class SequenceText:
 class RequestText:
     """The texts of one request's sequences, made as they are asked for.
 
-    beginning: of each text; it continues the prompt. None: no text is made. A sequence that forks from another takes in
-    the tokens that they have in common once more, so that it does not matter when it does.
+    beginning: of each text; it continues the prompt. is_empty: no text is made. sequences: the texts, by the sequences'
+    ids. A sequence that forks from another takes in the tokens that they have in common once more, so that it does not
+    matter when it does.
     """
 
-    __slots__ = ("_beginning", "_sequences")
+    __slots__ = ("_beginning", "is_empty", "sequences")
 
     def __init__(self, beginning: Detokenizer | None = None) -> None:
         self._beginning = beginning
-        self._sequences: dict[int, SequenceText] = {}
-
-    def take(self, sequence: SequenceState) -> str | None:
-        """See `SequenceText.take`."""
-        return None if self._beginning is None else self.of(sequence).take(sequence)
+        self.is_empty = beginning is None  # no text is made
+        self.sequences: dict[int, SequenceText] = {}
 
     def of(self, sequence: SequenceState) -> SequenceText:
         """One sequence's."""
-        text = self._sequences.get(sequence.id)
+        text = self.sequences.get(sequence.id)
         if text is None:
             text = SequenceText(None if self._beginning is None else self._beginning.fork())
-            self._sequences[sequence.id] = text
+            self.sequences[sequence.id] = text
         return text

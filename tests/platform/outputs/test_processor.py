@@ -38,7 +38,7 @@ def give(sequence: SequenceState, data: bytes) -> None:
 
 
 def texts(processor: OutputProcessor, request: Request) -> list[str]:
-    output = processor.output(request)
+    output = processor.output(request, request.finished)
     assert output is not None and not isinstance(output, BeamSearchOutput)
     return [one.text for one in output.outputs]
 
@@ -133,7 +133,7 @@ def test_two_of_one_id_are_two() -> None:
     old.fail(Failure("broken", by_caller=False))
     failed.finish("error")
     processor.check_integrity([new], [old])
-    output = processor.output(old)
+    output = processor.output(old, True)
     assert output is not None and output.finished and output.outputs[0].stop_reason == "broken"
     assert texts(processor, new) == ["new"]
     processor.check_integrity([new], [])
@@ -148,7 +148,7 @@ def test_nothing_is_kept_of_who_has_gone() -> None:
         processor.check_integrity([ended], [])
     processor.discard(discarded)
     sequence.finish("length")
-    assert processor.output(ended) is not None
+    assert processor.output(ended, True) is not None
     processor.check_integrity([], [])
     with pytest.raises(AssertionError, match="no text"):
         processor.check_integrity([ended], [])
@@ -158,7 +158,7 @@ def test_a_request_that_never_began_has_an_output() -> None:
     request = request_for()
     request.fail(Failure("no good", by_caller=True))
     request.begin().finish("error")
-    output = OutputProcessor(TOKENIZER).output(request)
+    output = OutputProcessor(TOKENIZER).output(request, True)
     assert output is not None and output.failure is not None and output.failure.by_caller
     assert [(one.text, one.finish_reason, one.stop_reason) for one in output.outputs] == [("", "error", "no good")]
 
@@ -167,8 +167,8 @@ def test_a_search_shows_nothing_before_its_end() -> None:
     request = request_for()
     request.beam = BeamGroup(BeamSearchParams(beam_width=2, max_tokens=4), 4, frozenset())
     processor, sequence = begun(request)
-    assert processor.output(request) is None
+    assert processor.output(request, request.finished) is None
     sequence.finish("stop")
-    output = processor.output(request)
+    output = processor.output(request, request.finished)
     assert isinstance(output, BeamSearchOutput) and output.sequences == [] and output.error is None
     processor.check_integrity([], [])
