@@ -147,7 +147,7 @@ def test_what_is_loaded_is_no_longer_searched_for_garbage(monkeypatch: pytest.Mo
         frozen.append(gc.get_freeze_count())
 
     monkeypatch.setattr(serve.asyncio, "run", served)
-    engine = SimpleNamespace(failed=False, stuck=False)
+    engine = SimpleNamespace(step_loop=SimpleNamespace(failed=False, stuck=False))
     gc.unfreeze()
     try:
         serve._run(SimpleNamespace(), engine, ServerConfig())  # type: ignore[arg-type]
