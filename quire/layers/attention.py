@@ -63,7 +63,7 @@ class PagedAttention:
     ) -> torch.Tensor:
         """query: [T, num_heads, head_dim]; key, value: [T, num_kv_heads, head_dim] -> [T, num_heads * head_dim].
 
-        query and key are rotated in place.
+        A token's heads lie one behind the other; tokens may be strided. query and key are rotated in place.
         """
         if rope is not None:
             self.rotate(query, key, rope)

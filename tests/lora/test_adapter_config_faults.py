@@ -165,7 +165,7 @@ def test_patterns_that_take_for_ever(llm, tmp_path, before, field):
         else:
             assert field in ("rank_pattern", "alpha_pattern", "exclude_modules"), "it matches nothing"
             llm.unload_lora_adapter("odd")
-        assert time.monotonic() - begin < 6, pattern
+        assert time.monotonic() - begin < 30, pattern  # it is bounded, on a busy machine too
     done.set()
     thread.join(30)
     clock.join()

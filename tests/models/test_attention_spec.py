@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +33,11 @@ class WindowedForCausalLM(LlamaForCausalLM):
     def attention_spec(cls, config: Any, layer: int) -> AttentionSpec:
         spec = super().attention_spec(config, layer)
         return dataclasses.replace(spec, window=config.sliding_window)
+
+
+def test_the_page_shows_the_very_class() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adding-a-model.md").read_text()
+    assert inspect.getsource(WindowedForCausalLM) in page
 
 
 @pytest.fixture
