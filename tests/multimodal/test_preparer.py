@@ -57,7 +57,7 @@ def test_what_has_features_or_pixels_is_not_processed_again():
 
 
 def test_layouts_are_not_remembered_without_end(monkeypatch):
-    monkeypatch.setattr(prepare, "_LAYOUTS", 3)
+    monkeypatch.setattr(prepare, "_MOST_LAYOUTS", 3)
     preparer = Made()
     for name in range(10):
         preparer.submit(name, [image(name)], {})

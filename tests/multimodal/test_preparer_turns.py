@@ -14,8 +14,8 @@ from tests.multimodal.preparing import SIZE, Made, Processor, image, layout_of, 
 
 
 def test_a_job_that_takes_long_lets_others_past(monkeypatch):
-    monkeypatch.setattr(prepare, "_FREE", 0.0)
-    monkeypatch.setattr(prepare, "_LATER", 1e9)
+    monkeypatch.setattr(prepare, "_FREE_SECONDS", 0.0)
+    monkeypatch.setattr(prepare, "_DELAY_FACTOR", 1e9)
     preparer = Made()
     gate = preparer.processor.gates[0] = threading.Event()
     preparer.submit("many", [image(0), image(10), image(11)], {})
@@ -61,7 +61,7 @@ def test_a_cancelled_job_stops_while_it_reads(monkeypatch):
 
 
 def test_large_images_leave_a_worker_to_others(monkeypatch):
-    monkeypatch.setattr(prepare, "_LARGE", 3)  # an image has 4 pixels
+    monkeypatch.setattr(prepare, "_LARGE_PIXELS", 3)  # an image has 4 pixels
     preparer = Made(workers=2)
     gates = [preparer.processor.gates.setdefault(name, threading.Event()) for name in (1, 2)]
     preparer.submit("large", [image(1), image(11)], {})
@@ -78,7 +78,7 @@ def test_large_images_leave_a_worker_to_others(monkeypatch):
 
 def test_small_images_do_not_keep_a_large_one_out_for_ever(monkeypatch):
     """One that fits beside no other, among others of which some are always being decoded."""
-    monkeypatch.setattr(prepare, "_LARGE", 3)
+    monkeypatch.setattr(prepare, "_LARGE_PIXELS", 3)
     preparer = Made(workers=2)
     preparer._config = MediaConfig(workers=2, max_image_pixels=4)
     gates = {name: preparer.processor.gates.setdefault(name, threading.Event()) for name in range(1, 60)}
@@ -101,7 +101,7 @@ def test_small_images_do_not_keep_a_large_one_out_for_ever(monkeypatch):
 
 
 def test_a_large_image_that_waits_can_be_cancelled(monkeypatch):
-    monkeypatch.setattr(prepare, "_LARGE", 3)
+    monkeypatch.setattr(prepare, "_LARGE_PIXELS", 3)
     preparer = Made(workers=2)
     gate = preparer.processor.gates[1] = threading.Event()
     preparer.submit(1, [image(1)], {})
@@ -114,7 +114,7 @@ def test_a_large_image_that_waits_can_be_cancelled(monkeypatch):
 
 
 def test_images_that_are_decoded_at_once_have_no_more_pixels_than_the_largest_may(monkeypatch):
-    monkeypatch.setattr(prepare, "_LARGE", 3)
+    monkeypatch.setattr(prepare, "_LARGE_PIXELS", 3)
     preparer, most, now = Made(workers=4), [], []
     preparer._config = MediaConfig(workers=4, max_image_pixels=9)
     process = type(preparer.processor).__call__
