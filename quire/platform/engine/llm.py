@@ -130,12 +130,12 @@ class LLM:
             raise RequestError(f"messages must be a list of messages, or a list of such lists, not {messages!r}")
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
-        sight = self.llm_engine.input_processor.image_spec
+        image_spec = self.llm_engine.input_processor.image_spec
         rendered = [
             render_chat(
                 self.llm_engine.tokenizer,
                 conversation,
-                image_marker=sight.marker if sight else None,
+                image_marker=image_spec.marker if image_spec else None,
                 chat_template=chat_template or self._requests.chat_template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,

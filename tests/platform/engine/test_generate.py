@@ -409,3 +409,16 @@ def test_calls_from_several_threads_wait_for_each_other(tiny_llm):
     with ThreadPoolExecutor(4) as threads:
         outputs = list(threads.map(lambda i: generate(tiny_llm, [[5 + i] * 9])[0], range(4)))
     assert [o.outputs[0].token_ids for o in outputs] == expected
+
+
+def test_an_id_is_free_as_soon_as_its_request_has_failed(tiny_llm):
+    """Even before that is said: the new request keeps its place when the old one's last output is made."""
+    engine = tiny_llm.llm_engine
+    expected = generate(tiny_llm, [[7, 8]], GREEDY)[0].outputs[0].token_ids
+    engine.add_request("same", [5, 6], GREEDY)
+    engine.step()
+    engine.core.fail(engine.core.requests["same"], RuntimeError("broken"))  # as a step does that is then interrupted
+    engine.add_request("same", [7, 8], GREEDY)
+    outputs = drain(engine)["same"]
+    assert [output.failure is not None for output in outputs].count(True) == 1
+    assert list(outputs[-1].outputs[0].token_ids) == list(expected) and outputs[-1].failure is None
