@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -20,6 +21,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """A command that runs in this process sets up its loggers."""
+    loggers = [logging.getLogger(name) for name in ("quire", "asyncio")]
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,17 +55,6 @@ def make_model(path: Path, template: str | None) -> Path:
         model.lm_head.weight[ord("z") - 30 :] = 0
     model.save_pretrained(path)
     return path
-
-
-@pytest.fixture(autouse=True)
-def logs_as_before() -> Iterator[None]:
-    """A command that runs in this process sets up its loggers."""
-    loggers = [logging.getLogger(name) for name in ("quire", "asyncio")]
-    before = [(logger.level, list(logger.handlers)) for logger in loggers]
-    yield
-    for logger, (level, handlers) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")
