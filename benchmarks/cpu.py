@@ -128,7 +128,7 @@ class Bench:
     def decode(self) -> None:
         engine = self.llm().llm_engine
         weights = sum(linear.format.nbytes(linear) for linear in linears(engine))
-        kv = block_bytes(engine.runner.model.kv_spec, 1, 2)  # of a token
+        kv = block_bytes(engine.executor.runner.model.kv_spec, 1, 2)  # of a token
         found, reads = [], []
         for turn in range(self.rounds):
             read = self.machine.measure()
@@ -252,7 +252,7 @@ class Bench:
 
 
 def linears(engine: LLMEngine) -> list[torch.nn.Module]:
-    return [m for m in engine.runner.model.modules() if isinstance(m, Linear)]
+    return [m for m in engine.executor.runner.model.modules() if isinstance(m, Linear)]
 
 
 def add(engine: LLMEngine, name: str, token_ids: list[int], wanted: int) -> None:

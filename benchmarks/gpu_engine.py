@@ -86,7 +86,7 @@ def generate(llm: LLM, requests: Requests, salt: str, adapters: Sequence[LoRAReq
 def using(llm: LLM) -> AbstractContextManager[None]:
     """How products are made is the process's setting: of the engine that is used, if there are several."""
     engine = llm.llm_engine
-    return exact(engine.config.model.exact_products, engine.runner.device)
+    return exact(engine.config.model.exact_products, engine.executor.runner.device)
 
 
 def warm(
@@ -140,7 +140,7 @@ def case_single(bench: Bench, scale: Scale = FULL) -> None:
         for name, found in spent.items():
             if not found:
                 continue
-            size = Work.of(llms[name].llm_engine.runner.model).weights
+            size = Work.of(llms[name].llm_engine.executor.runner.model).weights
             bench.report.show(f"{name}, tokens a second", [1 / one for one in found], "tok/s")
             shares = [size / one / bench.roofs.copy for one in found]
             more = {"ms": 1e3 * median(found), "GB": size / 1e9}
@@ -162,7 +162,7 @@ def case_batch(bench: Bench, scale: Scale = FULL) -> None:
                 options = {"max_num_seqs": max(streams), "max_num_batched_tokens": budget}
                 options["kv_cache_memory_bytes"] = pool(model, scale, max(streams), scale.batch)
                 with model.serving(**options) as llm:
-                    work = Work.of(llm.llm_engine.runner.model)
+                    work = Work.of(llm.llm_engine.executor.runner.model)
                     for count in streams:
                         with bench.report.trying(f"{count} streams, steps of {budget} tokens"):
                             spent = batch_seconds(bench, llm, scale, count, budget)

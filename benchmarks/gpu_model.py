@@ -129,7 +129,7 @@ def release(llm: LLM) -> None:
     """Give an engine's memory back."""
     engine = llm.llm_engine
     engine.close()
-    for part in (engine.runner, engine, llm):
+    for part in (engine.executor.runner, engine, llm):
         vars(part).clear()
     gc.collect()
     if torch.cuda.is_available():
@@ -193,7 +193,7 @@ class Work:
 
 def adapter_folders(llm: LLM, home: Path, count: int, rank: int) -> list[Path]:
     """PEFT adapters of random weights on all linear layers but the head. They share one file: only names differ."""
-    model = llm.llm_engine.runner.model
+    model = llm.llm_engine.executor.runner.model
     matrices = {
         name: module
         for name, module in model.named_modules()

@@ -91,7 +91,7 @@ class Quire:
         from quire import LLM
 
         self.llm = LLM(str(model), dtype=dtype, max_num_seqs=REQUESTS, media_cache_bytes=cache_bytes)
-        self.marker = self.llm.llm_engine.runner.model.image_token_id
+        self.marker = self.llm.llm_engine.executor.runner.model.image_token_id
 
     def run(self, batch: list[tuple[list[int], Image.Image]], answer: int = ANSWER) -> tuple[float, float]:
         """(seconds, median seconds to the first token)"""

@@ -41,7 +41,7 @@ def make_adapter(llm: LLM, path: Path, rank: int, seed: int) -> LoRARequest:
     """A PEFT adapter with random weights on all seven linears of a Llama, small enough to leave the text finite."""
     draw = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, module in llm.llm_engine.runner.model.named_modules():
+    for name, module in llm.llm_engine.executor.runner.model.named_modules():
         if name.rpartition(".")[2] in (*LINEARS["self_attn"], *LINEARS["mlp"]):
             for part, shape in (("A", (rank, module.in_features)), ("B", (module.out_features, rank))):
                 weight = torch.randn(shape, generator=draw) * 0.02

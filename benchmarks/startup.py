@@ -46,7 +46,7 @@ def measure(model: str | None) -> dict[str, float]:
     llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
     answered = time.perf_counter()
 
-    runner = llm.llm_engine.runner
+    runner = llm.llm_engine.executor.runner
     weights = {p.data_ptr(): p for p in runner.model.parameters()}.values()
     with torch.inference_mode():
         for weight in weights:

@@ -23,6 +23,10 @@ class OutsideRootsError(AdapterError):
     """An adapter's path leads out of the folders that adapters may be read from."""
 
 
+class WorkerDiedError(RuntimeError):
+    """The process that computes steps has ended, or hangs: the engine can serve nothing any more."""
+
+
 class RequestError(QuireError):
     """A request cannot be served as given: its prompt or its sampling parameters are out of bounds."""
 

@@ -161,18 +161,18 @@ def measure(
     with ended_by_ctrl_c():
         llm = LLM(model, dtype=dtype, block_size=block_size, skip_tokenizer_init=True)
     engine = llm.llm_engine
-    weight = next(engine.runner.model.parameters())
+    facts = engine.executor.facts
     report = Report(
         model=model or "the bundled model",
-        dtype=str(weight.dtype).removeprefix("torch."),
+        dtype=str(facts.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         block_size=engine.pool.block_size,
         pool_blocks=engine.pool.num_blocks,
-        pool_bytes=sum(c.keys.nbytes + c.values.nbytes for c in engine.runner.caches),
+        pool_bytes=facts.pool_bytes,
     )
     engines: list[Engine] = [Quire(llm)]
     if with_transformers:
-        engines.append(Transformers(str(engine.path), weight.dtype, weight.device))
+        engines.append(Transformers(str(engine.path), facts.dtype, torch.device(facts.device)))
     drawn = plan.draw(llm)
     for contender in engines:  # page in the weights, start the threads
         contender.run([(token_ids[:32], 4) for token_ids, _ in drawn[plan.names[0]]], "warm-up")

@@ -42,6 +42,14 @@ class EngineConfig(Checked):
         convert=convert.processors,
         vllm=True,
     )
+    executor: str = setting(
+        "in_process",
+        "Where steps are computed: in this process, or in one of its own.",
+        more="The answers are the same. With `process`, a worker that dies takes no engine with it; what plug-ins "
+        "register by a call, and not by an entry point, it does not know.",
+        group=Group.STEPS,
+        choices=("in_process", "process"),
+    )
     debug: bool = setting(
         False,
         "Check every table after each step and poison freed blocks with NaN.",

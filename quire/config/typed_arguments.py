@@ -51,6 +51,7 @@ class EngineArguments(TypedDict, total=False):
     enable_prefix_caching: bool | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
+    executor: str | None
     debug: bool | None
 
 

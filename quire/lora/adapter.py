@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -61,6 +61,11 @@ class Adapter:
     ranks: tuple[int, ...]
 
     @property
+    def modules(self) -> int:
+        """How many layers it changes."""
+        return len(self.changes) + len(self.parameters)
+
+    @property
     def mixable(self) -> bool:
         """Whether it is plain LoRA, whose shares can be weighted and added."""
         return not self.parameters and all(_is_plain(change) for change in self.changes.values())
@@ -82,6 +87,31 @@ def _is_plain(change: Change) -> bool:
     if isinstance(change, EmbeddingChange):
         return change.weight is None and change.tokens is None and change.scale is None
     return False
+
+
+class LoadedAdapter(Protocol):
+    """What stands for an adapter's weights: an `Adapter`, or what is said of one that is in another process."""
+
+    @property
+    def digest(self) -> bytes: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def modules(self) -> int: ...
+    @property
+    def visual(self) -> bool: ...
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+    @property
+    def mixable(self) -> bool: ...
+
+
+class Reader(Protocol):
+    """Reads adapters where the weights of the model are. Any number of threads may do so at once."""
+
+    def read(self, directory: Path) -> LoadedAdapter:
+        """Read the adapter in a directory. Raises AdapterError."""
+        ...
 
 
 class AdapterReader:

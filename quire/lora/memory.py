@@ -11,7 +11,7 @@ from typing import Literal
 from quire import paths
 from quire.config import LoRAConfig
 from quire.errors import AdapterError, OutsideRootsError
-from quire.lora.adapter import Adapter
+from quire.lora.adapter import LoadedAdapter
 from quire.types import AdapterRef, AdapterUse
 
 
@@ -59,7 +59,7 @@ class AdapterVersion:
     report: LoadReport
     int_id: int | None
     mixable: bool
-    adapter: Adapter | None = None
+    adapter: LoadedAdapter | None = None
     users: int = 0
     resident: bool = False
     fetching: bool = False

@@ -22,7 +22,7 @@ from typing import Literal
 
 from quire.config import LoRAConfig
 from quire.errors import AdapterError, RequestError
-from quire.lora.adapter import Adapter, AdapterReader
+from quire.lora.adapter import LoadedAdapter, Reader
 from quire.lora.memory import AdapterInfo, AdapterVersion, HostMemory, LoadReport, allowed_folder, check_versions
 from quire.lora.request import LoRARequest
 from quire.types import AdapterRef, AdapterUse
@@ -51,7 +51,7 @@ class AdapterRegistry:
     Raises AdapterError for adapters that are not to be had, RequestError for requests that name them wrongly.
     """
 
-    def __init__(self, config: LoRAConfig, reader: AdapterReader, notify: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, config: LoRAConfig, reader: Reader, notify: Callable[[], object] = lambda: None) -> None:
         self._config = config
         self._reader = reader
         self._notify = notify  # called when weights have come that a step may wait for
@@ -95,7 +95,7 @@ class AdapterRegistry:
         adapter = self._read_new(path)
         report = LoadReport(
             name,
-            len(adapter.changes) + len(adapter.parameters),
+            adapter.modules,
             adapter.ranks,
             adapter.nbytes,
             time.monotonic() - begin,
@@ -236,7 +236,7 @@ class AdapterRegistry:
                     version.resident = False
                     self._forget_if_done(version)
 
-    def weights(self, uid: int) -> Adapter:
+    def weights(self, uid: int) -> LoadedAdapter:
         """Of a version that is claimed."""
         with self._changed:
             adapter = self._versions[uid].adapter
@@ -367,7 +367,7 @@ class AdapterRegistry:
             version.adapter = None
             self._changed.notify_all()
 
-    def _read_new(self, path: Path) -> Adapter:
+    def _read_new(self, path: Path) -> LoadedAdapter:
         with self._changed:
             self._loading += 1
         try:

@@ -57,13 +57,34 @@ def load_model(
     Raises UnsupportedModelError for what quire does not run, CheckpointError for files that do not fit.
     """
     path = Path(path)
+    model, checkpoint, raw = _build(path, load_format, overrides)
+    wanted = _dtype(dtype, raw, checkpoint)
+    rehearsed = rehearse(model, wanted, device)
+    fill(model, checkpoint, wanted, device)
+    if not rehearsed:
+        run_once(model, device)
+    model.read_from = checkpoint.stamp()
+    return model.eval().requires_grad_(False)
+
+
+def load_structure(
+    path: str | Path, load_format: str = "auto", overrides: Mapping[str, Any] = MappingProxyType({})
+) -> CausalLM:
+    """The model of a local directory on the meta device: without weights, to be asked for what needs none.
+
+    Raises as `load_model`.
+    """
+    return _build(Path(path), load_format, overrides)[0].eval().requires_grad_(False)
+
+
+def _build(path: Path, load_format: str, overrides: Mapping[str, Any]) -> tuple[CausalLM, Checkpoint, dict[str, Any]]:
+    """(the model on the meta device, its files, config.json with the overrides)"""
     raw = overridden(read_json(path / "config.json"), overrides)
     model_class = _model_class(raw)
     check_class(model_class)
     checkpoint = Checkpoint(path, load_format)
     check_numbers(raw, checkpoint, path / "config.json")
     config = _overridden_config(path, raw, overrides) if overrides else load_config(path)
-    wanted = _dtype(dtype, raw, checkpoint)
     try:
         with torch.device("meta"):
             model = model_class(config)
@@ -74,12 +95,7 @@ def load_model(
     check_model(model)
     check_buffers(model)
     _check_size(path / "config.json", model)
-    rehearsed = rehearse(model, wanted, device)
-    fill(model, checkpoint, wanted, device)
-    if not rehearsed:
-        run_once(model, device)
-    model.read_from = checkpoint.stamp()
-    return model.eval().requires_grad_(False)
+    return model, checkpoint, raw
 
 
 def _check_size(file: Path, model: CausalLM) -> None:

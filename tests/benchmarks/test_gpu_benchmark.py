@@ -140,7 +140,7 @@ def test_clock_of_a_gpu(bench, monkeypatch):
 
 def test_work_of_a_model(model):
     with model.serving(num_gpu_blocks_override=8) as llm:
-        work = gpu_model.Work.of(llm.llm_engine.runner.model)
+        work = gpu_model.Work.of(llm.llm_engine.executor.runner.model)
     layer = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96
     head, norms = 512 * 64, 5 * 64
     assert work == gpu_model.Work(

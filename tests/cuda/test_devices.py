@@ -22,8 +22,9 @@ from quire.lora import AdapterSlots
 from quire.models.base import CausalLM
 from quire.models.loader import load_model
 from quire.platform.execution import model_runner as runners
+from quire.platform.execution.kv_tensors import allocate_cache
 from quire.platform.execution.memory import full_step
-from quire.platform.execution.model_runner import ModelRunner, allocate_cache
+from quire.platform.execution.model_runner import ModelRunner
 from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.sampler import Sampling
 from quire.platform.sampling.sampling_input import SamplingInput
@@ -136,7 +137,7 @@ def run(runner: ModelRunner, plans: Sequence[StepPlan]) -> None:
 )
 def test_text(pretended, tmp_path: Path, architecture: str, variant: str) -> None:
     tiny.build(architecture, variant, tmp_path)
-    model = moved(LLM(str(tmp_path), skip_tokenizer_init=True).llm_engine.runner.model)
+    model = moved(LLM(str(tmp_path), skip_tokenizer_init=True).llm_engine.executor.runner.model)
     runner = runner_for(model)
     run(runner, steps())
     assert {"linear", "paged_attention", "write_kv", "embedding"} <= set(pretended)
@@ -150,7 +151,7 @@ def test_adapters(pretended, tmp_path: Path, kind: str) -> None:
     """Read for a model on the device, put there, and used by a part of the rows."""
     make_llama(tmp_path / "model")
     engine = LLM(str(tmp_path / "model"), skip_tokenizer_init=True, enable_lora=True).llm_engine
-    model = engine.runner.model
+    model = engine.executor.runner.model
     moved(model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "cpu", lambda self: torch.ones_like(self, device="cpu") if self.is_meta else self)

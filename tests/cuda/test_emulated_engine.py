@@ -41,7 +41,7 @@ def emulated_engine(emulated_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) 
 
 
 def as_on_a_gpu(llm: LLM) -> LLM:
-    runner = llm.llm_engine.runner
+    runner = llm.llm_engine.executor.runner
     runner._staging, runner.looks_ahead = Staging(runner.device), True
     decode = runner._decode
     decode.room = lambda chunks: (-(-len(chunks) // 4) * 4, 16)  # type: ignore[method-assign]

@@ -43,12 +43,12 @@ def answers(llm: LLM, count: int, adapters: Any = None) -> list[Any]:
 
 
 def graphs(llm: LLM) -> list[Any]:
-    return [shape for shape, one in llm.llm_engine.runner._decode._shapes.items() if one is not None]
+    return [shape for shape, one in llm.llm_engine.executor.runner._decode._shapes.items() if one is not None]
 
 
 def test_graphs_equal_the_model(path: str) -> None:
     eager, captured = open_llm(path, enforce_eager=True), open_llm(path)
-    assert captured.llm_engine.runner.device.type == "cuda" and captured.llm_engine.runner.looks_ahead
+    assert captured.llm_engine.executor.runner.device.type == "cuda" and captured.llm_engine.executor.runner.looks_ahead
     for count in (1, 3, 12, 30):
         expected = answers(eager, count)
         for _ in range(2):
@@ -71,7 +71,7 @@ def test_graphs_with_adapters(path: str, tmp_path: Path) -> None:
 def test_a_step_waits_for_nothing(path: str) -> None:
     """Torch raises where the host would wait for the GPU. It does not see events, by which tokens are read."""
     llm = open_llm(path)
-    engine, execute = llm.llm_engine, llm.llm_engine.runner.execute
+    engine, execute = llm.llm_engine, llm.llm_engine.executor.runner.execute
     checked = []
 
     def strict(plan: Any) -> Any:
@@ -84,7 +84,7 @@ def test_a_step_waits_for_nothing(path: str) -> None:
             torch.cuda.set_sync_debug_mode("default")
 
     answers(llm, 8)
-    engine.runner.execute = strict
+    engine.executor.runner.execute = strict
     answers(llm, 8)
     assert sum(checked) > 10
 
@@ -93,7 +93,7 @@ def test_a_capture_that_fails_changes_nothing(path: str, monkeypatch: pytest.Mon
     """The current stream is the same, and later captures and answers are right."""
     expected = answers(open_llm(path, enforce_eager=True), 6)
     llm = open_llm(path)
-    stream, decode = torch.cuda.current_stream(), llm.llm_engine.runner._decode
+    stream, decode = torch.cuda.current_stream(), llm.llm_engine.executor.runner._decode
     hidden = decode._hidden
 
     def waiting(inputs: Any, segments: Any) -> Any:

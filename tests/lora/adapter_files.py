@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.platform.engine.llm_engine import LLMEngine
+from quire.platform.execution.in_process import InProcessExecutor
 
 HIDDEN, INNER, VOCAB, LAYERS = 64, 96, 384, 2
 SIZES = {  # of the tiny Llama: (in, out)
@@ -113,7 +114,7 @@ def trained_tokens(folder: Path, seed: int = 0, rank: int = 2) -> Path:
 
 def for_model(llm: LLM, folder: Path, seed: int, rank: int = 3, size: float = 0.3, part: str = "") -> Path:
     """LoRA on every matrix of the engine's model whose published name contains `part`."""
-    naming, model = llm.llm_engine.adapters._reader._namings[0], llm.llm_engine.runner.model
+    naming, model = llm.llm_engine.adapters._reader._namings[0], llm.llm_engine.executor.runner.model
     generator, made = torch.Generator().manual_seed(seed), {}
     names = sorted(name for name in naming.linear if part in name)
     for name in names:
@@ -201,12 +202,15 @@ def nothing_left(llm: LLM) -> None:
     engine.step()
     engine.check_integrity()
     assert engine.pool.num_owned == 0
-    residency, bank, library = engine.scheduler.adapters.device, engine.runner.bank, engine.adapters
-    assert set(bank._installed) == set(residency._entries)
+    residency, library = engine.scheduler.adapters.device, engine.adapters
     assert not any(entry.references for entry in residency._entries.values())
     assert {uid for uid, version in library._versions.items() if version.resident} == set(residency._entries)
     assert all(info.requests == 0 for info in llm.list_lora_adapters())
     assert set(library._versions.values()) == set(library._names.values())
+    if not isinstance(engine.executor, InProcessExecutor):
+        return
+    bank = engine.executor.runner.bank
+    assert set(bank._installed) == set(residency._entries)
     slots = [one.slot for one in bank._installed.values()] + bank._free
     assert sorted(slots) == list(range(len(slots))), "a slot is lost or given twice"
 
@@ -217,8 +221,8 @@ def no_adapters(llm: LLM) -> None:
     engine = llm.llm_engine
     assert llm.list_lora_adapters() == []
     assert engine.adapters.host_bytes == 0 and engine.scheduler.adapters.device.bytes == 0
-    assert not engine.runner.bank._installed
-    for module in engine.runner.model.modules():
+    assert not engine.executor.runner.bank._installed
+    for module in engine.executor.runner.model.modules():
         adapters = getattr(module, "adapters", None)
         if adapters is not None:
             held = getattr(adapters, "changes", None) or getattr(adapters, "replaced", None)

@@ -279,7 +279,7 @@ def test_parts_of_a_tower_that_fit_nothing(seeing, tmp_path, target, extra):
 
 def test_trained_rows_of_a_towers_table(seeing, tmp_path):
     """Which quire does not serve, and must not pass over."""
-    naming, model = seeing.llm_engine.adapters._reader._namings[0], seeing.llm_engine.runner.model
+    naming, model = seeing.llm_engine.adapters._reader._namings[0], seeing.llm_engine.executor.runner.model
     table = next(name for name in naming.modules if name.endswith("position_embedding"))
     target = next(name for name in naming.modules if name.endswith("layers.0.self_attn.q_proj"))
     width = model.get_parameter(naming.parameters[f"{table}.weight"]).shape[1]

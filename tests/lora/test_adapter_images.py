@@ -38,7 +38,7 @@ def tower_adapter(llm: LLM, folder: Path, seed: int) -> Path:
     made = {}
     for name, own in naming.modules.items():
         if name.endswith("q_proj"):
-            out, inner = engine.runner.model.get_submodule(own).weight.shape
+            out, inner = engine.executor.runner.model.get_submodule(own).weight.shape
             made[f"base_model.model.{name}.lora_A.weight"] = torch.randn(3, inner, generator=generator)
             made[f"base_model.model.{name}.lora_B.weight"] = torch.randn(out, 3, generator=generator)
     assert sum("vision" in name for name in made) >= 2
@@ -118,7 +118,7 @@ def test_a_fault_in_a_tower_puts_its_parameters_back(llava, tmp_path, monkeypatc
     """LoRA on the convolution exchanges a parameter while an image is encoded."""
     llm = open_llm(llava)
     engine = llm.llm_engine
-    naming, model = engine.adapters._reader._namings[0], engine.runner.model
+    naming, model = engine.adapters._reader._namings[0], engine.executor.runner.model
     (name,) = [one for one in naming.modules if one.endswith("patch_embedding")]
     conv = model.get_submodule(naming.modules[name])
     shape = conv.weight.shape
@@ -135,6 +135,6 @@ def test_a_fault_in_a_tower_puts_its_parameters_back(llava, tmp_path, monkeypatc
         patch.setattr(conv, "forward", _raise)
         (output,) = ask(llm, [{**seen(), "multi_modal_data": {"image": [tiny_vision.picture(9, (30, 40))]}}], "x")
         assert "of the model" in error_of(output)
-    assert conv.weight is own and engine.runner.bank._context.segments is None
+    assert conv.weight is own and engine.executor.runner.bank._context.segments is None
     assert tokens(llm, [seen()]) == plain and tokens(llm, [seen()], "x") == changed
     nothing_left(llm)

@@ -306,7 +306,7 @@ def test_a_step_that_raises(path, folders, solo, monkeypatch, eager):
     """Only the culprit's request ends; nobody then computes with an adapter that is not its own."""
     llm = open_llm(path, enforce_eager=eager)
     load(llm, folders, ["a1", "a2"])
-    runner, scheduler = llm.llm_engine.runner, llm.llm_engine.scheduler
+    runner, scheduler = llm.llm_engine.executor.runner, llm.llm_engine.scheduler
     execute, owners = runner.execute, []
 
     def failing(plan: Any) -> Any:

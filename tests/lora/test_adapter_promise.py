@@ -111,9 +111,8 @@ def alone(path: Path, folders: dict[str, Path]) -> Answers:
 
 def recorded(llm: LLM) -> int:
     """How many shapes of decode steps with adapters were recorded."""
-    return sum(
-        bool(shape[-1]) and recording is not None for shape, recording in llm.llm_engine.runner._decode._shapes.items()
-    )
+    shapes = llm.llm_engine.executor.runner._decode._shapes
+    return sum(bool(shape[-1]) and recording is not None for shape, recording in shapes.items())
 
 
 def test_every_adapter_shows(path, folders):
@@ -217,7 +216,7 @@ def _count_replays(llm: LLM) -> list[int]:
     """A list that grows by one for each replayed step with adapters."""
     from quire.platform.execution import decode_graphs as decode
 
-    step, found = llm.llm_engine.runner._decode, []
+    step, found = llm.llm_engine.executor.runner._decode, []
     call = step.__call__
 
     def counted(inputs: Any, owners: Any) -> Any:
@@ -227,7 +226,7 @@ def _count_replays(llm: LLM) -> list[int]:
                          for shape, one in before.items()))  # fmt: skip
         return logits
 
-    llm.llm_engine.runner._decode = _Callable(step, counted)
+    llm.llm_engine.executor.runner._decode = _Callable(step, counted)
     return found
 
 

@@ -142,7 +142,7 @@ def test_steps_of_heads_are_recorded(plugins: None, tmp_path: Path) -> None:
     expected = answers(eager, range(6), owners)
     for _ in range(3):
         assert answers(world.llm, range(6), owners) == expected
-    shapes = world.llm.llm_engine.runner._decode._shapes
+    shapes = world.llm.llm_engine.executor.runner._decode._shapes
     assert any(shape[-1] and made is not None for shape, made in shapes.items())
 
 

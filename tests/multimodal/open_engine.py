@@ -12,6 +12,7 @@ from typing import Any
 
 from quire import LLM, SamplingParams
 from quire.platform.engine.llm_engine import LLMEngine
+from quire.platform.execution.in_process import InProcessExecutor
 from tests.multimodal.tiny_vision import IMAGE
 
 WIDTH = 32  # of the tiny models' embeddings
@@ -180,15 +181,18 @@ def nothing_left(llm: LLM) -> None:
     engine.check_integrity()
     assert engine.pool.num_owned == 0
     features = engine.scheduler.encoder.features
-    assert set(engine.runner._features) == set(features._entries)
     assert not any(entry.references for entry in features._entries.values())
-    assert sum(one.nbytes for one in engine.runner._features.values()) == features.bytes <= features.capacity
+    assert features.bytes <= features.capacity
+    if isinstance(engine.executor, InProcessExecutor):
+        there = engine.executor.runner.encoder.features
+        assert set(there) == set(features._entries)
+        assert sum(one.nbytes for one in there.values()) == features.bytes
     assert engine.media.preprocessor.pixel_bytes == 0
 
 
 def count_encodes(llm: LLM) -> list[Any]:
     """A list that takes the inputs of each image that the model encodes from here on."""
-    model = llm.llm_engine.runner.model
+    model = llm.llm_engine.executor.runner.model
     encode, calls = model.encode, []
 
     def counted(inputs: Any) -> Any:

@@ -115,7 +115,7 @@ def test_an_odd_image_is_served_or_named(llm, kind, neighbours, name):
 @pytest.mark.parametrize("together", [False, True])
 def test_an_image_that_cannot_be_encoded_fails_its_requests_alone(path, neighbours, together):
     llm, poison = open_llm(path), picture(6, (48, 48))
-    model, processor = llm.llm_engine.runner.model, llm.llm_engine.media.preprocessor.processor._processor
+    model, processor = llm.llm_engine.executor.runner.model, llm.llm_engine.media.preprocessor.processor._processor
     encode, refused = model.encode, processor(poison, return_tensors="pt")["pixel_values"]
 
     def failing(inputs):
@@ -140,7 +140,7 @@ def test_an_image_that_cannot_be_encoded_fails_its_requests_alone(path, neighbou
 
 def test_a_step_that_fails_once_costs_nobody_anything(path, neighbours):
     llm, calls = open_llm(path), []
-    model = llm.llm_engine.runner.model
+    model = llm.llm_engine.executor.runner.model
     encode = model.encode
 
     def faulty(inputs):

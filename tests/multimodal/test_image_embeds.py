@@ -37,7 +37,7 @@ def seen(llm: LLM, *images) -> list[dict[str, torch.Tensor]]:
     for image in images:
         inputs = engine.media.preprocessor.processor._processor(image, return_tensors="pt")
         grid = {"image_grid_thw": inputs["image_grid_thw"]} if "image_grid_thw" in inputs else {}
-        found.append({"image_embeds": engine.runner.model.encode(inputs).clone(), **grid})
+        found.append({"image_embeds": engine.executor.runner.model.encode(inputs).clone(), **grid})
     return found
 
 

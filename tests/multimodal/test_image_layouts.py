@@ -64,7 +64,7 @@ def plain(llava_module):
 
 
 def features(llm, image):
-    model = llm.llm_engine.runner.model
+    model = llm.llm_engine.executor.runner.model
     with torch.inference_mode():
         return model.encode(image_processor("LlavaForConditionalGeneration", "clip")(image, return_tensors="pt"))
 

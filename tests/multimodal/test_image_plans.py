@@ -61,7 +61,7 @@ def test_plans_of_siglip_come_true(tmp_path):
 
 
 def compare(llm: Any, settings: list[dict[str, Any]]) -> None:
-    processor, model = llm.llm_engine.media.preprocessor.processor, llm.llm_engine.runner.model
+    processor, model = llm.llm_engine.media.preprocessor.processor, llm.llm_engine.executor.runner.model
     config = llm.llm_engine.config.media
     seen = set()
     for number, (width, height) in enumerate(SIZES):

@@ -9,28 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from quire import huge_pages, kernels
-from quire.checkpoint.files import HUB_TEXTS, Hub, read_json, resolve_checkpoint, resolve_weights
+from quire.checkpoint.files import HUB_TEXTS, Hub, resolve_checkpoint, resolve_weights
 from quire.config import EngineConfig, LoRAConfig, ModelConfig
-from quire.errors import AdapterError, CheckpointError, QuireError, UnsupportedModelError
-from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterReader, AdapterRegistry, AdapterSlots, DeviceAdapterBudget
-from quire.models.base import CausalLM
-from quire.models.loader import load_model
+from quire.errors import AdapterError, CheckpointError, QuireError
+from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRegistry, DeviceAdapterBudget
 from quire.models.vision.base import VisionLanguageModel
 from quire.multimodal import FeatureCache, ImageProcessor, MediaPreprocessor
-from quire.platform.execution.device import choose
-from quire.platform.execution.memory import (
-    SPLIT_BYTES,
-    block_bytes,
-    count_blocks,
-    count_swap_blocks,
-    device_share,
-    host_share,
-    step_bytes,
-)
-from quire.platform.execution.model_runner import ModelRunner, allocate_cache
+from quire.platform.execution.executor import Executor
+from quire.platform.execution.in_process import InProcessExecutor
 from quire.platform.inputs.processor import ImageInputSpec, Limits
 from quire.platform.inputs.tokenizer import eos_token_ids, load_tokenizer
 from quire.platform.kv.block_pool import BlockPool
@@ -52,7 +38,7 @@ class Parts:
     eos_ids: frozenset[int]
     limits: Limits
     pool: BlockPool
-    runner: ModelRunner
+    executor: Executor
     eyes: VisionComponents | None
     adapters: AdapterRegistry | None = None
     residency: DeviceAdapterBudget | None = None
@@ -73,43 +59,43 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
     """Load what `config` names. ring: called by workers whenever one has finished something that a step may wait for.
 
     Raises UnsupportedModelError, CheckpointError or QuireError."""
-    kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
-    device = choose(config.model.device)
-    if device.type == "cpu":
-        return _load(config, ring, device)
-    # A model in float32 is to be computed in float32, its tower's convolution too.
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    with torch.cuda.device(device):
-        return _load(config, ring, device)
-
-
-def _load(config: EngineConfig, ring: Callable[[], object], device: torch.device) -> Parts:
     path = _checkpoint(config.model)
-    model = _model(path, config.model, device)
-    tokenizer = None
-    if not config.model.skip_tokenizer_init:
-        tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
-    max_model_len = _max_model_len(config.model.max_model_len, model)
-    eyes = _eyes(config, path, model, tokenizer, ring) if isinstance(model, VisionLanguageModel) else None
-    library = _library(config, model, ring) if config.lora.enabled else None
-    bank = AdapterSlots(model, library.weights) if library else None
-    pool, swap, runner = _cache(config, model, max_model_len, bank)
-    limits = Limits(
-        vocab_size=model.vocab_size,
-        max_model_len=max_model_len,
-        pool_tokens=pool.num_blocks * pool.block_size,
-        max_logprobs=config.max_logprobs,
-        rope_threshold=model.rope_threshold,
-    )
+    executor = _executor(config, path)
+    facts = executor.facts
+    try:
+        tokenizer = None
+        if not config.model.skip_tokenizer_init:
+            tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
+        eyes = _eyes(config, path, executor, tokenizer, ring) if facts.embedding_size else None
+        limits = Limits(
+            vocab_size=facts.vocab_size,
+            max_model_len=facts.max_model_len,
+            pool_tokens=facts.num_blocks * config.cache.block_size,
+            max_logprobs=config.max_logprobs,
+            rope_threshold=facts.rope_threshold,
+        )
+        eos_ids = eos_token_ids(path, tokenizer, facts.vocab_size, config.model.hf_overrides)
+    except BaseException:
+        executor.close()
+        raise
+    library = AdapterRegistry(config.lora, executor.adapter_reader(), ring) if config.lora.enabled else None
+    if library is not None:
+        executor.connect_adapters(library.weights)
     residency = DeviceAdapterBudget(config.lora, library) if library else None
-    eos_ids = eos_token_ids(path, tokenizer, model.vocab_size, config.model.hf_overrides)
-    return Parts(path, tokenizer, eos_ids, limits, pool, runner, eyes, library, residency, swap)
+    size = config.cache.block_size
+    pool = BlockPool(facts.num_blocks, size, PrefixIndex() if config.cache.enable_prefix_caching else None)
+    if config.debug:
+        pool.freed = []
+    swap = SwapSpace(facts.num_swap_blocks, size)
+    return Parts(path, tokenizer, eos_ids, limits, pool, executor, eyes, library, residency, swap)
 
 
-def _library(config: EngineConfig, model: CausalLM, ring: Callable[[], object]) -> AdapterRegistry:
-    lora = config.lora
-    reader = AdapterReader(model, lora.max_lora_rank, min(lora.host_bytes, lora.device_bytes))
-    return AdapterRegistry(lora, reader, ring)
+def _executor(config: EngineConfig, path: Path) -> Executor:
+    if config.executor == "process":
+        from quire.platform.execution.process import ProcessExecutor
+
+        return ProcessExecutor(config, path)
+    return InProcessExecutor(config, path)
 
 
 def resolve_adapter(path: str, config: LoRAConfig, model: ModelConfig | None = None) -> Path:
@@ -171,25 +157,25 @@ def _check_sizes(name: str, sizes: dict[str, int | None], most_bytes: int) -> No
 
 
 def _eyes(
-    config: EngineConfig, path: Path, model: VisionLanguageModel, tokenizer: Any, ring: Callable[[], object]
+    config: EngineConfig, path: Path, executor: Executor, tokenizer: Any, ring: Callable[[], object]
 ) -> VisionComponents:
-    media = config.media
+    media, facts, model = config.media, executor.facts, executor.structure()
+    assert isinstance(model, VisionLanguageModel)
     processor = ImageProcessor(path, media, media.processor_settings)
     model.check_processor(processor.known)
     features = FeatureCache(media.feature_bytes)
-    width = model.embed(torch.zeros(1, dtype=torch.int64, device=next(model.parameters()).device)).shape[1]
     preparer = MediaPreprocessor(
-        media, processor, model.image_layout, features.__contains__, width, ring, model.planned_layout
+        media, processor, model.image_layout, features.__contains__, facts.embedding_size, ring, model.planned_layout
     )
     sight = ImageInputSpec(
         marker_id=model.image_token_id,
         marker=None if tokenizer is None else tokenizer.convert_ids_to_tokens(model.image_token_id),
         max_images=media.max_images,
-        max_tokens=media.feature_bytes // (width * next(model.parameters()).element_size()),
+        max_tokens=media.feature_bytes // facts.feature_bytes,
         settings=processor.settings,
         rotary_positions=model.rotary_positions if model.mrope else None,
     )
-    return VisionComponents(sight, preparer, features, width * next(model.parameters()).element_size())
+    return VisionComponents(sight, preparer, features, facts.feature_bytes)
 
 
 def _hub(config: ModelConfig) -> Hub:
@@ -206,20 +192,6 @@ def _checkpoint(config: ModelConfig) -> Path:
     return resolve_weights(config.model, config.revision, config.load_format, _hub(config))
 
 
-def _model(path: Path, config: ModelConfig, device: torch.device) -> CausalLM:
-    try:
-        model = load_model(path, config.dtype, device, config.load_format, config.hf_overrides)
-    except UnsupportedModelError as error:
-        if config.trust_remote_code and "auto_map" in read_json(path / "config.json"):
-            raise UnsupportedModelError(
-                f"trust_remote_code=True: quire never runs code that comes with a checkpoint. {error}"
-            ) from error
-        raise
-    if config.trust_remote_code:
-        logger.warning("trust_remote_code=True: taken; this checkpoint needs no code of its own, and none is run")
-    return model
-
-
 def _tokenizer_path(config: ModelConfig, model_path: Path) -> Path:
     if config.tokenizer is None and config.tokenizer_revision is None:
         return model_path
@@ -227,56 +199,3 @@ def _tokenizer_path(config: ModelConfig, model_path: Path) -> Path:
     if source is None:
         raise QuireError("tokenizer_revision: the bundled model has no revisions; leave it out.")
     return resolve_checkpoint(source, config.tokenizer_revision, HUB_TEXTS, _hub(config))
-
-
-def _max_model_len(wanted: int | None, model: CausalLM) -> int:
-    if wanted is not None and wanted > model.max_model_len:
-        raise QuireError(
-            f"max_model_len={wanted}: the model has positions for {model.max_model_len} tokens only; lower it."
-        )
-    return wanted or model.max_model_len
-
-
-def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, available: int) -> int:
-    """Bytes that the KV pool takes at most where its size is not given."""
-    device = next(model.parameters()).device
-    if device.type == "cpu":
-        return host_share(config.cache, available)
-    if config.cache.num_blocks is not None or config.cache.memory_bytes is not None:
-        return 0
-    step = step_bytes(model, config, max_model_len)
-    others = 2 * step + SPLIT_BYTES  # graphs keep memory of their own, for a smaller step
-    others += config.media.feature_bytes if isinstance(model, VisionLanguageModel) else 0
-    others += min(config.lora.device_bytes, config.lora.host_bytes) if config.lora.enabled else 0
-    total = torch.cuda.mem_get_info(device)[1]
-    return device_share(config.cache, total, available, others)
-
-
-def _cache(
-    config: EngineConfig, model: CausalLM, max_model_len: int, bank: AdapterSlots | None
-) -> tuple[BlockPool, SwapSpace, ModelRunner]:
-    weight = next(model.parameters())
-    size = config.cache.block_size
-    available = huge_pages.available_bytes(weight.device)
-    bytes_a_block = block_bytes(model.kv_spec, size, weight.element_size())
-    num_blocks = count_blocks(
-        config.cache,
-        bytes_a_block,
-        config.scheduler.max_num_seqs,
-        max_model_len,
-        available,
-        _pool_share(config, model, max_model_len, available),
-    )
-    swap = SwapSpace(count_swap_blocks(config.cache, bytes_a_block, weight.device), size)
-    swapped = f"; {swap.num_blocks} more in main memory" if swap.num_blocks else ""
-    logger.info("KV pool: %d blocks of %d tokens%s", num_blocks, size, swapped)
-    index = PrefixIndex() if config.cache.enable_prefix_caching else None
-    pool = BlockPool(num_blocks, size, index)
-    caches = allocate_cache(model.kv_spec, num_blocks, size, weight.dtype, weight.device)
-    if config.debug:
-        pool.freed = []
-        for cache in caches:
-            cache.keys.fill_(torch.nan)
-            cache.values.fill_(torch.nan)
-    settings = config.model
-    return pool, swap, ModelRunner(model, caches, weight.device, settings.enforce_eager, bank, settings.exact_products)

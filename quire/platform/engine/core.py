@@ -7,7 +7,7 @@ import logging
 from quire.errors import AdapterError, RequestError
 from quire.platform.engine.lora_admin import LoRAAdmin
 from quire.platform.engine.recovery import Recovery, start
-from quire.platform.execution.model_runner import Execution, ModelRunner
+from quire.platform.execution.executor import Execution, Executor
 from quire.platform.sampling.results import Failure
 from quire.platform.scheduling.plan import StepPlan
 from quire.platform.scheduling.request import Request, SequenceState
@@ -25,7 +25,7 @@ class EngineCore:
     requests: those that run or wait to run, by id. failed: those that have failed since `take_failed`.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: ModelRunner, lora: LoRAAdmin) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor, lora: LoRAAdmin) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.requests: dict[str, Request] = {}

@@ -56,7 +56,7 @@ class LLMEngine:
         self.tokenizer = parts.tokenizer
         self.limits = parts.limits
         self.pool = parts.pool
-        self.runner = parts.runner
+        self.executor = parts.executor
         self.adapters = parts.adapters
         eyes = parts.eyes
         self.scheduler = Scheduler(
@@ -66,13 +66,13 @@ class LLMEngine:
             eyes.feature_bytes if eyes else 0,
             parts.residency,
         )
-        self._sleep = Sleep(parts.runner.model, parts.runner, parts.path, self.config.model.load_format)
+        self._sleep = Sleep(parts.executor)
         self.lora = LoRAAdmin(parts.adapters, self.config, self._sleep)
         self.input_processor = InputProcessor(
             parts.limits, parts.tokenizer, parts.eos_ids, self.config.seed, eyes.sight if eyes else None, plugins
         )
         self.output_processor = OutputProcessor(parts.tokenizer)
-        self.core = EngineCore(self.scheduler, parts.runner, self.lora)
+        self.core = EngineCore(self.scheduler, parts.executor, self.lora)
         self.media = MediaArrivals(eyes.preparer if eyes else None, self.input_processor, self.core, self._start)
 
     @classmethod
@@ -291,3 +291,4 @@ class LLMEngine:
         """Stop the workers; for when no step will come."""
         self.media.close()
         self.lora.close()
+        self.executor.close()

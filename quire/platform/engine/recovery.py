@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.platform.execution.model_runner import Execution, ModelRunner
+from quire.platform.execution.executor import Execution, Executor
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
 from quire.platform.scheduling.request import Request
 from quire.platform.scheduling.scheduler import Scheduler
 
 
-def start(plan: StepPlan, executor: ModelRunner, scheduler: Scheduler) -> Execution:
+def start(plan: StepPlan, executor: Executor, scheduler: Scheduler) -> Execution:
     """Start a plan that the executor has taken in; the pixels of the images that it encodes go beside it."""
     for image in plan.encode:
         executor.take_pixels(image.digest, scheduler.encoder.pixels[image.digest].inputs)
@@ -23,9 +23,7 @@ class Recovery:
     fail: ends a request by an exception.
     """
 
-    def __init__(
-        self, scheduler: Scheduler, executor: ModelRunner, fail: Callable[[Request, Exception], object]
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor, fail: Callable[[Request, Exception], object]) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._fail = fail

@@ -7,21 +7,13 @@ their files may be gone.
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import torch
-
-from quire import huge_pages
-from quire.checkpoint.files import Checkpoint
-from quire.errors import CheckpointError, QuireError, RequestError, SleepingError
-from quire.models.base import CausalLM
-from quire.models.loader import fill_again
-from quire.platform.execution.model_runner import ModelRunner
+from quire.errors import RequestError, SleepingError
+from quire.platform.execution.executor import Executor
 
 logger = logging.getLogger("quire")
 
@@ -31,22 +23,16 @@ _ADVICE = "wake_up() first"
 
 
 class Sleep:
-    """Whether the weights of a model, read from `path`, and its runner's blocks are in memory.
+    """Whether the executor has the weights and the KV blocks in memory.
 
     `sleep` and `wake_up` belong to the thread that steps; any may use the others.
     """
 
-    def __init__(self, model: CausalLM, runner: ModelRunner, path: Path, load_format: str) -> None:
-        self._model = model
-        self._runner = runner
-        self._path = path
-        self._load_format = load_format
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
         self._lock = threading.Lock()
         self._users = 0  # that read the weights off the step loop
         self._asleep: frozenset[str] = frozenset()
-        self._checkpoint: Checkpoint | None = None
-        self._take: dict[str, Callable[[], None]] = {}
-        self._size = 0  # bytes of the weights
 
     @property
     def is_sleeping(self) -> bool:
@@ -79,25 +65,12 @@ class Sleep:
             raise RequestError(f"level={level!r}: is 1 or 2 (which do the same here: weights are read again).")
         if self._asleep:
             return False
-        weights = self._blocks_of_weights()
-        if not all(map(huge_pages.can_release, weights)):
-            raise QuireError("this system takes no memory back from a process that goes on: end the engine instead.")
-        checkpoint = Checkpoint(self._path, self._load_format)
-        self._check_same(checkpoint)
+        self._executor.check_memory()
         with self._lock:
             if self._users:
                 raise RequestError("an adapter is being loaded, which takes the weights: try again when it is there.")
             self._asleep = frozenset(_PARTS)
-        self._checkpoint = checkpoint
-        self._size = sum(one.untyped_storage().nbytes() for one in weights)
-        self._take = {
-            _BLOCKS: self._runner.release_cache(),
-            _WEIGHTS: _all([huge_pages.release(one) for one in weights]),
-        }
-        self._runner.forget_recordings()
-        gc.collect()
-        if self._runner.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._executor.give_memory_back()
         logger.info("the engine sleeps: weights and KV blocks are given back")
         return True
 
@@ -112,41 +85,9 @@ class Sleep:
         if unknown:
             raise RequestError(f"tags={sorted(map(str, unknown))!r}: are among {', '.join(_PARTS)}.")
         if _WEIGHTS in wanted and _WEIGHTS in self._asleep:
-            self._read_weights()
+            self._executor.read_weights()
+            self._asleep -= {_WEIGHTS}
         if _BLOCKS in wanted and _BLOCKS in self._asleep:
-            self._take[_BLOCKS]()
+            self._executor.take_blocks()
             self._asleep -= {_BLOCKS}
         logger.info("the engine %s", "sleeps on, but for a part of it" if self._asleep else "is awake")
-
-    def _read_weights(self) -> None:
-        checkpoint = self._checkpoint
-        assert checkpoint is not None
-        self._check_same(checkpoint)
-        available = huge_pages.available_bytes(self._runner.device)
-        if self._size > available:
-            raise CheckpointError(
-                f"{self._path}: the weights take {self._size:,} bytes, and {available:,} are available: free some."
-            )
-        self._take[_WEIGHTS]()
-        fill_again(self._model, checkpoint)
-        self._checkpoint = None
-        self._asleep -= {_WEIGHTS}
-
-    def _check_same(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.stamp() != self._model.read_from:
-            raise CheckpointError(
-                f"{self._path}: its files have changed since the engine read them, and it would wake up as another "
-                "model: load that in an engine of its own."
-            )
-
-    def _blocks_of_weights(self) -> list[torch.Tensor]:
-        """One tensor for each block of memory that weights lie in."""
-        return list({one.untyped_storage().data_ptr(): one for one in self._model.parameters() if one.numel()}.values())
-
-
-def _all(functions: list[Callable[[], None]]) -> Callable[[], None]:
-    def run() -> None:
-        for function in functions:
-            function()
-
-    return run

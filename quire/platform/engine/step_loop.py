@@ -75,7 +75,7 @@ class StepLoop:
         begun = self._step_begun
         if begun is not None and time.monotonic() - begun > step_timeout:
             return f"a step has taken over {step_timeout:g} s"
-        return None
+        return self._engine.executor.health_error()
 
     def check_runs(self) -> None:
         """Raise EngineClosedError unless it takes messages."""

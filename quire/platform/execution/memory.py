@@ -8,7 +8,8 @@ from quire import huge_pages
 from quire.config import CacheConfig, EngineConfig, SchedulerConfig
 from quire.errors import QuireError
 from quire.models.base import CausalLM
-from quire.platform.execution.model_runner import ModelRunner, allocate_cache
+from quire.platform.execution.kv_tensors import allocate_cache
+from quire.platform.execution.model_runner import ModelRunner
 from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.sampling_input import SamplingInput
 from quire.platform.scheduling.plan import Chunk, NewSequence, StepPlan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -11,42 +10,26 @@ from typing import Any
 
 import torch
 
-from quire import huge_pages, kernels
+from quire import kernels
 from quire.kernels.adapters import LoraSegments
 from quire.kernels.transfer import send
 from quire.lora import AdapterMix, AdapterSlots
 from quire.models.base import CausalLM
 from quire.models.vision.base import VisionLanguageModel
-from quire.platform.execution import batch
+from quire.platform.execution import batch, kv_tensors
 from quire.platform.execution.decode_graphs import DecodeGraphRunner
+from quire.platform.execution.encoder_runner import EncoderRunner
 from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.pool_blocks import PoolBlocks
 from quire.platform.execution.sequences import Sequences, WorkerSequence
 from quire.platform.execution.staging import Staging
 from quire.platform.sampling.results import TopLogprobs
 from quire.platform.sampling.sampler import Sampling, TokenDraw, begin, top_logprobs
-from quire.platform.scheduling.plan import Chunk, EncodeImage, StepPlan, StepResult
-from quire.types import KVCache, KVSpec
+from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
+from quire.types import KVCache
 
 # Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
 _SCORE_ROWS = 64
-
-
-def allocate_cache(
-    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> list[KVCache]:
-    """The pool's tensors, one pair a layer. Memory is committed as blocks are first used."""
-
-    def tensor(shape: tuple[int, ...]) -> torch.Tensor:
-        if device.type == "cpu":
-            return huge_pages.allocate(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    caches: dict[int, KVCache] = {}
-    for group in spec.groups:
-        shape = (num_blocks, group.num_kv_heads, block_size, group.head_dim)
-        caches.update({layer: KVCache(tensor(shape), tensor(shape)) for layer in group.layers})
-    return [caches[layer] for layer in range(spec.num_layers)]
 
 
 @dataclass(frozen=True)
@@ -58,7 +41,7 @@ class _PreviousTokens:
 
 
 @dataclass(frozen=True)
-class Execution:
+class RunningStep:
     """A step that was started.
 
     known_there: all that it draws will be on the device, so that the step after it can be started before anybody has
@@ -106,10 +89,9 @@ class ModelRunner:
         self._exact = exact_products
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
         self._sequences = Sequences()
-        self._features: dict[bytes, torch.Tensor] = {}  # by digest, each [tokens, E]
-        self._pixels: dict[bytes, Mapping[str, torch.Tensor]] = {}  # by digest, of images to encode
+        self.encoder = EncoderRunner(model, device, bank)
 
-    def execute(self, plan: StepPlan) -> Execution:
+    def execute(self, plan: StepPlan) -> RunningStep:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
         with torch.inference_mode(), self._on_device():
             return self._execute(plan)
@@ -121,8 +103,8 @@ class ModelRunner:
         kernels.cuda_backend().set_exact_products(self._exact)
         return torch.cuda.device(self.device)
 
-    def _execute(self, plan: StepPlan) -> Execution:
-        self._encode_all(plan.encode)
+    def _execute(self, plan: StepPlan) -> RunningStep:
+        self.encoder.run(plan.encode)
         chunks = plan.chunks
         sequences = [self._sequences[chunk.sequence_id] for chunk in chunks]
         both = list(zip(chunks, sequences, strict=True))
@@ -145,13 +127,13 @@ class ModelRunner:
 
     def _running(
         self, plan: StepPlan, sampling: Sampling | None, scores: tuple[tuple[TopLogprobs, ...], ...]
-    ) -> Execution:
+    ) -> RunningStep:
         drawing = [chunk.sequence_id for chunk in plan.chunks if chunk.draws]
         tokens = None if sampling is None else sampling.tokens
         alone = all(len(chunk.draws) <= 1 and chunk.score is None for chunk in plan.chunks)
         known = alone and (sampling is None or tokens is not None)
         self._before = _PreviousTokens(tokens, {one: place for place, one in enumerate(drawing)} if known else {})
-        return Execution(plan, sampling, scores, self.looks_ahead and known)
+        return RunningStep(plan, sampling, scores, self.looks_ahead and known)
 
     def _inputs(
         self, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], rows: int = 0, width: int = 0
@@ -189,8 +171,7 @@ class ModelRunner:
         Once a plan: a copy's source may be overwritten by now.
         """
         self._sequences.take(plan)
-        for digest in plan.release:
-            self._features.pop(digest, None)
+        self.encoder.release(plan.release)
         with self._on_device():
             if self.bank is not None:
                 for uid in plan.drop:
@@ -205,21 +186,17 @@ class ModelRunner:
         self._host.fetch(plan.swap_in)
         self._blocks.copy(plan.copies)
         if plan.poison:
-            for cache in self.caches:
-                cache.keys[list(plan.poison)] = cache.values[list(plan.poison)] = float("nan")
+            kv_tensors.poison(self.caches, plan.poison)
+
+    def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Have what an image of the next step is encoded from, until that step was started."""
+        self.encoder.take_pixels(digest, inputs)
 
     def release_cache(self) -> Callable[[], None]:
         """Give the pool's memory back, and all that a step has left behind; the function that is returned takes it
         again. Only while nothing runs."""
         self._before = _PreviousTokens()
-        tensors = [tensor for cache in self.caches for tensor in (cache.keys, cache.values)]
-        back = [huge_pages.release(tensor) for tensor in tensors]
-
-        def take_again() -> None:
-            for take in back:
-                take()
-
-        return take_again
+        return kv_tensors.release(self.caches)
 
     def forget_recordings(self) -> None:
         """Weights or pool have other addresses from now on."""
@@ -235,34 +212,6 @@ class ModelRunner:
             return nullcontext()
         return self.bank.using(LoraSegments.of(rows, sum(count for _, count in owned), self.device))
 
-    def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Have what the next step's plan needs to encode an image; it is let go of when that step was started."""
-        self._pixels[digest] = inputs
-
-    def _encode_all(self, images: Sequence[EncodeImage]) -> None:
-        try:
-            for image in images:
-                if image.digest not in self._features:
-                    self._features[image.digest] = self._encode(image)
-        finally:
-            if self._pixels:
-                self._pixels.clear()
-
-    def _encode(self, image: EncodeImage) -> torch.Tensor:
-        """One image's features, [length, E]. One by one: together they would take as long, and their sums would
-        depend on each other's number."""
-        pixels = self._pixels[image.digest]
-        given = pixels.get("image_embeds")
-        assert isinstance(self.model, VisionLanguageModel)
-        dtype = next(self.model.parameters()).dtype
-        inputs = {name: send(tensor, self.device) for name, tensor in pixels.items()}
-        with nullcontext() if self.bank is None else self.bank.encoding_for(image.adapters):
-            features = self.model.encode(inputs) if given is None else given
-        features = features.to(self.device, dtype)
-        if len(features) != image.length:
-            raise RuntimeError(f"an image has {len(features)} features, and {image.length} placeholders")
-        return features.contiguous()
-
     def _embed(
         self, token_ids: torch.Tensor, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]
     ) -> torch.Tensor:
@@ -273,7 +222,7 @@ class ModelRunner:
         places = self._index(rows)
         token_ids[places] = 0  # a placeholder need not be in the vocabulary
         embeddings = self.model.embed(token_ids)
-        embeddings[places] = torch.cat([self._features[digest][first:end] for digest, first, end in parts])
+        embeddings[places] = torch.cat([self.encoder.features[digest][first:end] for digest, first, end in parts])
         return embeddings
 
     def _sample(

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from quire import __version__, kernels
+from quire import __version__
 from quire.platform.inputs.chat import template_of
 from quire.server.context import ServerContext, context_of
 from quire.server.responses.errors import ApiError, Json
@@ -48,7 +48,7 @@ async def server_info(request: Request) -> JSONResponse:
     """What runs, and with which settings; no keys, no folders and no hosts."""
     context = context_of(request)
     core = context.engine.llm_engine
-    weight = next(core.runner.model.parameters())
+    facts = core.executor.facts
     cache, scheduler = core.config.cache, core.config.scheduler
     return JSONResponse(
         {
@@ -57,9 +57,9 @@ async def server_info(request: Request) -> JSONResponse:
             "served_model_names": list(context.served.names),
             "max_model_len": core.limits.max_model_len,
             "vocab_size": core.limits.vocab_size,
-            "dtype": str(weight.dtype).removeprefix("torch."),
-            "device": str(weight.device),
-            "kernels": kernels.backend_of(weight).__name__.rpartition(".")[2],
+            "dtype": str(facts.dtype).removeprefix("torch."),
+            "device": facts.device,
+            "kernels": facts.kernels,
             "images": core.input_processor.image_spec is not None,
             "adapters": core.adapters is not None,
             "kv_cache_tokens": core.limits.pool_tokens,

@@ -35,7 +35,7 @@ def ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM]:
 
     def make(path: object, **settings: object) -> LLM:
         llm = LLM(str(path), debug=True, **settings)
-        llm.llm_engine.runner.looks_ahead = True
+        llm.llm_engine.executor.runner.looks_ahead = True
         return llm
 
     return make
@@ -72,14 +72,14 @@ def test_the_same_answers(tiny_path, ahead, settings):
 def count_flights(llm: LLM) -> list[int]:
     """Grows with each step that is started while another one runs."""
     engine, starts = llm.llm_engine, []
-    execute = engine.runner.execute
+    execute = engine.executor.runner.execute
 
     def counting(plan):
         if any(-1 in chunk.token_ids for chunk in plan.chunks):
             starts.append(1)
         return execute(plan)
 
-    engine.runner.execute = counting
+    engine.executor.runner.execute = counting
     return starts
 
 
@@ -146,7 +146,7 @@ def test_a_step_that_fails_to_start(tiny_path, ahead):
     """What runs is committed first; its sequences are then run one by one, with the tokens that are known by then."""
     llm = ahead(tiny_path)
     expected = texts(LLM(str(tiny_path)), range(6, 13))
-    engine, execute, failures = llm.llm_engine, llm.llm_engine.runner.execute, []
+    engine, execute, failures = llm.llm_engine, llm.llm_engine.executor.runner.execute, []
 
     def failing(plan):
         if len(plan.chunks) > 1 and any(-1 in chunk.token_ids for chunk in plan.chunks) and len(failures) < 2:
@@ -154,7 +154,7 @@ def test_a_step_that_fails_to_start(tiny_path, ahead):
             raise RuntimeError("no")
         return execute(plan)
 
-    engine.runner.execute = failing
+    engine.executor.runner.execute = failing
     assert texts(llm, range(6, 13)) == expected
     assert len(failures) == 2
 
@@ -162,7 +162,7 @@ def test_a_step_that_fails_to_start(tiny_path, ahead):
 def test_a_step_that_fails_while_it_runs(tiny_path, ahead):
     """Its requests end with an error; those that wait are served."""
     llm = ahead(tiny_path, max_num_seqs=2)
-    engine, execute = llm.llm_engine, llm.llm_engine.runner.execute
+    engine, execute = llm.llm_engine, llm.llm_engine.executor.runner.execute
     broken = []
 
     def failing(plan):
@@ -175,7 +175,7 @@ def test_a_step_that_fails_while_it_runs(tiny_path, ahead):
     def explode():
         raise RuntimeError("the device is gone")
 
-    engine.runner.execute = failing
+    engine.executor.runner.execute = failing
     for name in "abc":
         engine.add_request(name, {"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=6, ignore_eos=True))
     ends = {}
@@ -213,9 +213,9 @@ def test_a_step_that_is_broken_off(tiny_path, ahead, error, place):
             return []
 
     if place == "prepare":
-        engine.runner.prepare = breaking(engine.runner.prepare)
+        engine.executor.runner.prepare = breaking(engine.executor.runner.prepare)
     else:
-        execute = engine.runner.execute
+        execute = engine.executor.runner.execute
 
         def executing(plan):
             execution = execute(plan)
@@ -223,7 +223,7 @@ def test_a_step_that_is_broken_off(tiny_path, ahead, error, place):
                 object.__setattr__(execution._sampling, "result", breaking(execution._sampling.result))
             return execution
 
-        engine.runner.execute = executing
+        engine.executor.runner.execute = executing
     for i in range(6, 12):
         engine.add_request(str(i), {"prompt_token_ids": batch[i]}, plain(i))
     ends: dict[str, tuple] = {}
@@ -249,7 +249,7 @@ def test_a_step_that_is_broken_off(tiny_path, ahead, error, place):
 def test_a_row_that_cannot_be_drawn(tiny_path, ahead, monkeypatch):
     """Its request ends; the step that was started with its token harms nobody."""
     llm = ahead(tiny_path)
-    model = llm.llm_engine.runner.model
+    model = llm.llm_engine.executor.runner.model
     logits = model.logits
 
     def spoilt(hidden):
@@ -260,7 +260,7 @@ def test_a_row_that_cannot_be_drawn(tiny_path, ahead, monkeypatch):
 
     expected = texts(LLM(str(tiny_path)), [6])
     monkeypatch.setattr(model, "logits", spoilt)
-    llm.llm_engine.runner._decode._recording = None
+    llm.llm_engine.executor.runner._decode._recording = None
     params = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
     outputs = llm.generate(
         [{"prompt_token_ids": [5]}, {"prompt_token_ids": prompts()[6]}], [params, plain(6)], use_tqdm=False

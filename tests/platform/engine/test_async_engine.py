@@ -293,13 +293,13 @@ def test_a_step_that_sticks_does_not_hold_the_end(monkeypatch):
         engine = AsyncEngine(engine_config())
         await engine.start()
         gate = threading.Event()
-        execute = engine.llm_engine.runner.execute
+        execute = engine.llm_engine.executor.runner.execute
 
         def stuck(plan: Any) -> Any:
             gate.wait(20)
             return execute(plan)
 
-        engine.llm_engine.runner.execute = stuck
+        engine.llm_engine.executor.runner.execute = stuck
         running = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a"))
         await until(lambda: engine.step_loop.health_error(0.01) is not None)
         begun = time.monotonic()
@@ -401,13 +401,13 @@ def test_a_step_that_sticks_is_told():
     async def work() -> None:
         async with opened() as engine:
             gate = threading.Event()
-            execute = engine.llm_engine.runner.execute
+            execute = engine.llm_engine.executor.runner.execute
 
             def stuck(plan: Any) -> Any:
                 gate.wait(20)
                 return execute(plan)
 
-            engine.llm_engine.runner.execute = stuck
+            engine.llm_engine.executor.runner.execute = stuck
             running = asyncio.ensure_future(tokens(engine, "Once", GREEDY, "a"))
             await until(lambda: engine.step_loop.health_error(0.05) is not None)
             assert engine.step_loop.health_error(60) is None

@@ -260,7 +260,7 @@ def test_a_failing_request_fails_alone(tiny_path, where, monkeypatch):
     for place, ids in enumerate(good):
         engine.add_request(str(place), ids, GREEDY)
         expected |= {k: v[-1].outputs[0].token_ids for k, v in drain(engine).items()}
-    model, embed = engine.runner.model, engine.runner.model.embed
+    model, embed = engine.executor.runner.model, engine.executor.runner.model.embed
 
     def faulty(input_ids):
         embeddings = embed(input_ids)
@@ -345,7 +345,7 @@ def test_prompt_logprobs_are_streamed_once(tiny_llm):
 
 def test_a_beam_without_a_result_ends_the_search(tiny_llm, monkeypatch):
     engine = tiny_llm.llm_engine
-    execute = engine.runner.execute
+    execute = engine.executor.runner.execute
 
     def faulty(plan):
         execution = execute(plan)
@@ -358,7 +358,7 @@ def test_a_beam_without_a_result_ends_the_search(tiny_llm, monkeypatch):
             return SimpleNamespace(result=lambda: result, known_there=False)
         return execution
 
-    monkeypatch.setattr(engine.runner, "execute", faulty)
+    monkeypatch.setattr(engine.executor.runner, "execute", faulty)
     output = tiny_llm.beam_search([[5, 6]], BeamSearchParams(beam_width=3, max_tokens=8))[0]
     assert output.error == "broken"
 

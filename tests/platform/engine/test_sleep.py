@@ -50,15 +50,15 @@ def cached(llm: LLM, prompt: str = "Once upon a time there was a red circle that
 @pytest.mark.parametrize("level", [1, 2])
 def test_answers_are_bitwise_what_they_were(demo, level):
     before = answers(demo)
-    weights = {name: p.clone() for name, p in demo.llm_engine.runner.model.named_parameters()}
+    weights = {name: p.clone() for name, p in demo.llm_engine.executor.runner.model.named_parameters()}
     demo.sleep(level)
     assert demo.is_sleeping()
-    assert not any(p.any() for p in demo.llm_engine.runner.model.parameters()), "the weights are still there"
+    assert not any(p.any() for p in demo.llm_engine.executor.runner.model.parameters()), "the weights are still there"
     demo.sleep(level)  # it does already
     demo.wake_up()
     demo.wake_up()
     assert not demo.is_sleeping()
-    for name, parameter in demo.llm_engine.runner.model.named_parameters():
+    for name, parameter in demo.llm_engine.executor.runner.model.named_parameters():
         assert torch.equal(parameter, weights[name]), name
     assert answers(demo) == before
     # An adapter that is loaded afterwards is what it would have been before.

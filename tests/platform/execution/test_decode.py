@@ -33,7 +33,7 @@ def answers(llm: LLM, count: int, tokens: int = 24) -> list[tuple]:
 
 
 def recorded(llm: LLM) -> list[decode.Shape]:
-    return [shape for shape, made in llm.llm_engine.runner._decode._shapes.items() if made is not None]
+    return [shape for shape, made in llm.llm_engine.executor.runner._decode._shapes.items() if made is not None]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_only_so_many_shapes_are_remembered(tiny_path, monkeypatch) -> None:
     llm = LLM(str(tiny_path))
     expected = answers(LLM(str(tiny_path), enforce_eager=True), 9)
     assert answers(llm, 9) == expected and answers(llm, 9) == expected
-    assert len(llm.llm_engine.runner._decode._shapes) == 3
+    assert len(llm.llm_engine.executor.runner._decode._shapes) == 3
 
 
 def test_a_model_that_does_more_is_not_recorded(tiny_path, monkeypatch, caplog) -> None:

@@ -14,8 +14,7 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.config import CacheConfig, SchedulerConfig
-from quire.platform.engine import builder
-from quire.platform.execution import host_cache
+from quire.platform.execution import host_cache, worker
 from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.memory import count_swap_blocks
 from quire.platform.execution.pool_blocks import PoolBlocks
@@ -43,7 +42,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Give the engines of a test so many blocks in main memory, in small pieces."""
 
     def give(count: int) -> None:
-        monkeypatch.setattr(builder, "count_swap_blocks", lambda *_: count)
+        monkeypatch.setattr(worker, "count_swap_blocks", lambda *_: count)
         monkeypatch.setattr(host_cache, "_PIECE_BYTES", 30_000)
 
     return give
@@ -98,13 +97,13 @@ def test_nothing_is_computed_twice(tiny_path, hosts):
     hosts(1000)
     llm = LLM(str(tiny_path), num_gpu_blocks_override=30, enable_prefix_caching=False, debug=True)
     engine, computed = llm.llm_engine, []
-    execute = engine.runner.execute
+    execute = engine.executor.runner.execute
 
     def counting(plan):
         computed.append(sum(chunk.length for chunk in plan.chunks))
         return execute(plan)
 
-    engine.runner.execute = counting
+    engine.executor.runner.execute = counting
     outputs = llm.generate(
         [{"prompt_token_ids": ids} for ids in prompts()], SamplingParams(max_tokens=15, ignore_eos=True), use_tqdm=False
     )
@@ -141,13 +140,13 @@ def test_out_and_in_at_once(tiny_path, hosts):
     expected = LLM(str(tiny_path)).beam_search(batch, beams)
     hosts(60)
     llm = LLM(str(tiny_path), block_size=1, num_gpu_blocks_override=12, enable_prefix_caching=False, debug=True)
-    prepare, reused = llm.llm_engine.runner.prepare, []
+    prepare, reused = llm.llm_engine.executor.runner.prepare, []
 
     def watched(plan):
         reused.extend({block for block, _ in plan.swap_out} & {block for _, block in plan.swap_in})
         prepare(plan)
 
-    llm.llm_engine.runner.prepare = watched
+    llm.llm_engine.executor.runner.prepare = watched
     assert [one.sequences for one in llm.beam_search(batch, beams)] == [one.sequences for one in expected]
     nothing_left(llm)
     assert reused
@@ -231,7 +230,7 @@ def test_aborts_at_any_moment(tiny_path, ahead, hosts, count, looking):  # noqa:
     hosts(count)
     llm = ahead(tiny_path, num_gpu_blocks_override=25)
     engine, rng, batch = llm.llm_engine, random.Random(count), prompts()
-    engine.runner.looks_ahead = looking
+    engine.executor.runner.looks_ahead = looking
     alive: set[str] = set()
     swapped_away = 0
     for number in range(400):
@@ -264,7 +263,7 @@ def test_a_step_that_fails(tiny_path, hosts):
     expected = texts(LLM(str(tiny_path)))
     hosts(100)
     llm = LLM(str(tiny_path), num_gpu_blocks_override=20, debug=True)
-    engine, execute, failures = llm.llm_engine, llm.llm_engine.runner.execute, []
+    engine, execute, failures = llm.llm_engine, llm.llm_engine.executor.runner.execute, []
 
     def failing(plan):
         if plan.swap_in and len(plan.chunks) > 1:
@@ -272,7 +271,7 @@ def test_a_step_that_fails(tiny_path, hosts):
             raise RuntimeError("no")
         return execute(plan)
 
-    engine.runner.execute = failing
+    engine.executor.runner.execute = failing
     assert texts(llm) == expected
     nothing_left(llm)
     assert failures

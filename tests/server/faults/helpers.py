@@ -104,7 +104,7 @@ class InBackground(threading.Thread):
 @contextmanager
 def executing(server: LocalServer, replacement: Any) -> Iterator[None]:
     """replacement(execute, plan) runs the engine's steps."""
-    runner = server.engine.llm_engine.runner
+    runner = server.engine.llm_engine.executor.runner
     execute = runner.execute
     runner.execute = lambda plan: replacement(execute, plan)
     try:

@@ -177,8 +177,8 @@ def test_the_vision_page(llm: LLM, picture: Image.Image) -> None:
     [alone] = llm.generate(one, GREEDY)
     batch = llm.generate([dict(one), {"prompt": SEEN, "multi_modal_data": {"image": [picture]}}], GREEDY)
     assert [output.outputs[0].text for output in batch] == [alone.outputs[0].text] * 2
-    width = llm.llm_engine.runner.model.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
-    dtype = next(llm.llm_engine.runner.model.parameters()).dtype
+    width = llm.llm_engine.executor.runner.model.embed(torch.zeros(1, dtype=torch.int64)).shape[1]
+    dtype = next(llm.llm_engine.executor.runner.model.parameters()).dtype
     features = torch.randn(1, 9, width).to(dtype)  # of one image
     [tensor] = llm.generate({"prompt": SEEN, "multi_modal_data": {"image": features}}, GREEDY)
     [named] = llm.generate({"prompt": SEEN, "multi_modal_data": {"image": {"image_embeds": features[0]}}}, GREEDY)

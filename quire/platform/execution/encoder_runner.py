@@ -1,0 +1,57 @@
+"""Encodes images, and keeps their features until the plans let go of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+
+from quire.kernels.transfer import send
+from quire.lora import AdapterSlots
+from quire.models.base import CausalLM
+from quire.models.vision.base import VisionLanguageModel
+from quire.platform.scheduling.plan import EncodeImage
+
+
+class EncoderRunner:
+    """The features of images by their digests, each [length, E] in the model's dtype."""
+
+    def __init__(self, model: CausalLM, device: torch.device, bank: AdapterSlots | None = None) -> None:
+        self.features: dict[bytes, torch.Tensor] = {}
+        self._model = model
+        self._device = device
+        self._bank = bank
+        self._pixels: dict[bytes, Mapping[str, torch.Tensor]] = {}  # of images to encode
+
+    def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
+        """Have what an image of the next step is encoded from, until that step was started."""
+        self._pixels[digest] = inputs
+
+    def release(self, digests: Iterable[bytes]) -> None:
+        """Let go of features."""
+        for digest in digests:
+            self.features.pop(digest, None)
+
+    def run(self, images: Sequence[EncodeImage]) -> None:
+        """Encode the images whose features are not there, each by itself: together they would take as long, and their
+        sums would depend on each other's number."""
+        try:
+            for image in images:
+                if image.digest not in self.features:
+                    self.features[image.digest] = self._encode(image, self._pixels[image.digest])
+        finally:
+            if self._pixels:
+                self._pixels.clear()
+
+    def _encode(self, image: EncodeImage, pixels: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        given = pixels.get("image_embeds")
+        assert isinstance(self._model, VisionLanguageModel)
+        dtype = next(self._model.parameters()).dtype
+        inputs = {name: send(tensor, self._device) for name, tensor in pixels.items()}
+        with nullcontext() if self._bank is None else self._bank.encoding_for(image.adapters):
+            features = self._model.encode(inputs) if given is None else given
+        features = features.to(self._device, dtype)
+        if len(features) != image.length:
+            raise RuntimeError(f"an image has {len(features)} features, and {image.length} placeholders")
+        return features.contiguous()

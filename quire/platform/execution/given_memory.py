@@ -1,0 +1,84 @@
+"""The memory of weights and KV blocks, given back to the system and taken again.
+
+Weights are read again from the checkpoint's files, which a CPU's would have to leave anyway.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from quire import huge_pages
+from quire.checkpoint.files import Checkpoint
+from quire.errors import CheckpointError, QuireError
+from quire.models.base import CausalLM
+from quire.models.loader import fill_again
+from quire.platform.execution.model_runner import ModelRunner
+
+
+class GivenMemory:
+    """What a model, read from `path`, and its runner's blocks take. Only while nothing runs."""
+
+    def __init__(self, model: CausalLM, runner: ModelRunner, path: Path, load_format: str) -> None:
+        self._model = model
+        self._runner = runner
+        self._path = path
+        self._load_format = load_format
+        self._checkpoint: Checkpoint | None = None
+        self._take_blocks: Callable[[], None] | None = None
+        self._take_weights: list[Callable[[], None]] = []
+        self._size = 0  # bytes of the weights
+
+    def check(self) -> None:
+        """Raise QuireError where the system takes no memory back, CheckpointError where the weights could not be read
+        again."""
+        if not all(map(huge_pages.can_release, self._blocks_of_weights())):
+            raise QuireError("this system takes no memory back from a process that goes on: end the engine instead.")
+        checkpoint = Checkpoint(self._path, self._load_format)
+        self._check_same(checkpoint)
+        self._checkpoint = checkpoint
+
+    def give_back(self) -> None:
+        """Give weights and blocks back, after `check`."""
+        weights = self._blocks_of_weights()
+        self._size = sum(one.untyped_storage().nbytes() for one in weights)
+        self._take_blocks = self._runner.release_cache()
+        self._take_weights = [huge_pages.release(one) for one in weights]
+        self._runner.forget_recordings()
+        gc.collect()
+        if self._runner.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def take_blocks(self) -> None:
+        """Take the blocks' memory again; there is nothing in it."""
+        assert self._take_blocks is not None
+        self._take_blocks()
+
+    def read_weights(self) -> None:
+        """Read the weights again. Raises CheckpointError where they cannot be read or are others now."""
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        self._check_same(checkpoint)
+        available = huge_pages.available_bytes(self._runner.device)
+        if self._size > available:
+            raise CheckpointError(
+                f"{self._path}: the weights take {self._size:,} bytes, and {available:,} are available: free some."
+            )
+        for take in self._take_weights:
+            take()
+        fill_again(self._model, checkpoint)
+        self._checkpoint = None
+
+    def _check_same(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.stamp() != self._model.read_from:
+            raise CheckpointError(
+                f"{self._path}: its files have changed since the engine read them, and it would wake up as another "
+                "model: load that in an engine of its own."
+            )
+
+    def _blocks_of_weights(self) -> list[torch.Tensor]:
+        """One tensor for each block of memory that weights lie in."""
+        return list({one.untyped_storage().data_ptr(): one for one in self._model.parameters() if one.numel()}.values())

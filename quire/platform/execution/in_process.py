@@ -1,0 +1,62 @@
+"""The executor whose worker is in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from quire.config import EngineConfig
+from quire.lora import AdapterReader
+from quire.lora.adapter import Adapter
+from quire.models.base import CausalLM
+from quire.platform.execution.model_runner import RunningStep
+from quire.platform.execution.worker import Worker
+from quire.platform.scheduling.plan import StepPlan
+
+
+class InProcessExecutor:
+    """Calls the worker. What its methods mean, `Executor` says."""
+
+    def __init__(self, config: EngineConfig, path: Path) -> None:
+        self.worker = Worker(config, path)
+        self.runner = self.worker.runner
+        self.facts = self.worker.facts
+
+    def prepare(self, plan: StepPlan) -> None:
+        self.runner.prepare(plan)
+
+    def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
+        self.runner.take_pixels(digest, inputs)
+
+    def execute(self, plan: StepPlan) -> RunningStep:
+        return self.runner.execute(plan)
+
+    def structure(self) -> CausalLM:
+        return self.worker.model
+
+    def adapter_reader(self) -> AdapterReader:
+        assert self.worker.reader is not None
+        return self.worker.reader
+
+    def connect_adapters(self, weights: Callable[[int], Adapter]) -> None:
+        self.worker.weights = weights
+
+    def check_memory(self) -> None:
+        self.worker.memory.check()
+
+    def give_memory_back(self) -> None:
+        self.worker.memory.give_back()
+
+    def take_blocks(self) -> None:
+        self.worker.memory.take_blocks()
+
+    def read_weights(self) -> None:
+        self.worker.memory.read_weights()
+
+    def health_error(self) -> str | None:
+        return None
+
+    def close(self) -> None:
+        pass

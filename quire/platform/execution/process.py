@@ -1,0 +1,269 @@
+"""The executor whose worker is in a process of its own.
+
+The worker builds the model by itself, from the same settings. Plans and results go through a pipe; pixels through
+memory that both map. Adapters are read over there, where the weights are that they are checked against and folded
+with: here there is a handle of each, and what is said of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from quire.config import EngineConfig
+from quire.errors import QuireError, WorkerDiedError
+from quire.models.base import CausalLM
+from quire.models.loader import load_structure
+from quire.platform.execution.executor import WorkerFacts
+from quire.platform.execution.wire import pack, send_tensors, unpack, unpack_result
+from quire.platform.execution.worker_process import Answer, Channels, Start
+from quire.platform.scheduling.plan import StepPlan, StepResult
+
+logger = logging.getLogger("quire")
+
+# A worker that has not answered for so long hangs: longer than any step, and reading weights again, should take.
+_ANSWER_SECONDS = 600.0
+_COMMAND = "import sys; from quire.platform.execution.worker_process import start; start(sys.argv[1])"
+_LOOK_SECONDS = 1.0  # between two looks at whether it lives
+
+
+@dataclass(frozen=True, eq=False)
+class RemoteAdapter:
+    """An adapter whose weights are the worker's. The fields are `Adapter`'s; modules: layers that it changes."""
+
+    handle: int
+    digest: bytes
+    nbytes: int
+    modules: int
+    visual: bool
+    ranks: tuple[int, ...]
+    mixable: bool
+
+
+class RemoteStep:
+    """A step that the worker runs. It is not looked past: its tokens come with its answer."""
+
+    known_there = False
+
+    def __init__(self, plan: StepPlan, answer: Callable[[], Any]) -> None:
+        self.plan = plan
+        self._answer = answer
+
+    def result(self) -> StepResult:
+        return unpack_result(self._answer(), self.plan)
+
+
+class ProcessExecutor:
+    """Sends the worker's process what is to be done. What its methods mean, `Executor` says.
+
+    Raises what `Worker` raises; and WorkerDiedError from all that waits for a worker that is no more.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path) -> None:
+        if os.name != "posix":
+            raise QuireError("executor='process': needs a POSIX system; leave it out.")
+        self._config, self._path = config, path
+        self._number = 0  # of the last message that wants an answer
+        self._answers: dict[int, Answer] = {}  # that nobody has asked for yet
+        self._outbox: list[bytes] = []
+        self._forgotten: deque[int] = deque()  # handles of adapters that nobody has here any more
+        self._weights: Callable[[int], RemoteAdapter] | None = None
+        self._broken: str | None = None
+        self._idle: SimpleQueue[Connection] = SimpleQueue()
+        self._steps, self._tensors = self._start(config.lora.workers if config.lora.enabled else 0)
+        self._readable = select.poll()
+        self._readable.register(self._steps, select.POLLIN)
+        level = logging.getLogger("quire").getEffectiveLevel()
+        self._steps.send_bytes(pack(Start(config, str(path), torch.get_num_threads(), level)))
+        try:
+            self.facts: WorkerFacts = self._wait_for(0, seconds=float("inf"))  # weights may have to be read
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, readers: int) -> tuple[Connection, socket.socket]:
+        steps, steps_there = Pipe()
+        tensors, tensors_there = socket.socketpair()
+        errands = [Pipe() for _ in range(readers)]
+        life_there, life = os.pipe()
+        channels = Channels(
+            steps_there.fileno(), tensors_there.fileno(), tuple(there.fileno() for _, there in errands), life_there
+        )
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _COMMAND, json.dumps(asdict(channels))],
+            pass_fds=[channels.steps, channels.tensors, *channels.errands, channels.life],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,  # Ctrl-C is for this process alone
+        )
+        tensors_there.close()
+        for connection in (steps_there, *(there for _, there in errands)):
+            connection.close()
+        os.close(life_there)
+        for channel, _ in errands:
+            self._idle.put(channel)
+        ours: list[Connection | socket.socket] = [steps, tensors, *(channel for channel, _ in errands)]
+        self._end = weakref.finalize(self, _end, self._process, ours, life)
+        return steps, tensors
+
+    # -- plans ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, plan: StepPlan) -> None:
+        handles = {}
+        if plan.install:
+            assert self._weights is not None
+            handles = {uid: self._weights(uid).handle for uid in plan.install}
+        self._post("prepare", plan, handles)
+        while self._forgotten:  # behind the plan that takes them off the device
+            self._post("forget", self._forgotten.popleft())
+        if not plan.chunks:
+            with suppress(WorkerDiedError):  # whoever wants tokens will hear of it
+                self._send(None)
+
+    def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
+        with self._watched():
+            layout, size = send_tensors(self._tensors, inputs)
+        self._post("pixels", digest, layout, size)
+        self._send(None)
+
+    def execute(self, plan: StepPlan) -> RemoteStep:
+        number = self._ask("execute")
+        return RemoteStep(plan, lambda: self._wait_for(number))
+
+    def structure(self) -> CausalLM:
+        return load_structure(self._path, self._config.model.load_format, self._config.model.hf_overrides)
+
+    # -- adapters -------------------------------------------------------------------------------------------------
+
+    def adapter_reader(self) -> ProcessExecutor:
+        return self
+
+    def connect_adapters(self, weights: Callable[[int], RemoteAdapter]) -> None:
+        self._weights = weights
+
+    def read(self, directory: Path) -> RemoteAdapter:
+        """Have an adapter read. Any thread may call this. Raises AdapterError."""
+        channel = self._idle.get()
+        try:
+            channel.send_bytes(str(directory).encode())
+            facts, error = unpack(channel.recv_bytes())
+        except (EOFError, OSError):
+            raise WorkerDiedError(self.health_error() or "the worker's process has ended") from None
+        finally:
+            self._idle.put(channel)
+        if error is not None:
+            raise unpack(error)
+        adapter = RemoteAdapter(*facts)
+        weakref.finalize(adapter, self._forgotten.append, adapter.handle).atexit = False
+        return adapter
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def check_memory(self) -> None:
+        self._wait_for(self._ask("memory", "check"))
+
+    def give_memory_back(self) -> None:
+        self._wait_for(self._ask("memory", "give_back"))
+
+    def take_blocks(self) -> None:
+        self._wait_for(self._ask("memory", "take_blocks"))
+
+    def read_weights(self) -> None:
+        self._wait_for(self._ask("memory", "read_weights"))
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def health_error(self) -> str | None:
+        code = self._process.poll()
+        if self._broken is None and code is not None:
+            self._broken = f"the worker's process has ended ({_ending(code)})"
+        return self._broken
+
+    def close(self) -> None:
+        self._broken = self._broken or "the engine was closed"
+        self._end()
+
+    def _post(self, *message: Any) -> None:
+        """Have a message sent with the next one that is."""
+        self._outbox.append(pack(message))
+
+    def _ask(self, *message: Any) -> int:
+        """Send a message that is answered; returns its number, for `_wait_for`."""
+        self._post(*message)
+        self._number += 1
+        self._send(self._number)
+        return self._number
+
+    def _send(self, number: int | None) -> None:
+        messages, self._outbox = self._outbox, []
+        with self._watched():
+            self._steps.send_bytes(pack((number, messages)))
+
+    def _wait_for(self, number: int, seconds: float | None = None) -> Any:
+        """What answers a message. An interrupt while this waits loses nothing."""
+        deadline = time.monotonic() + (_ANSWER_SECONDS if seconds is None else seconds)
+        while number not in self._answers:
+            if self._readable.poll(_LOOK_SECONDS * 1000):
+                with self._watched():
+                    answer: Answer = unpack(self._steps.recv_bytes())
+                self._answers[answer.number] = answer
+                for record in answer.logs:
+                    if logging.getLogger(record.name).isEnabledFor(record.levelno):
+                        logging.getLogger(record.name).handle(record)
+            elif self.health_error() is not None:
+                raise WorkerDiedError(str(self._broken))
+            elif time.monotonic() > deadline:
+                self._broken = f"the worker's process has not answered for {_ANSWER_SECONDS:g} s and was ended"
+                self._end()
+        answer = self._answers.pop(number)
+        if answer.error is not None:
+            raise unpack(answer.error)
+        return answer.value
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Around what a dead worker, or an interrupt amid a message, breaks for good."""
+        if self._broken is not None:
+            raise WorkerDiedError(self._broken)
+        try:
+            yield
+        except (EOFError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_LOOK_SECONDS)  # its last words came before its end
+            self._broken = self.health_error() or "the worker's process has closed its pipe"
+            raise WorkerDiedError(self._broken) from None
+        except BaseException:
+            self._broken = "an interrupt has cut a message to the worker's process short"
+            self._end()
+            raise
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+
+def _end(process: subprocess.Popen[bytes], channels: list[Connection | socket.socket], life: int) -> None:
+    """It has nothing to save."""
+    for channel in channels:
+        channel.close()
+    os.close(life)
+    process.kill()
+    process.wait()

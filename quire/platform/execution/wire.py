@@ -1,0 +1,101 @@
+"""Between the processes of the engine and of a worker: results and errors as bytes, tensors in shared memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import socket
+import tempfile
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from quire.platform.sampling.results import Sampled
+from quire.platform.scheduling.plan import StepPlan, StepResult
+
+_ALIGNMENT = 64  # bytes
+_MARK = b"f"  # what goes with a file's descriptor
+
+# (name, offset in bytes, shape, dtype) of each tensor in a piece of memory
+Layout = tuple[tuple[str, int, tuple[int, ...], torch.dtype], ...]
+
+
+def pack(value: Any) -> bytes:
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(data: bytes) -> Any:
+    """Only of what the engine's process and its own worker have written."""
+    return pickle.loads(data)
+
+
+def pack_result(result: StepResult) -> tuple[Any, ...]:
+    """Most tokens come alone: their numbers travel, and the objects are made over there."""
+    drawn = [one for chunk in result.sampled for one in chunk]
+    special = {place: one for place, one in enumerate(drawn) if one.logprobs is not None or one.error is not None}
+    return [one.token_id for one in drawn], special, result.scores if any(result.scores) else None
+
+
+def unpack_result(packed: tuple[Any, ...], plan: StepPlan) -> StepResult:
+    """plan: what gave the result."""
+    tokens, special, scores = packed
+    drawn = iter([special.get(place) or Sampled(token) for place, token in enumerate(tokens)])
+    sampled = tuple(tuple(next(drawn) for _ in chunk.draws) for chunk in plan.chunks)
+    return StepResult(sampled, scores or ((),) * len(plan.chunks))
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An exception as it was, with its traceback as a note; one that does not pickle as a RuntimeError."""
+    error.add_note("In the worker's process:\n" + "".join(traceback.format_exception(error)))
+    try:
+        data = pack(error)
+        if type(unpack(data)) is type(error):
+            return data
+    except Exception:  # one that wants other arguments, or holds what cannot travel
+        pass
+    return pack(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def send_tensors(channel: socket.socket, tensors: Mapping[str, torch.Tensor]) -> tuple[Layout, int]:
+    """Send tensors of this process's memory by way of memory that both processes map. What `receive_tensors` takes is
+    returned: (layout, bytes)."""
+    layout, size = [], 0
+    for name, tensor in tensors.items():
+        layout.append((name, size, tuple(tensor.shape), tensor.dtype))
+        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    with _anonymous_file() as file:
+        os.ftruncate(file.fileno(), max(size, 1))
+        with mmap.mmap(file.fileno(), max(size, 1)) as memory:
+            for (_, offset, _, _), tensor in zip(layout, tensors.values(), strict=True):
+                data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+                memory[offset : offset + tensor.nbytes] = data.tobytes()
+        socket.send_fds(channel, [_MARK], [file.fileno()])
+    return tuple(layout), size
+
+
+def receive_tensors(channel: socket.socket, layout: Layout, size: int) -> dict[str, torch.Tensor]:
+    """The tensors that were sent. Their memory goes with the last of them."""
+    _, (descriptor,), _, _ = socket.recv_fds(channel, len(_MARK), 1)
+    try:
+        memory = mmap.mmap(descriptor, max(size, 1))
+    finally:
+        os.close(descriptor)
+    tensors = {}
+    for name, offset, shape, dtype in layout:
+        count = torch.Size(shape).numel() * dtype.itemsize
+        if not count:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+            continue
+        data = torch.frombuffer(memory, dtype=torch.uint8, count=count, offset=offset)
+        tensors[name] = data.view(dtype).view(shape)
+    return tensors
+
+
+def _anonymous_file() -> Any:
+    """A file without a name: in memory, where the system has that."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("quire"), "r+b")
+    return tempfile.TemporaryFile()

@@ -1,0 +1,152 @@
+"""All that computes: the model, the tensors of the KV pool, and what runs steps on them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from quire import huge_pages, kernels
+from quire.checkpoint.files import read_json
+from quire.config import EngineConfig, ModelConfig
+from quire.errors import QuireError, UnsupportedModelError
+from quire.lora import AdapterReader, AdapterSlots
+from quire.lora.adapter import Adapter
+from quire.models.base import CausalLM
+from quire.models.loader import load_model
+from quire.models.vision.base import VisionLanguageModel
+from quire.platform.execution import device as devices
+from quire.platform.execution.executor import WorkerFacts
+from quire.platform.execution.given_memory import GivenMemory
+from quire.platform.execution.kv_tensors import allocate_cache, poison
+from quire.platform.execution.memory import (
+    SPLIT_BYTES,
+    block_bytes,
+    count_blocks,
+    count_swap_blocks,
+    device_share,
+    host_share,
+    step_bytes,
+)
+from quire.platform.execution.model_runner import ModelRunner
+
+logger = logging.getLogger("quire")
+
+
+class Worker:
+    """Loads a model and runs its steps.
+
+    reader: of adapters; None where none are served. weights: of the adapter of a uid, for plans that install it.
+
+    Raises UnsupportedModelError, CheckpointError or QuireError.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path) -> None:
+        kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
+        device = devices.choose(config.model.device)
+        self.weights: Callable[[int], Adapter] | None = None
+        self.reader: AdapterReader | None = None
+        if device.type == "cpu":
+            self._load(config, path, device)
+            return
+        # A model in float32 is to be computed in float32, its tower's convolution too.
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        with torch.cuda.device(device):
+            self._load(config, path, device)
+
+    def _load(self, config: EngineConfig, path: Path, device: torch.device) -> None:
+        model = _model(path, config.model, device)
+        max_model_len = _max_model_len(config.model.max_model_len, model)
+        weight = next(model.parameters())
+        embedding_size = 0
+        if isinstance(model, VisionLanguageModel):
+            embedding_size = model.embed(torch.zeros(1, dtype=torch.int64, device=weight.device)).shape[1]
+        bank = None
+        if config.lora.enabled:
+            most = min(config.lora.host_bytes, config.lora.device_bytes)
+            self.reader = AdapterReader(model, config.lora.max_lora_rank, most)
+            bank = AdapterSlots(model, self._adapter)
+        num_blocks, num_swap_blocks = _count_blocks(config, model, max_model_len)
+        caches = allocate_cache(model.kv_spec, num_blocks, config.cache.block_size, weight.dtype, weight.device)
+        if config.debug:
+            poison(caches)
+        settings = config.model
+        self.runner = ModelRunner(model, caches, weight.device, settings.enforce_eager, bank, settings.exact_products)
+        self.memory = GivenMemory(model, self.runner, path, settings.load_format)
+        self.model = model
+        self.facts = WorkerFacts(
+            vocab_size=model.vocab_size,
+            max_model_len=max_model_len,
+            rope_threshold=model.rope_threshold,
+            num_blocks=num_blocks,
+            num_swap_blocks=num_swap_blocks,
+            pool_bytes=sum(cache.keys.nbytes + cache.values.nbytes for cache in caches),
+            dtype=weight.dtype,
+            device=str(weight.device),
+            kernels=kernels.backend_of(weight).__name__.rpartition(".")[2],
+            embedding_size=embedding_size,
+            feature_bytes=embedding_size * weight.element_size(),
+        )
+
+    def _adapter(self, uid: int) -> Adapter:
+        assert self.weights is not None
+        return self.weights(uid)
+
+
+def _model(path: Path, config: ModelConfig, device: torch.device) -> CausalLM:
+    try:
+        model = load_model(path, config.dtype, device, config.load_format, config.hf_overrides)
+    except UnsupportedModelError as error:
+        if config.trust_remote_code and "auto_map" in read_json(path / "config.json"):
+            raise UnsupportedModelError(
+                f"trust_remote_code=True: quire never runs code that comes with a checkpoint. {error}"
+            ) from error
+        raise
+    if config.trust_remote_code:
+        logger.warning("trust_remote_code=True: taken; this checkpoint needs no code of its own, and none is run")
+    return model
+
+
+def _max_model_len(wanted: int | None, model: CausalLM) -> int:
+    if wanted is not None and wanted > model.max_model_len:
+        raise QuireError(
+            f"max_model_len={wanted}: the model has positions for {model.max_model_len} tokens only; lower it."
+        )
+    return wanted or model.max_model_len
+
+
+def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, available: int) -> int:
+    """Bytes that the KV pool takes at most where its size is not given."""
+    device = next(model.parameters()).device
+    if device.type == "cpu":
+        return host_share(config.cache, available)
+    if config.cache.num_blocks is not None or config.cache.memory_bytes is not None:
+        return 0
+    step = step_bytes(model, config, max_model_len)
+    others = 2 * step + SPLIT_BYTES  # graphs keep memory of their own, for a smaller step
+    others += config.media.feature_bytes if isinstance(model, VisionLanguageModel) else 0
+    others += min(config.lora.device_bytes, config.lora.host_bytes) if config.lora.enabled else 0
+    total = torch.cuda.mem_get_info(device)[1]
+    return device_share(config.cache, total, available, others)
+
+
+def _count_blocks(config: EngineConfig, model: CausalLM, max_model_len: int) -> tuple[int, int]:
+    """(blocks of the pool, blocks in main memory)"""
+    weight = next(model.parameters())
+    size = config.cache.block_size
+    available = huge_pages.available_bytes(weight.device)
+    bytes_a_block = block_bytes(model.kv_spec, size, weight.element_size())
+    num_blocks = count_blocks(
+        config.cache,
+        bytes_a_block,
+        config.scheduler.max_num_seqs,
+        max_model_len,
+        available,
+        _pool_share(config, model, max_model_len, available),
+    )
+    num_swap_blocks = count_swap_blocks(config.cache, bytes_a_block, weight.device)
+    swapped = f"; {num_swap_blocks} more in main memory" if num_swap_blocks else ""
+    logger.info("KV pool: %d blocks of %d tokens%s", num_blocks, size, swapped)
+    return num_blocks, num_swap_blocks

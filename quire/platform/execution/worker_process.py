@@ -1,0 +1,199 @@
+"""A worker in a process of its own: takes plans from a pipe and answers with results.
+
+It ends with the process that started it, whatever becomes of that one, and only that one hears Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import threading
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import socket
+from typing import Any, NoReturn
+
+_PARENT_SECONDS = 1.0  # between two looks at whether the parent is still there
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """File descriptors of the worker's ends. steps: plans and results; tensors: memory of pixels; errands: a connection
+    for each thread that reads adapters; life: closed when the parent ends."""
+
+    steps: int
+    tensors: int
+    errands: tuple[int, ...]
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first message: what to load, and how to be like the parent. log_level: of the logger "quire"."""
+
+    config: Any
+    path: str
+    threads: int
+    log_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """number: of the message that it answers. error: pickled by itself. logs: records since the last answer."""
+
+    number: int
+    value: Any = None
+    error: bytes | None = None
+    logs: tuple[logging.LogRecord, ...] = ()
+
+
+def start(channels: str) -> None:
+    """Serve until the pipe is closed. channels: as JSON."""
+    given = json.loads(channels)
+    _serve(Channels(given["steps"], given["tensors"], tuple(given["errands"]), given["life"]))
+
+
+def _serve(channels: Channels) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(channels.life, os.getppid()), daemon=True).start()
+    import torch
+
+    from quire.platform.execution.wire import pack, pack_error, unpack
+    from quire.platform.execution.worker import Worker
+
+    steps = Connection(channels.steps)
+    start: Start = unpack(steps.recv_bytes())
+    torch.set_num_threads(start.threads)
+    logs = _Logs()
+    logging.getLogger("quire").setLevel(start.log_level)
+    logging.getLogger("quire").addHandler(logs)
+    logging.getLogger("quire").propagate = False
+    try:
+        worker = Worker(start.config, Path(start.path))
+    except Exception as error:
+        steps.send_bytes(pack(Answer(0, error=pack_error(error), logs=logs.take())))
+        return
+    served = _Served(worker, socket(fileno=channels.tensors))
+    for descriptor in channels.errands:
+        threading.Thread(target=served.run_errands, args=(Connection(descriptor),), daemon=True).start()
+    steps.send_bytes(pack(Answer(0, worker.facts, logs=logs.take())))
+    served.run(steps, logs)
+
+
+class _Served:
+    """Carries out the messages of the step loop; and in threads of their own, the errands: reading adapters."""
+
+    def __init__(self, worker: Any, tensors: socket) -> None:
+        self._worker = worker
+        self._tensors = tensors
+        self._plan: Any = None  # that was prepared last
+        self._failure: Exception | None = None  # of preparing it
+        self._adapters: dict[int, Any] = {}  # by handle
+        self._handles: dict[int, int] = {}  # of the adapters that plans install, by uid
+        self._next_handle = count(1)
+        self._worker.weights = lambda uid: self._adapters[self._handles[uid]]
+
+    def run(self, steps: Connection, logs: _Logs) -> None:
+        """Messages come in order, several at once; the last of them may want an answer."""
+        from quire.platform.execution.wire import pack, pack_error, unpack
+
+        while True:
+            try:
+                number, messages = unpack(steps.recv_bytes())
+            except (EOFError, OSError):
+                return
+            value, error = None, None
+            for message in messages:
+                try:
+                    kind, *given = unpack(message)
+                    value = getattr(self, f"do_{kind}")(*given)
+                except Exception as reason:
+                    error = reason
+            if number is None:
+                self._failure = error or self._failure
+            else:
+                answer = Answer(number, value, None if error is None else pack_error(error), logs.take())
+                steps.send_bytes(pack(answer))
+
+    def do_prepare(self, plan: Any, handles: dict[int, int]) -> None:
+        self._plan, self._failure = plan, None
+        self._handles.update(handles)
+        try:
+            self._worker.runner.prepare(plan)
+        except Exception as error:  # told when the plan is to run
+            self._failure = error
+        for uid in plan.drop:
+            if uid not in plan.install:
+                self._handles.pop(uid, None)
+
+    def do_pixels(self, digest: bytes, layout: Any, size: int) -> None:
+        from quire.platform.execution.wire import receive_tensors
+
+        self._worker.runner.take_pixels(digest, receive_tensors(self._tensors, layout, size))
+
+    def do_execute(self) -> Any:
+        from quire.platform.execution.wire import pack_result
+
+        if self._failure is not None:
+            raise self._failure
+        return pack_result(self._worker.runner.execute(self._plan).result())
+
+    def do_memory(self, name: str) -> None:
+        getattr(self._worker.memory, name)()
+
+    def do_forget(self, handle: int) -> None:
+        self._adapters.pop(handle, None)
+
+    def run_errands(self, channel: Connection) -> None:
+        """Read adapters, one after the other; what stays over there of one is its handle and what is said of it."""
+        from quire.platform.execution.wire import pack, pack_error
+
+        while True:
+            try:
+                directory = channel.recv_bytes().decode()
+            except (EOFError, OSError):
+                return
+            try:
+                adapter = self._worker.reader.read(Path(directory))
+                handle = next(self._next_handle)
+                self._adapters[handle] = adapter
+                facts = (
+                    handle, adapter.digest, adapter.nbytes, adapter.modules, adapter.visual, adapter.ranks,
+                    adapter.mixable,
+                )  # fmt: skip
+                channel.send_bytes(pack((facts, None)))
+            except Exception as error:
+                channel.send_bytes(pack((None, pack_error(error))))
+
+
+class _Logs(logging.Handler):
+    """Keeps records until the next answer takes them along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        record.msg, record.args, record.exc_info = text, None, None
+        self._records.append(record)
+
+    def take(self) -> tuple[logging.LogRecord, ...]:
+        with self.lock or threading.Lock():
+            records, self._records = tuple(self._records), []
+        return records
+
+
+def _end_with_parent(life: int, parent: int) -> NoReturn:
+    """Nothing is ever written to `life`: it is readable once its other end is closed."""
+    while not select.select([life], [], [], _PARENT_SECONDS)[0]:
+        if os.getppid() != parent:
+            break
+    os._exit(0)
