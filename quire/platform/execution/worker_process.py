@@ -67,13 +67,13 @@ def _serve(channels: Channels) -> None:
     from quire.platform.execution.worker import Worker
 
     steps = Connection(channels.steps)
-    start: Start = unpack(steps.recv_bytes())
-    torch.set_num_threads(start.threads)
     logs = _Logs()
-    logging.getLogger("quire").setLevel(start.log_level)
     logging.getLogger("quire").addHandler(logs)
     logging.getLogger("quire").propagate = False
     try:
+        start: Start = unpack(steps.recv_bytes())  # fails for a class that only the parent's program has
+        torch.set_num_threads(start.threads)
+        logging.getLogger("quire").setLevel(start.log_level)
         worker = Worker(start.config, Path(start.path))
     except Exception as error:
         steps.send_bytes(pack(Answer(0, error=pack_error(error), logs=logs.take())))
