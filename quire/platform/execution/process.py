@@ -32,7 +32,7 @@ from quire.errors import QuireError, WorkerDiedError
 from quire.models.base import CausalLM
 from quire.models.loader import load_structure
 from quire.platform.execution.executor import WorkerFacts
-from quire.platform.execution.wire import pack, send_tensors, unpack, unpack_result
+from quire.platform.execution.wire import pack, pack_plan, send_tensors, unpack, unpack_result
 from quire.platform.execution.worker_process import Answer, Channels, Start
 from quire.platform.scheduling.plan import StepPlan, StepResult
 
@@ -131,7 +131,7 @@ class ProcessExecutor:
         if plan.install:
             assert self._weights is not None
             handles = {uid: self._weights(uid).handle for uid in plan.install}
-        self._post("prepare", plan, handles)
+        self._post("prepare", *pack_plan(plan), handles)
         while self._forgotten:  # behind the plan that takes them off the device
             self._post("forget", self._forgotten.popleft())
         if not plan.chunks:

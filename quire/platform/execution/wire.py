@@ -9,12 +9,13 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from quire.platform.sampling.results import Sampled
-from quire.platform.scheduling.plan import StepPlan, StepResult
+from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
 
 _ALIGNMENT = 64  # bytes
 _MARK = b"f"  # what goes with a file's descriptor
@@ -30,6 +31,16 @@ def pack(value: Any) -> bytes:
 def unpack(data: bytes) -> Any:
     """Only of what the engine's process and its own worker have written."""
     return pickle.loads(data)
+
+
+def pack_plan(plan: StepPlan) -> tuple[Any, ...]:
+    """Its chunks as plain tuples, which pickle in a third of the time."""
+    return tuple(map(tuple, plan.chunks)), replace(plan, chunks=())
+
+
+def unpack_plan(rows: tuple[Any, ...], rest: StepPlan) -> StepPlan:
+    """What `pack_plan` was given."""
+    return replace(rest, chunks=tuple(map(Chunk._make, rows)))
 
 
 def pack_result(result: StepResult) -> tuple[Any, ...]:

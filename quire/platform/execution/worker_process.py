@@ -120,7 +120,10 @@ class _Served:
                 answer = Answer(number, value, None if error is None else pack_error(error), logs.take())
                 steps.send_bytes(pack(answer))
 
-    def do_prepare(self, plan: Any, handles: dict[int, int]) -> None:
+    def do_prepare(self, rows: Any, rest: Any, handles: dict[int, int]) -> None:
+        from quire.platform.execution.wire import unpack_plan
+
+        plan = unpack_plan(rows, rest)
         self._plan, self._failure = plan, None
         self._handles.update(handles)
         try:
