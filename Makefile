@@ -37,8 +37,12 @@ setup: $(READY) ## only set up: an environment with quire, its kernels compiled,
 ##@ Check
 
 .PHONY: test
-test: $(READY) ## all tests that need no GPU
+test: $(READY) ## what every change needs, in minutes (8 at most on two cores)
 	$(BIN)/python -m pytest
+
+.PHONY: test-all
+test-all: $(READY) ## all tests that need no GPU: fuzzing, all variants, the GPU's kernels in an emulation (40 minutes at most)
+	$(BIN)/python -m pytest -m "not gpu"
 
 .PHONY: test-gpu
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU

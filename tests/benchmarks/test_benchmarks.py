@@ -27,7 +27,7 @@ TINY = dict(
     vocab_size=15000, max_position_embeddings=1024, tie_word_embeddings=False,
 )  # fmt: skip
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 Call = Callable[..., None]
 

@@ -35,7 +35,7 @@ SCALE = gpu_engine.Scale(
     mixed_streams=4, rank=2, steady=(1, 2), steps=3,
 )  # fmt: skip
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture

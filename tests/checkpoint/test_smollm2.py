@@ -24,6 +24,8 @@ from quire.cli.app import app
 from quire.errors import CheckpointError
 from tests.server.api_server import LocalServer
 
+pytestmark = pytest.mark.slow
+
 QUESTION = "What is the capital of France?"
 
 

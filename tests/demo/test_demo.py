@@ -19,6 +19,8 @@ sys.path.insert(0, str(TRAINING))
 import dialogues  # noqa: E402
 import world  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SHAPE = re.compile(rf"({'|'.join(world.COLORS)}) ({'|'.join(world.KINDS)})")
 
 

@@ -21,6 +21,8 @@ import evaluate_demo
 import pictures
 import styles
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_is_small_and_says_nothing_of_the_machine_that_made_it(name: str) -> None:

@@ -23,6 +23,8 @@ import pictures  # noqa: E402
 import reading  # noqa: E402
 import world  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def made(seed: int, count: int) -> list[pictures.Picture]:
     rng = Random(seed)

@@ -13,6 +13,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from tests.server.api_server import LocalServer
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 60  # for each route
 
 
