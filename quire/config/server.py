@@ -12,17 +12,17 @@ _ADDRESS, _CHAT, _LORA, _LIMITS, _LOGS = Group.ADDRESS, Group.CHAT, Group.LORA, 
 
 
 def _check_key(key: Any) -> None:
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
+    if not key or not isinstance(key, str) or not key.isascii() or not key.isprintable() or " " in key:
         raise QuireError("api_key, admin_api_key: a key is printable ASCII without spaces, and not empty.")
 
 
 def _check_keys(keys: Any) -> None:
-    for key in keys:
+    for key in keys if isinstance(keys, tuple) else ():
         _check_key(key)
 
 
 def _check_prefix(prefix: Any) -> None:
-    if not re.fullmatch(r"(?!quire_)([a-zA-Z_:][a-zA-Z0-9_:]*)?", prefix):
+    if not isinstance(prefix, str) or not re.fullmatch(r"(?!quire_)([a-zA-Z_:][a-zA-Z0-9_:]*)?", prefix):
         raise QuireError(f"metrics_prefix={prefix!r}: is of letters, digits, _ and :, as vllm:, and not quire_.")
 
 

@@ -66,7 +66,8 @@ class Setting:
     name: the argument's, if not the field's. The flag, the variable and the key of a file follow from it.
     kind: how it is written as text, if its type does not say it. metavar: what help shows for that.
     at_least, at_most, above: limits of a number, `above` excluded. choices: the only values.
-    check: raises QuireError for what these cannot say. secret: its value is never shown.
+    check: raises QuireError for what these cannot say; it is given any value, of whatever type.
+    secret: its value is never shown.
     takes: the argument's type, if not the field's; convert: from the one to the other.
     shown: the default in words, where the field's default is not what help should say.
     vllm: whether vLLM has a setting of that name and meaning; a text: vLLM's name for it, which is a flag then too.
@@ -155,12 +156,12 @@ class Setting:
         """Raise QuireError for a value that the field cannot have."""
         if value is None and types.NoneType in _alternatives(self.hint):
             return
+        if self.check is not None:  # first, as it says more of a value of a wrong type than that it is one
+            self.check(value)
         wrong = self._complaint(value)
         if wrong:
             shown = self.field if self.secret else f"{self.field}={value!r}"
             raise QuireError(f"{shown}: {wrong}.")
-        if self.check is not None:
-            self.check(value)
 
     def _complaint(self, value: Any) -> str | None:
         """What is wrong with a value's type, size or choice."""
@@ -172,12 +173,12 @@ class Setting:
             return f"must be an integer of at least {self.at_least}"
         if self.at_most is not None and value > self.at_most:
             return f"must be at most {self.at_most}"
-        if object not in kinds and not isinstance(value, kinds):
-            return f"must be of type {' or '.join(one.__name__ for one in kinds if one is not types.NoneType)}"
         if self.choices and value not in self.choices:
             return (
                 f"is {' or '.join(self.choices)}" if len(self.choices) == 2 else f"is one of {', '.join(self.choices)}"
             )
+        if object not in kinds and not isinstance(value, kinds):
+            return f"must be of type {' or '.join(one.__name__ for one in kinds if one is not types.NoneType)}"
         return None
 
     def _within(self, value: float) -> bool:

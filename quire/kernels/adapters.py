@@ -243,14 +243,15 @@ class LoraSegments:
 
 
 class AllRows(LoraSegments):
-    """One owner of all rows of every call, however many it has: what an image's encoding belongs to."""
+    """All rows of every call, however many it has, for the same adapters, as an image's encoding has it."""
 
-    def __init__(self, owners: Sequence[tuple[int, float]], device: torch.device = _CPU) -> None:
-        super().__init__(len(owners), 0, device)
-        self._owners = owners
+    def __init__(self, slots: Sequence[tuple[int, float]], device: torch.device = _CPU) -> None:
+        """slots: (slot, weight) of each adapter."""
+        super().__init__(len(slots), 0, device)
+        self._slots = slots
 
     def for_rows(self, count: int) -> LoraSegments:
-        return LoraSegments.of([(0, count, slot, weight) for slot, weight in self._owners], count, self.device)
+        return LoraSegments.of([(0, count, slot, weight) for slot, weight in self._slots], count, self.device)
 
     def repeated(self, times: int) -> LoraSegments:
         return self
@@ -264,14 +265,14 @@ def _derived_rows(rows: Sequence[Segment], num_rows: int, how: int | tuple[int, 
     if isinstance(how, int):
         return [(start * how, end * how, slot, weight) for start, end, slot, weight in rows]
     groups: list[list[tuple[int, float]]] = []
-    owner = np.full(num_rows, -1)  # of each row: its group, or nobody
+    group = np.full(num_rows, -1)  # of each row; -1: none
     for i, (start, end, slot, weight) in enumerate(rows):
         if i and rows[i - 1][:2] == (start, end):
             groups[-1].append((slot, weight))
             continue
-        owner[start:end] = len(groups)
+        group[start:end] = len(groups)
         groups.append([(slot, weight)])
-    chosen = owner[list(how)] if how else owner[:0]
+    chosen = group[list(how)] if how else group[:0]
     starts = np.flatnonzero(np.diff(chosen, prepend=-1)).tolist()
     return [
         (start, end, slot, weight)

@@ -6,21 +6,20 @@ The format is PEFT's (`files.py`), with Hugging Face's module names
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from quire import huge_pages
 from quire.errors import AdapterError
 from quire.layers import Embedding, LayerNorm, Linear, RMSNorm
 from quire.layers.adapters import EmbeddingChange, LinearChange, NormChange
+from quire.lora.block import in_one_block
 from quire.lora.files import (
     TOKENS,
     WEIGHTS_FILE,
@@ -36,13 +35,11 @@ from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, read_config
 from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
 from quire.models.base import CausalLM
 
-_ALIGNMENT = 64  # bytes
 _MOST_PLANS = 64
 _SLACK = 16
 _MOST_UNUSED = 1 << 20  # elements of a tensor that no parameter of the model's is known for
 
 Change = LinearChange | EmbeddingChange | NormChange
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +143,7 @@ class AdapterReader:
             digest, tensors = read_tensors(file, config_data, where)
         parts, plain = sorted_tensors(tensors, where)
         changes, parameters = _Binding(self, config, targets, naming, parts, plain, where).run()
-        changes, parameters, nbytes = _in_one_block(changes, parameters, self._max_bytes, where)
+        changes, parameters, nbytes = in_one_block(changes, parameters, self._max_bytes, where)
         names = [*changes, *(name.rpartition(".")[0] for name in parameters)]
         return Adapter(
             digest=digest,
@@ -360,48 +357,6 @@ class _Binding:
             if embedding in rows and own not in rows and self._follows_embedding(own):
                 rows[own] = rows[embedding]
         return rows
-
-
-def _in_one_block(
-    changes: Mapping[str, Change], parameters: Mapping[str, torch.Tensor], most: int, where: str
-) -> tuple[dict[str, Change], dict[str, torch.Tensor], int]:
-    """All tensors moved into one block of memory, which the system gets back as one; and its bytes."""
-    places: list[tuple[torch.Tensor, int]] = []
-    size = 0
-
-    def count(tensor: torch.Tensor) -> torch.Tensor:
-        nonlocal size
-        places.append((tensor, size))
-        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-        return tensor
-
-    for value in (*changes.values(), *parameters.values()):
-        _each_tensor(value, count)
-    if size > most:
-        raise AdapterError(f"{where}: takes {size:,} bytes, and at most {most:,} are given to adapters at once.")
-    memory = huge_pages.allocate(size)
-    pending = iter(places)
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        _, start = next(pending)
-        target = memory[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        if not bool(tensor.isfinite().all()):
-            raise AdapterError(f"{where}: has weights that are infinite or no numbers (as {tensor.dtype}).")
-        return target.copy_(tensor)
-
-    moved = {name: _each_tensor(change, move) for name, change in changes.items()}
-    return moved, {name: _each_tensor(tensor, move) for name, tensor in parameters.items()}, size
-
-
-def _each_tensor(value: _T, use: Callable[[torch.Tensor], torch.Tensor]) -> _T:
-    """A copy with every tensor replaced by what `use` makes of it; the model's own parameters stay."""
-    result: Any = value
-    if isinstance(value, torch.Tensor):
-        result = value if isinstance(value, nn.Parameter) or value.dtype is torch.int64 else use(value)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in dataclasses.fields(value)]
-        result = dataclasses.replace(value, **{name: _each_tensor(getattr(value, name), use) for name in names})
-    return cast(_T, result)
 
 
 def _listed(names: list[str], most: int = 10) -> str:

@@ -266,7 +266,7 @@ class AdapterRegistry:
 
     @property
     def reading(self) -> bool:
-        """Whether weights are on their way that steps wait for; their coming rings."""
+        """Whether weights are on their way that steps wait for; the engine is notified when they are there."""
         with self._changed:
             return any(version.fetching for version in self._versions.values())
 

@@ -69,25 +69,25 @@ class AdapterSlots:
             self._modules[name].adapters.drop(installed.slot)
         self._free.append(installed.slot)
 
-    def segments(self, owners: Iterable[tuple[AdapterMix, int]]) -> list[Segment]:
-        """Who owns which rows; owners: (adapters, number of rows) in the order of the rows."""
+    def segments(self, mixes: Iterable[tuple[AdapterMix, int]]) -> list[Segment]:
+        """Which rows each adapter works on; mixes: (adapters, number of rows) in the order of the rows."""
         runs: list[tuple[int, int, AdapterMix]] = []
         end = 0
-        for owner, count in owners:
+        for mix, count in mixes:
             start, end = end, end + count
-            if owner and count:
-                if runs and runs[-1][2] == owner and runs[-1][1] == start:
+            if mix and count:
+                if runs and runs[-1][2] == mix and runs[-1][1] == start:
                     start = runs.pop()[0]
-                runs.append((start, end, owner))
-        return [(start, end, self._installed[uid].slot, weight) for start, end, owner in runs for uid, weight in owner]
+                runs.append((start, end, mix))
+        return [(start, end, self._installed[uid].slot, weight) for start, end, mix in runs for uid, weight in mix]
 
-    def are_recordable(self, owners: Iterable[AdapterMix]) -> bool:
+    def are_recordable(self, mixes: Iterable[AdapterMix]) -> bool:
         """Whether the kernel alone does what these adapters change."""
-        return all(self._installed[uid].adapter.recordable for owner in owners for uid, _ in owner)
+        return all(self._installed[uid].adapter.recordable for mix in mixes for uid, _ in mix)
 
     @contextmanager
     def using(self, segments: LoraSegments | None) -> Iterator[None]:
-        """Let the layers work for these owners."""
+        """Let the layers add what these adapters change, each in its rows."""
         self._context.segments = segments
         try:
             yield
@@ -95,21 +95,21 @@ class AdapterSlots:
             self._context.segments = None
 
     @contextmanager
-    def encoding_for(self, owner: AdapterMix) -> Iterator[None]:
-        """Let all layers, and the parameters of a tower's own modules, be one owner's."""
-        if not owner:
+    def encoding_for(self, mix: AdapterMix) -> Iterator[None]:
+        """Let the layers add what these adapters change in all rows; a tower's own modules get their parameters."""
+        if not mix:
             yield
             return
         own: list[tuple[nn.Module, str, nn.Parameter | None]] = []
         try:
-            for uid, _ in owner:
+            for uid, _ in mix:
                 for name, tensor in self._installed[uid].parameters.items():
                     path, _, leaf = name.rpartition(".")
                     module = self._modules[path]
                     own.append((module, leaf, module._parameters[leaf]))
                     module._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-            owners = [(self._installed[uid].slot, weight) for uid, weight in owner]
-            with self.using(AllRows(owners, self.device)):
+            slots = [(self._installed[uid].slot, weight) for uid, weight in mix]
+            with self.using(AllRows(slots, self.device)):
                 yield
         finally:
             for module, leaf, parameter in reversed(own):

@@ -112,6 +112,21 @@ def test_a_value_out_of_bounds_is_refused_by_its_field_s_name(row: Setting) -> N
             row.config(**{row.field: value})
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "refusal"),
+    [
+        ("load_format", 1, "load_format=1: is one of auto, safetensors, pt."),
+        ("hf_token", 1.5, "hf_token: must be a text, or True for the one that is stored."),
+        ("hf_overrides", str, "hf_overrides: must be a dict of fields of config.json; no code is taken."),
+        ("generation_config", 3, "generation_config=3: is auto, vllm or a folder that has generation_config.json."),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_refused_with_what_is_meant(argument: str, value: object, refusal: str) -> None:
+    with pytest.raises(QuireError) as refused:
+        llm_settings(**{argument: value})
+    assert str(refused.value).startswith(refusal)
+
+
 @pytest.mark.parametrize("row", [row for row in FIELDS if row.secret], ids=lambda row: row.name)
 def test_a_secret_is_not_shown(row: Setting) -> None:
     wrong: Any = ("se cret",) if row.kind is Kind.TEXTS else ["se cret"]

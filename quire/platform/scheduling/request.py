@@ -168,7 +168,7 @@ class Request:
         return SamplingInput(self.params, self.processors)
 
     @property
-    def owner(self) -> AdapterMix:
+    def adapter_mix(self) -> AdapterMix:
         """Its adapters, as plans name them."""
         return tuple((ref.uid, weight) for ref, weight in self.adapters)
 
@@ -369,7 +369,7 @@ class SequenceState:
             tuple(self.token_ids[: len(self.token_ids) - self.pending]),
             len(request.prompt_ids),
             request.sampling,
-            request.owner,
+            request.adapter_mix,
             tuple(media.item for media in request.media),
             None if request.rotary is None else request.rotary.tobytes(),
             request.rotary_end,

@@ -138,7 +138,8 @@ class Scheduler:
         if builder.encode:
             builder.encode = self.encoder.used_encodes(builder)
         if self.adapters.device is not None:
-            builder.chunks.sort(key=lambda chunk: self._live[chunk.sequence_id].request.owner)  # one segment for each
+            # Each adapter's rows in one segment.
+            builder.chunks.sort(key=lambda chunk: self._live[chunk.sequence_id].request.adapter_mix)
             self.adapters.prefetch(self.waiting)
         builder.copies, builder.poison = self.kv.take_copies(), self.kv.take_poison()
         builder.swap_out, builder.swap_in = self.kv.swap.take_moves()
