@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.checkpoint.files import Checkpoint, listed
-from quire.checkpoint.weights import Wanted
+from quire.checkpoint.weights import StoredWeight
 from quire.errors import CheckpointError
 
 logger = logging.getLogger("quire")
@@ -62,7 +62,7 @@ class NameRules:
 class Matches:
     """What to read. shares: place that no tensor fills -> the place whose tensor it takes."""
 
-    wanted: Sequence[Wanted]
+    wanted: Sequence[StoredWeight]
     shares: Mapping[str, str]
 
 
@@ -74,7 +74,9 @@ def match_tensors(checkpoint: Checkpoint, places: Mapping[str, Place], rules: Na
     required = [name for name, place in places.items() if not place.optional]
     _report(checkpoint, rules, [n for n in required if n not in source and partner.get(n) not in source], unused)
     wanted = {
-        name: Wanted(name, stored, places[name].shape, rules.is_transposed(name, places[name]), places[name].dtype)
+        name: StoredWeight(
+            name, stored, places[name].shape, rules.is_transposed(name, places[name]), places[name].dtype
+        )
         for name, stored in source.items()
     }
     _check_tensors(checkpoint, wanted.values())
@@ -109,7 +111,7 @@ def _report(checkpoint: Checkpoint, rules: NameRules, missing: list[str], unused
         raise CheckpointError(f"{checkpoint.directory}: not the tensors of {rules.owner}; {'; '.join(parts)}.")
 
 
-def _check_tensors(checkpoint: Checkpoint, wanted: Iterable[Wanted]) -> None:
+def _check_tensors(checkpoint: Checkpoint, wanted: Iterable[StoredWeight]) -> None:
     """Every tensor has the shape and a dtype that its place can take."""
     problems = []
     for one in wanted:
@@ -135,7 +137,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _is_tied(checkpoint: Checkpoint, one: Wanted, shared: Wanted) -> bool:
+def _is_tied(checkpoint: Checkpoint, one: StoredWeight, shared: StoredWeight) -> bool:
     """Where the files hold both of a tied pair: one, if they are equal; both, as they are, if not.
 
     So does transformers: the tensors in the files outweigh the configuration's word.

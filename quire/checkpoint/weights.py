@@ -27,7 +27,7 @@ _THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class StoredWeight:
     """A parameter or a buffer, and the name and the layout in which the checkpoint has it.
 
     dtype: that it is to have; None: the model's.
@@ -42,7 +42,7 @@ class Wanted:
 
 @torch.inference_mode(False)  # the caller's mode does not reach the threads, which could not write then
 def read_weights(
-    checkpoint: Checkpoint, wanted: Sequence[Wanted], dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint, wanted: Sequence[StoredWeight], dtype: torch.dtype, device: torch.device
 ) -> dict[str, nn.Parameter]:
     """Return the tensors on `device`, by name, read in several threads. dtype: the model's. Raises CheckpointError."""
     sizes = [math.prod(w.shape) * (w.dtype or dtype).itemsize for w in wanted]
@@ -68,7 +68,7 @@ def read_weights(
 
 
 @torch.inference_mode(False)
-def read_into(checkpoint: Checkpoint, wanted: Sequence[tuple[Wanted, torch.Tensor]]) -> None:
+def read_into(checkpoint: Checkpoint, wanted: Sequence[tuple[StoredWeight, torch.Tensor]]) -> None:
     """Read tensors, each into contiguous memory of its own, in several threads. Raises CheckpointError."""
     jobs = [job for w, tensor in wanted for job in _jobs(checkpoint, w, tensor)]
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
@@ -80,7 +80,7 @@ def read_into(checkpoint: Checkpoint, wanted: Sequence[tuple[Wanted, torch.Tenso
             raise
 
 
-def _jobs(checkpoint: Checkpoint, wanted: Wanted, out: torch.Tensor) -> list[Callable[[], object]]:
+def _jobs(checkpoint: Checkpoint, wanted: StoredWeight, out: torch.Tensor) -> list[Callable[[], object]]:
     stored = checkpoint.tensor(wanted.stored)
     if wanted.transposed or stored.dtype is not out.dtype or not stored.is_contiguous():
         return [partial(out.copy_, stored.t() if wanted.transposed else stored)]

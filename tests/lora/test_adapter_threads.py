@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quire import LoRARequest
+from quire import LLMEngine, LoRARequest
 from quire.errors import AdapterError, RequestError
 from tests.lora.adapter_files import (
     drive,
@@ -123,6 +123,79 @@ def test_churn(path, folders, solo, size, tmp_path, tight):
     no_adapters(llm)
 
 
+class Life:
+    """Random turns of an engine's life with adapters, and what must come of them."""
+
+    def __init__(self, rng: random.Random, engine: LLMEngine, folders: dict[str, Path], mixed: Solo):
+        self.rng = rng
+        self.engine = engine
+        self.folders = folders
+        self.mixed = mixed
+        self.current: dict[str, str] = {}  # name -> whose folder it stands for
+        self.expected: dict[str, list[int]] = {}
+        self.outputs: dict[str, Any] = {}
+        self.unloadings: list[int] = []
+        self._numbers = itertools.count()
+
+    def turn(self) -> None:
+        turns = (self.load, self.unload, self.pin, self.add, self.abort, self.step)
+        self.rng.choices(turns, (5, 2, 2, 12, 2, 8))[0]()
+        if not set(self.expected) <= set(self.engine.core.requests) | set(self.outputs):
+            raise AssertionError("a request is lost")
+
+    def load(self) -> None:
+        rng = self.rng
+        name, folder = rng.choice("uvwxyz"), rng.choice(NAMES)
+        try:
+            self.engine.load_lora_adapter(name, str(self.folders[folder]), rng.random() < 0.7, rng.random() < 0.1)
+            self.current[name] = folder
+        except AdapterError as error:
+            assert "is loaded already" in str(error) or "pin less" in str(error), error
+
+    def unload(self) -> None:
+        if self.current:
+            name = self.rng.choice(sorted(self.current))
+            self.unloadings.append(self.engine.unload_lora_adapter(name))
+            del self.current[name]
+
+    def pin(self) -> None:
+        if self.current:
+            try:
+                self.engine.pin_lora_adapter(self.rng.choice(sorted(self.current)), self.rng.random() < 0.5)
+            except AdapterError as error:
+                assert "pin less" in str(error)
+
+    def add(self) -> None:
+        rng, current = self.rng, self.current
+        number, request = str(next(self._numbers)), None
+        ids, count = prompt(rng.randrange(3), 14), rng.randint(1, 9)
+        parts: list[tuple[str, float]] = []
+        if current and rng.random() < 0.8:
+            name = rng.choice(sorted(current))
+            parts, request = [(current[name], 1.0)], LoRARequest(name)
+            if len(current) > 1 and rng.random() < 0.3:
+                pair = rng.sample(sorted(current), 2)
+                request = LoRARequest("mix", adapters=[(pair[0], 0.5), (pair[1], -1.0)])
+                parts = [(current[pair[0]], 0.5), (current[pair[1]], -1.0)]
+        try:
+            self.engine.add_request(number, ids, greedy(count), request)
+        except RequestError as error:
+            assert "the mixture takes" in str(error), error
+        else:
+            self.expected[number] = self.mixed(tuple(parts), tuple(ids), count)
+
+    def abort(self) -> None:
+        if self.engine.core.requests:
+            number = self.rng.choice(sorted(self.engine.core.requests))
+            self.engine.abort_request(number)
+            del self.expected[number]
+            self.outputs.pop(number, None)
+
+    def step(self) -> None:
+        for _ in range(self.rng.randint(1, 4)):
+            self.outputs.update((output.request_id, output) for output in self.engine.step())
+
+
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_life(path, folders, size, mixed, seed):
     """Random loads, reloads, unloads, pins, requests, aborts and limits: right tokens, and nothing hangs."""
@@ -140,70 +213,13 @@ def test_any_life(path, folders, size, mixed, seed):
     llm = open_llm(path, block_size=4, num_gpu_blocks_override=30, max_num_seqs=rng.choice([1, 2, 4]),
                    max_num_batched_tokens=rng.choice([7, 30]), **limits)  # fmt: skip
     engine = llm.llm_engine
-    current: dict[str, str] = {}  # name -> whose folder it stands for
-    expected: dict[str, list[int]] = {}
-    outputs: dict[str, Any] = {}
-    unloadings: list[int] = []
-    numbers = itertools.count()
-
-    def load_one() -> None:
-        name, folder = rng.choice("uvwxyz"), rng.choice(NAMES)
-        try:
-            engine.load_lora_adapter(name, str(folders[folder]), rng.random() < 0.7, rng.random() < 0.1)
-            current[name] = folder
-        except AdapterError as error:
-            assert "is loaded already" in str(error) or "pin less" in str(error), error
-
-    def unload_one() -> None:
-        if current:
-            name = rng.choice(sorted(current))
-            unloadings.append(engine.unload_lora_adapter(name))
-            del current[name]
-
-    def pin_one() -> None:
-        if current:
-            try:
-                engine.pin_lora_adapter(rng.choice(sorted(current)), rng.random() < 0.5)
-            except AdapterError as error:
-                assert "pin less" in str(error)
-
-    def add_one() -> None:
-        number, request = str(next(numbers)), None
-        ids, count = prompt(rng.randrange(3), 14), rng.randint(1, 9)
-        parts: list[tuple[str, float]] = []
-        if current and rng.random() < 0.8:
-            name = rng.choice(sorted(current))
-            parts, request = [(current[name], 1.0)], LoRARequest(name)
-            if len(current) > 1 and rng.random() < 0.3:
-                pair = rng.sample(sorted(current), 2)
-                request = LoRARequest("mix", adapters=[(pair[0], 0.5), (pair[1], -1.0)])
-                parts = [(current[pair[0]], 0.5), (current[pair[1]], -1.0)]
-        try:
-            engine.add_request(number, ids, greedy(count), request)
-        except RequestError as error:
-            assert "the mixture takes" in str(error), error
-        else:
-            expected[number] = mixed(tuple(parts), tuple(ids), count)
-
-    def abort_one() -> None:
-        if engine.core.requests:
-            number = rng.choice(sorted(engine.core.requests))
-            engine.abort_request(number)
-            del expected[number]
-            outputs.pop(number, None)
-
-    def step() -> None:
-        for _ in range(rng.randint(1, 4)):
-            outputs.update((output.request_id, output) for output in engine.step())
-
+    life = Life(rng, engine, folders, mixed)
     for _ in range(90):
-        rng.choices((load_one, unload_one, pin_one, add_one, abort_one, step), (5, 2, 2, 12, 2, 8))[0]()
-        if not set(expected) <= set(engine.core.requests) | set(outputs):
-            raise AssertionError("a request is lost")
-    outputs.update(drive(engine))
-    assert {number: result(outputs[number]) for number in expected} == expected
+        life.turn()
+    life.outputs.update(drive(engine))
+    assert {number: result(life.outputs[number]) for number in life.expected} == life.expected
     nothing_left(llm)
-    assert all(engine.freed_bytes(unloading) in (0, size) for unloading in unloadings)
-    for name in current:
+    assert all(engine.freed_bytes(unloading) in (0, size) for unloading in life.unloadings)
+    for name in life.current:
         llm.unload_lora_adapter(name)
     no_adapters(llm)
