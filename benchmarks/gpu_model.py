@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from quire import LLM
-from quire.checkpoint.weights import Wanted
+from quire.checkpoint.weights import StoredWeight
 from quire.layers import Linear
 from quire.models import loader
 from quire.models.base import CausalLM
@@ -83,7 +83,7 @@ class RandomModel:
         return ()
 
     def _read(
-        self, checkpoint: object, wanted: Sequence[Wanted], dtype: torch.dtype, device: torch.device
+        self, checkpoint: object, wanted: Sequence[StoredWeight], dtype: torch.dtype, device: torch.device
     ) -> dict[str, nn.Parameter]:
         tensors = {w.name: self.tensors[w.stored].to(device, dtype) for w in wanted}  # the same, where they fit
         return {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
