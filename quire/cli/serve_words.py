@@ -157,7 +157,7 @@ class Words:
             name, values = longer[0].name, longer[0].values
             raise ValueError(
                 f"{name} {' '.join(values)}: it cannot be told whether {values[-1]!r} is a value or the model; "
-                f"put the model first: quire serve MODEL {name} ..."
+                f"put the model first: quire serve MODEL {name} ..., or, without one, repeat the option for each value"
             )
         self._read.append(longer[0].values.pop())
 

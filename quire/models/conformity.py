@@ -5,6 +5,8 @@ Each error names the class, the module in it and the way out (docs/adding-a-mode
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,11 +43,44 @@ def check_class(model_class: type[CausalLM]) -> None:
             raise UnsupportedModelError(f"{_named(model_class)} has no method `{name}`: define it, {_GUIDE}.")
 
 
+def _check_tables(model: CausalLM) -> None:
+    """A lone text where several should stand would be read letter by letter, and match nothing."""
+    renames, patterns = model.checkpoint_renames, [r"(.+)\.masked_bias"]
+    forms: dict[str, tuple[bool, object]] = {
+        "checkpoint_renames": (
+            isinstance(renames, (list, tuple)) and all(_texts(pair) and len(pair) == 2 for pair in renames),
+            [(r"old\.(.+)", r"new.\1")],
+        ),
+        "checkpoint_ignored": (_texts(model.checkpoint_ignored), patterns),
+        "checkpoint_transposed": (_texts(model.checkpoint_transposed), patterns),
+        "tied_weights": (isinstance(model.tied_weights, Mapping), {"lm_head.weight": "model.embed_tokens.weight"}),
+    }
+    for table, (good, form) in forms.items():
+        if not good:
+            raise UnsupportedModelError(
+                f"{_named(type(model))} has {table} = {getattr(model, table)!r:.100}: it should look like {form!r}, "
+                f"{_GUIDE}."
+            )
+    for pattern in (*(old for old, _ in renames), *model.checkpoint_ignored, *model.checkpoint_transposed):
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UnsupportedModelError(
+                f"{_named(type(model))}: {pattern!r} in its tables is no regular expression: {error}; {_GUIDE}."
+            ) from None
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+
+
 def check_model(model: CausalLM) -> None:
-    """Refuse a model, just built, that lacks an attribute, or that has torch's own layers in the text model's part.
+    """Refuse a model, just built, that lacks an attribute, that has tables which the loader cannot read, or torch's own
+    layers in the text model's part.
 
     Raises UnsupportedModelError.
     """
+    _check_tables(model)
     kinds: dict[str, tuple[Any, str]] = {
         "kv_spec": (KVSpec, "quire.types.KVSpec(layers, key/value heads, head_dim)"),
         "max_model_len": (int, "the number of positions that it has"),

@@ -89,6 +89,7 @@ def test_the_model_behind_one_value(served: Served) -> None:
 
 def test_what_could_be_a_name_or_the_model(served: Served) -> None:
     assert "put the model first" in served.complaint("--served-model-name", "a", "b", "c")
+    assert "repeat the option" in served.complaint("--served-model-name", "a", "b", "c")
     assert "put the model first" in served.complaint("--served-model-name", "a", "b", yaml="model: M")
     assert "put the model first" in served.complaint("--served-model-name", "a", "b", QUIRE_MODEL="M")
     assert "put the model first" in served.complaint("--served-model-name", "a", "b", "--api-key", "c", "d")

@@ -121,6 +121,22 @@ def test_methods_that_are_not_defined(load, base, method):
     refused(load, type("Unfinished", (base,), own), f"Unfinished has no method `{method}`")
 
 
+@pytest.mark.parametrize(
+    ("table", "value", "said"),
+    [
+        ("checkpoint_renames", (r"a\.(.+)", r"b.\1"), "it should look like [("),
+        ("checkpoint_renames", {r"a\.(.+)": r"b.\1"}, "it should look like [("),
+        ("checkpoint_ignored", ".+bias", "it should look like ["),
+        ("checkpoint_transposed", ".+bias", "it should look like ["),
+        ("checkpoint_transposed", ["(.+"], "no regular expression"),
+        ("checkpoint_renames", [("(.+", "a")], "no regular expression"),
+        ("tied_weights", ("a", "b"), "it should look like {"),
+    ],
+)
+def test_tables_of_another_form(load, table, value, said):
+    refused(load, lambda model: setattr(model, table, value), "Changed", said, "docs/adding-a-model.md")
+
+
 # Buffers
 
 

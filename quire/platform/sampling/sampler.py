@@ -164,7 +164,8 @@ def _nothing_left(best: np.float32, plugins: Sequence[str]) -> Failure:
         return Failure(_NO_TOKEN, by_caller=True)
     names = ", ".join(plugins)
     if best == -math.inf:
-        return Failure(f"{_NO_TOKEN}, or the logits processor {names}", by_caller=True)
+        what = f"the logits processor {names}, beside allowed_token_ids, bad_words and min_tokens if these are set"
+        return Failure(f"{what}, leave no token to sample: loosen one", by_caller=True)
     return Failure(f"logits processor {names}: it has made a logit NaN or infinite", by_caller=False)
 
 

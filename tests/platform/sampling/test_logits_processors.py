@@ -148,6 +148,11 @@ def test_a_fault_ends_its_request_alone(llm: LLM, where: str) -> None:
     llm.llm_engine.check_integrity()
 
 
+def test_a_row_without_tokens_names_the_processor_first(llm: LLM) -> None:
+    (failed,) = tokens(llm, (OTHERS, asking(faulty="nothing")))
+    assert failed.startswith(f"the logits processor {HERE}:Faulty, beside ")
+
+
 def test_a_fault_in_getting_ready_ends_its_request_alone(llm: LLM) -> None:
     failed, good = tokens(llm, (OTHERS, asking(together=-1)), (PROMPT, asking(together=40)))
     assert "Together fails: RuntimeError: not this one" in failed and good == [[40] * 9]
@@ -287,7 +292,8 @@ def test_bits_are_the_lowest_first(size: int, kind: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [BitMask(np.zeros(1, np.uint32)), BitMask(np.zeros(2, np.uint8)), np.ones(5, bool), [50], ["a"]]
+    "given",
+    [BitMask(np.zeros(1, np.uint32)), BitMask(np.zeros(2, np.uint8)), np.ones(5, bool), [50], ["a"], [1.5], [-1]],
 )
 def test_a_mask_of_another_size_is_an_error(given: Any) -> None:
     class Wrong(TokenMask):

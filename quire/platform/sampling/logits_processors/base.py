@@ -122,11 +122,20 @@ class TokenMask(LogitsProcessor):
         if isinstance(allowed, BitMask):
             forbidden = ~_unpacked(allowed, len(logits))
         else:
-            chosen = np.asarray(allowed)
-            if chosen.dtype == bool and chosen.shape != logits.shape:
-                raise ValueError(f"allowed() gave {chosen.shape} bools, and there are {len(logits)} logits")
-            forbidden[chosen if chosen.dtype == bool else chosen.astype(np.int64)] = False
+            forbidden[_chosen(allowed, len(logits))] = False
         logits[forbidden] = -math.inf
+
+
+def _chosen(allowed: Any, size: int) -> NDArray[Any]:
+    """Ids or bools, as an index into a row. Negative ids would count from its end."""
+    chosen = np.asarray(allowed)
+    if chosen.dtype == bool:
+        if chosen.shape != (size,):
+            raise ValueError(f"allowed() gave {chosen.shape} bools, and there are {size} logits")
+        return chosen
+    if chosen.size and (chosen.dtype.kind not in "iu" or chosen.min() < 0):
+        raise ValueError(f"allowed() gave {allowed!s:.80}: these are neither token ids nor bools")
+    return chosen.astype(np.int64)
 
 
 def _unpacked(mask: BitMask, size: int) -> NDArray[np.bool_]:
