@@ -82,11 +82,11 @@ def context_of(request: Request) -> ServerContext:
     return context
 
 
-def new_id(kind: str, request: Request, wanted: str | None) -> str:
+def new_id(kind: str, request: Request, given: str | None) -> str:
     """A response's id: of the client's name for the request, where it gave one. Raises ApiError for no such name."""
-    if wanted is not None and not REQUEST_ID.fullmatch(wanted):
+    if given is not None and not REQUEST_ID.fullmatch(given):
         raise ApiError(400, f"request_id: must match {REQUEST_ID.pattern}.", "request_id")
-    return f"{kind}-{wanted or request.scope.get('state', {}).get('request_id') or secrets.token_hex(12)}"
+    return f"{kind}-{given or request.scope.get('state', {}).get('request_id') or secrets.token_hex(12)}"
 
 
 def note_ignored(request: Request, fields: Iterable[str]) -> None:

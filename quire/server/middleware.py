@@ -103,11 +103,11 @@ class ApiKeys:
             return None
         given = self._given(scope)
         is_admin = self._admin is not None and given is not None and hmac.compare_digest(given, self._admin)
-        wanted = path in _ADMIN and self._admin is not None
-        if is_admin or not (self._keys or wanted):
+        needs_admin = path in _ADMIN and self._admin is not None
+        if is_admin or not (self._keys or needs_admin):
             return None
         known = given is not None and any([hmac.compare_digest(given, key) for key in self._keys])
-        if wanted:
+        if needs_admin:
             if known:
                 return ApiError(403, "this needs the admin key (--admin-api-key).", code="admin_key_needed")
         elif known:

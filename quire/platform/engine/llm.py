@@ -53,12 +53,12 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **settings: Unpack[LLMArguments]) -> None:
-        wanted = llm_settings(model=model, **settings)
-        self._requests = wanted.requests
-        SamplingParams(**wanted.requests.override_generation_config)  # what is wrong with it is said now
-        if wanted.note is not None:
-            logger.warning("LLM(): %s", wanted.note)  # the level that Python shows of itself
-        self.llm_engine = LLMEngine(wanted.engine)
+        made = llm_settings(model=model, **settings)
+        self._requests = made.requests
+        SamplingParams(**made.requests.override_generation_config)  # what is wrong with it is said now
+        if made.note is not None:
+            logger.warning("LLM(): %s", made.note)  # the level that Python shows of itself
+        self.llm_engine = LLMEngine(made.engine)
         self._ids = count()
         self._lock = threading.Lock()
 

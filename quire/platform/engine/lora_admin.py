@@ -79,16 +79,16 @@ class LoRAAdmin:
 
     # -- for requests ---------------------------------------------------------------------------------------------
 
-    def hold(self, serial: int, request_id: str, wanted: LoRARequest) -> AdapterUse:
+    def hold(self, serial: int, request_id: str, lora_request: LoRARequest) -> AdapterUse:
         """Load what a request names, and hold the versions that it runs with until `release`. Raises RequestError."""
-        if not isinstance(wanted, LoRARequest):
-            raise RequestError(f"request {request_id}: lora_request must be a LoRARequest, not {wanted!r}")
+        if not isinstance(lora_request, LoRARequest):
+            raise RequestError(f"request {request_id}: lora_request must be a LoRARequest, not {lora_request!r}")
         if self.registry is None:
             raise RequestError(f"request {request_id}: lora_request was given, and enable_lora is not set")
         try:
-            self.load_for(wanted)
+            self.load_for(lora_request)
             with self._lock:
-                self._held[serial] = self.registry.acquire(wanted)
+                self._held[serial] = self.registry.acquire(lora_request)
                 return self._held[serial]
         except QuireError as error:
             raise RequestError(f"request {request_id}: {error}") from error

@@ -156,14 +156,14 @@ class ResponseBuilder(ABC):
         return [replace(one, cumulative_logprob=None, logprobs=None) for one in found]  # which were not asked for
 
     async def run(
-        self, prompts: Callable[[], Sequence[PromptType]], wanted: GenerationOptions, sequences: int, stream: bool
+        self, prompts: Callable[[], Sequence[PromptType]], options: GenerationOptions, sequences: int, stream: bool
     ) -> Response:
         """Answer; until the first output a fault has its own status, afterwards it is a part of the stream.
 
         prompts: called on a worker, once the request has its place in the queue.
         """
         with ExitStack() as held:  # handed over to the stream, if there is one
-            outputs = await self._admitted(held, prompts, wanted, sequences)
+            outputs = await self._admitted(held, prompts, options, sequences)
             if not stream:
                 ended = await unless_gone(self._request, self._collect(outputs))
                 return Json(self.whole(ended))
@@ -171,13 +171,13 @@ class ResponseBuilder(ABC):
             return Stream(self._parts(first, outputs), held.pop_all(), self.media_type)
 
     async def begin(
-        self, prompts: Callable[[], Sequence[PromptType]], wanted: GenerationOptions, sequences: int
+        self, prompts: Callable[[], Sequence[PromptType]], options: GenerationOptions, sequences: int
     ) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
         """Queue it as `run` does, whose faults these are. What is returned is to be called once: it waits for the
         answer's body, whether the client is there or not.
         """
         with ExitStack() as held:
-            outputs = await self._admitted(held, prompts, wanted, sequences)
+            outputs = await self._admitted(held, prompts, options, sequences)
             kept = held.pop_all()
 
         async def rest() -> dict[str, Any]:
@@ -187,24 +187,24 @@ class ResponseBuilder(ABC):
         return rest
 
     async def _admitted(
-        self, held: ExitStack, prompts: Callable[[], Sequence[PromptType]], wanted: GenerationOptions, sequences: int
+        self, held: ExitStack, prompts: Callable[[], Sequence[PromptType]], options: GenerationOptions, sequences: int
     ) -> Outputs:
         held.enter_context(self._context.engine.accepted())
         held.enter_context(self._context.admit(sequences))
-        outputs = await unless_gone(self._request, self._begin(prompts, wanted))
+        outputs = await unless_gone(self._request, self._begin(prompts, options))
         held.callback(lambda: self._context.metrics.aborted(outputs.close()))
         return outputs
 
-    async def _begin(self, prompts: Callable[[], Sequence[PromptType]], wanted: GenerationOptions) -> Outputs:
+    async def _begin(self, prompts: Callable[[], Sequence[PromptType]], options: GenerationOptions) -> Outputs:
         engine = self._context.engine
         made = await engine.on_reader(prompts)
         pairs = zip(self._ids, made, strict=True)
-        requests = [EngineRequest(name, prompt, wanted.params, wanted.adapter) for name, prompt in pairs]
+        requests = [EngineRequest(name, prompt, options.params, options.adapter) for name, prompt in pairs]
         try:
             return await engine.submit(requests)
         except RequestError:
-            if wanted.adapter is not None:
-                self._context.served.find(wanted.adapter.lora_name)  # which says so, if it has just gone
+            if options.adapter is not None:
+                self._context.served.find(options.adapter.lora_name)  # which says so, if it has just gone
             raise
 
     async def _collect(self, outputs: Outputs) -> dict[str, Output]:

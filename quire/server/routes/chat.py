@@ -27,27 +27,27 @@ router = APIRouter(route_class=JsonRoute)
 @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": {"text/event-stream": {}}}})
 async def chat_completions(body: ChatRequest, request: Request) -> Response:  # type: ignore[valid-type]
     """Answer a conversation, pictures in it included."""
-    context, asked = context_of(request), untyped(body)
-    note_ignored(request, check_fields(asked, REFUSED_IN_CHAT, context.config.unknown_fields == "warn"))
-    adapter = await adapter_of(context, request, asked.model)
-    name = context.served.name_of(asked.model)
-    note(request, model=name, user=asked.user or asked.safety_identifier)
+    context, fields = context_of(request), untyped(body)
+    note_ignored(request, check_fields(fields, REFUSED_IN_CHAT, context.config.unknown_fields == "warn"))
+    adapter = await adapter_of(context, request, fields.model)
+    name = context.served.name_of(fields.model)
+    note(request, model=name, user=fields.user or fields.safety_identifier)
     try:
-        max_tokens = _max_tokens(asked)
-        params = sampling_params(asked, context.config, _logprobs(asked), max_tokens)
-        answer = _ChatAnswer(context, request, asked, name)
-        sequences = asked.best_of or asked.n or 1
+        max_tokens = _max_tokens(fields)
+        params = sampling_params(fields, context.config, _logprobs(fields), max_tokens)
+        answer = _ChatAnswer(context, request, fields, name)
+        sequences = fields.best_of or fields.n or 1
 
         def prompts() -> list[PromptType]:
             reader = PromptReader(context)
             try:
-                return [reader.chat_prompt(asked, max_tokens)]
+                return [reader.chat_prompt(fields, max_tokens)]
             finally:
                 note_ignored(request, reader.ignored_fields)
 
-        return await answer.run(prompts, GenerationOptions(params, adapter), sequences, bool(asked.stream))
+        return await answer.run(prompts, GenerationOptions(params, adapter), sequences, bool(fields.stream))
     except Exception as error:
-        raise _by_name(as_api_error(error, list(type(asked).model_fields)), asked) from error
+        raise _by_name(as_api_error(error, list(type(fields).model_fields)), fields) from error
 
 
 def _logprobs(body: Any) -> int | None:

@@ -27,28 +27,28 @@ _MAX_TOKENS = 16  # OpenAI's default
 @router.post("/v1/completions", responses={200: {"model": Completion, "content": {"text/event-stream": {}}}})
 async def completions(body: CompletionRequest, request: Request) -> Response:  # type: ignore[valid-type]
     """Continue one prompt or several."""
-    context, asked = context_of(request), untyped(body)
-    note_ignored(request, check_fields(asked, REFUSED_IN_COMPLETIONS, context.config.unknown_fields == "warn"))
-    adapter = await adapter_of(context, request, asked.model)
-    name = context.served.name_of(asked.model)
-    note(request, model=name, user=asked.user or asked.safety_identifier)
+    context, fields = context_of(request), untyped(body)
+    note_ignored(request, check_fields(fields, REFUSED_IN_COMPLETIONS, context.config.unknown_fields == "warn"))
+    adapter = await adapter_of(context, request, fields.model)
+    name = context.served.name_of(fields.model)
+    note(request, model=name, user=fields.user or fields.safety_identifier)
     try:
-        scores_only = asked.max_tokens == 0 and bool(asked.echo)
-        max_tokens = 1 if scores_only else asked.max_tokens
+        scores_only = fields.max_tokens == 0 and bool(fields.echo)
+        max_tokens = 1 if scores_only else fields.max_tokens
         if max_tokens is None and "max_tokens" not in context.config.default_sampling:
             max_tokens = _MAX_TOKENS
-        params = sampling_params(asked, context.config, asked.logprobs, max_tokens)
-        prompts = several(asked.prompt, context.config.max_prompts)
-        answer = _CompletionAnswer(context, request, asked, name, len(prompts), scores_only)
-        sequences = len(prompts) * (asked.best_of or asked.n or 1)
+        params = sampling_params(fields, context.config, fields.logprobs, max_tokens)
+        prompts = several(fields.prompt, context.config.max_prompts)
+        answer = _CompletionAnswer(context, request, fields, name, len(prompts), scores_only)
+        sequences = len(prompts) * (fields.best_of or fields.n or 1)
         return await answer.run(
-            lambda: PromptReader(context).completion_prompts(prompts, asked, max_tokens),
+            lambda: PromptReader(context).completion_prompts(prompts, fields, max_tokens),
             GenerationOptions(params, adapter),
             sequences,
-            bool(asked.stream),
+            bool(fields.stream),
         )
     except Exception as error:
-        raise as_api_error(error, list(type(asked).model_fields)) from error
+        raise as_api_error(error, list(type(fields).model_fields)) from error
 
 
 class _Choice:

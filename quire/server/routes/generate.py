@@ -43,34 +43,34 @@ class Pending(BaseModel):
 @router.post("/generate", responses={200: {"model": Texts, "content": {"application/x-ndjson": {}}}})
 async def generate(body: GenerateRequest, request: Request) -> Response:  # type: ignore[valid-type]
     """Continue a prompt. Streams are lines of JSON, each with the whole texts so far."""
-    context, asked = context_of(request), untyped(body)
-    note_ignored(request, [name for name in _NOT_TOLD if getattr(asked, name) is not None])
-    asked = asked.model_copy(update=dict.fromkeys(_NOT_TOLD))
-    adapter = await adapter_of(context, request, asked.model)
-    note(request, model=context.served.name_of(asked.model), user=asked.user)
-    wait = asked.wait is not False
-    if asked.stream and not wait:
+    context, fields = context_of(request), untyped(body)
+    note_ignored(request, [name for name in _NOT_TOLD if getattr(fields, name) is not None])
+    fields = fields.model_copy(update=dict.fromkeys(_NOT_TOLD))
+    adapter = await adapter_of(context, request, fields.model)
+    note(request, model=context.served.name_of(fields.model), user=fields.user)
+    wait = fields.wait is not False
+    if fields.stream and not wait:
         raise ApiError(400, "stream: who does not wait gets the answer in one piece, from /result.", "stream")
     try:
-        max_tokens = asked.max_tokens
+        max_tokens = fields.max_tokens
         if max_tokens is None and "max_tokens" not in context.config.default_sampling:
             max_tokens = _MAX_TOKENS
-        wanted = GenerationOptions(sampling_params(asked, context.config, None, max_tokens), adapter)
-        answer = _TextsAnswer(context, request, asked, prompts=1)
-        sequences = asked.best_of or asked.n or 1
+        options = GenerationOptions(sampling_params(fields, context.config, None, max_tokens), adapter)
+        answer = _TextsAnswer(context, request, fields, prompts=1)
+        sequences = fields.best_of or fields.n or 1
 
         def prompts() -> list[PromptType]:
-            return PromptReader(context).completion_prompts([asked.prompt], asked, max_tokens)
+            return PromptReader(context).completion_prompts([fields.prompt], fields, max_tokens)
 
         if wait:
-            return await answer.run(prompts, wanted, sequences, bool(asked.stream))
+            return await answer.run(prompts, options, sequences, bool(fields.stream))
         context.deferred.check_room()
-        rest = await answer.begin(prompts, wanted, sequences)
+        rest = await answer.begin(prompts, options, sequences)
         name = context.deferred.add(rest(), owner_of(request.scope, context.config))
         note(request, result=name[:8])
         return JSONResponse({"request_id": name})
     except Exception as error:
-        raise as_api_error(error, list(type(asked).model_fields)) from error
+        raise as_api_error(error, list(type(fields).model_fields)) from error
 
 
 _NOT_YET = {"model": Pending, "description": "It is not ready."}
