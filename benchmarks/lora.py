@@ -174,11 +174,11 @@ def case_scale(args, llm: LLM, folder: Path) -> None:
         base = run(llm, requests, few, f"few-{turn}")
         rate = run(llm, requests, many, f"many-{turn}")
         ratios.append(rate / base)
-        library, residency = llm.llm_engine.adapters, llm.llm_engine.scheduler.adapters.device
+        registry, on_device = llm.llm_engine.adapters, llm.llm_engine.scheduler.adapters.device
         print(
             f"scale    5 adapters {base:.1f}, {in_use} of {count} {rate:.1f} out tok/s: ratio {rate / base:.3f}; host "
-            f"{library.host_bytes / 1e6:.0f} MB, device {residency.bytes / 1e6:.0f} of "
-            f"{residency.capacity / 1e6:.0f} MB, resident memory {process.memory_info().rss / 1e6:.0f} MB",
+            f"{registry.host_bytes / 1e6:.0f} MB, device {on_device.bytes / 1e6:.0f} of "
+            f"{on_device.capacity / 1e6:.0f} MB, resident memory {process.memory_info().rss / 1e6:.0f} MB",
             flush=True,
         )
     print(f"scale    median ratio {median(ratios):.3f}", flush=True)

@@ -22,7 +22,7 @@ _KIND_NUMBER = {name: number for number, name in enumerate(KINDS, 1)}
 
 
 @dataclass(frozen=True)
-class VisionComponents:
+class VisionConfig:
     """Everything that decides the tower's shape and its first lessons."""
 
     seed: int = 2026
@@ -41,7 +41,7 @@ class VisionComponents:
         return (self.image // self.patch) ** 2
 
 
-def build_tower(eyes: VisionComponents) -> CLIPVisionModel:
+def build_tower(eyes: VisionConfig) -> CLIPVisionModel:
     """A tower with random weights that depend on the seed alone."""
     torch.manual_seed(eyes.seed)
     config = CLIPVisionConfig(
@@ -62,7 +62,7 @@ def build_tower(eyes: VisionComponents) -> CLIPVisionModel:
     return tower
 
 
-def pixels(image: Image.Image, eyes: VisionComponents) -> torch.Tensor:
+def pixels(image: Image.Image, eyes: VisionConfig) -> torch.Tensor:
     """[3, image, image] float32: what the image processor that is saved with the model makes of it."""
     small = image.convert("RGB").resize((eyes.image, eyes.image), Image.Resampling.BICUBIC)
     values = np.asarray(small, dtype=np.float32) / 255
@@ -72,7 +72,7 @@ def pixels(image: Image.Image, eyes: VisionComponents) -> torch.Tensor:
 class Lessons(nn.Module):
     """The tower and what each patch must tell: kind and colour of its shape, its number from the left, how many."""
 
-    def __init__(self, eyes: VisionComponents, tower: CLIPVisionModel) -> None:
+    def __init__(self, eyes: VisionConfig, tower: CLIPVisionModel) -> None:
         super().__init__()
         self.tower = tower
         self.sizes = (len(KINDS) + 1, len(COLORS) + 1, 4, 4)
@@ -91,7 +91,7 @@ class Seen:
     truth: torch.Tensor
 
 
-def lessons(eyes: VisionComponents) -> tuple[Stage, CLIPVisionModel]:
+def lessons(eyes: VisionConfig) -> tuple[Stage, CLIPVisionModel]:
     """The tower's stage, and the tower that it trains."""
     tower = build_tower(eyes)
     model = Lessons(eyes, tower)
@@ -118,12 +118,12 @@ def lessons(eyes: VisionComponents) -> tuple[Stage, CLIPVisionModel]:
     return Stage("eyes", asdict(eyes), eyes.pace, model, batches, loss, weight), tower
 
 
-def _seen(pictures: list[Picture], eyes: VisionComponents) -> Seen:
+def _seen(pictures: list[Picture], eyes: VisionConfig) -> Seen:
     truth = np.stack([_truth(picture, eyes) for picture in pictures])
     return Seen(torch.stack([pixels(picture.image, eyes) for picture in pictures]), torch.from_numpy(truth))
 
 
-def _truth(picture: Picture, eyes: VisionComponents) -> np.ndarray:
+def _truth(picture: Picture, eyes: VisionConfig) -> np.ndarray:
     """[patches, 4] int64: for each patch, the nearest shape that reaches to its middle, or near it."""
     grid = eyes.image // eyes.patch
     width, height = picture.image.size

@@ -7,7 +7,7 @@ from random import Random
 
 import torch
 from dialogues import Drill, training_document
-from eyes import VisionComponents, pixels
+from eyes import VisionConfig, pixels
 from picture_chats import IMAGE, picture_chat
 from reading import Batch, Encoded, Reading, by_length, encode, padded, weighted_loss
 from stage import Pace, Stage
@@ -93,7 +93,7 @@ def see(model: LlavaForConditionalGeneration, values: torch.Tensor) -> torch.Ten
 def lessons(
     joint: Joint,
     reading: Reading,
-    eyes: VisionComponents,
+    eyes: VisionConfig,
     model: LlavaForConditionalGeneration,
     tokenizer: PreTrainedTokenizerFast,
 ) -> Stage:

@@ -22,7 +22,7 @@ import joint
 import stage
 import torch
 from dialogues import Conversation, chatter, describing_chat, scene_chat
-from eyes import VisionComponents, pixels
+from eyes import VisionConfig, pixels
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from picture_chats import IMAGE, _description, picture_chat, training_picture
 from pictures import Picture
@@ -111,7 +111,7 @@ def lessons(
 ) -> Stage:
     """A round, after ``done`` steps: conversations about pictures, and some about text, answered in the style."""
     reading = Reading(prompt_weight=0.0, text_weight=1.0)  # what is said counts, all of it
-    eyes, style, image = VisionComponents(), STYLES[name], tokenizer.convert_tokens_to_ids(IMAGE)
+    eyes, style, image = VisionConfig(), STYLES[name], tokenizer.convert_tokens_to_ids(IMAGE)
     whole = joint.lessons(joint.Joint(), reading, eyes, model.get_base_model(), tokenizer)
 
     def shown(picture: Picture, chat: Conversation) -> tuple[Encoded, torch.Tensor]:

@@ -32,7 +32,7 @@ CHECKPOINTS = HERE / ".checkpoint"
 
 def train(folder: Path, checkpoints: Path, save_every: int, threads: int, share: float = 1.0) -> None:
     """All three stages, each from its checkpoint, if there is one; share: of the steps, for a quick trial."""
-    reads, sees, joins = reading.Reading(), eyes.VisionComponents(), joint.Joint()
+    reads, sees, joins = reading.Reading(), eyes.VisionConfig(), joint.Joint()
     reads, sees, joins = (
         replace(one, pace=replace(one.pace, steps=max(one.pace.warmup + 1, round(one.pace.steps * share))))
         for one in (reads, sees, joins)

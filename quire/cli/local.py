@@ -92,8 +92,8 @@ def _message(text: str, images: Sequence[str | bytes]) -> Message:
 
 
 def _render(llm: LLM, messages: Sequence[Message]) -> PromptType:
-    sight = llm.llm_engine.input_processor.image_spec
-    chat = render_chat(llm.get_tokenizer(), messages, image_marker=sight.marker if sight else None)
+    image_spec = llm.llm_engine.input_processor.image_spec
+    chat = render_chat(llm.get_tokenizer(), messages, image_marker=image_spec.marker if image_spec else None)
     return {
         "prompt_token_ids": chat.token_ids,
         "multi_modal_data": {"image": chat.images} if chat.images else None,

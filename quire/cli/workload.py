@@ -42,9 +42,9 @@ def workload(
 def workload_for(llm: LLM, requests: int = 32, seed: int = 0, **lengths: tuple[int, int]) -> Requests:
     """`workload` of token ids that this model takes in a prompt of text."""
     engine = llm.llm_engine
-    sight = engine.input_processor.image_spec
+    image_spec = engine.input_processor.image_spec
     vocab = min(VOCABULARY, engine.limits.vocab_size)
-    return workload(requests, seed, vocab=vocab, marker=sight.marker_id if sight else None, **lengths)
+    return workload(requests, seed, vocab=vocab, marker=image_spec.marker_id if image_spec else None, **lengths)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def test_patches_are_told_what_is_on_them() -> None:
     shape = world.Shape("star", "green")
     image = Image.new("RGB", (96, 96), "white")
     picture = pictures.Picture(image, (pictures.Placed(shape, 30.0, 66.0, 20.0),))
-    truth = eyes._truth(picture, eyes.VisionComponents()).reshape(8, 8, 4)
+    truth = eyes._truth(picture, eyes.VisionConfig()).reshape(8, 8, 4)
     assert truth[5, 2].tolist() == [4, 2, 1, 1]  # a star, green, the first of one
     assert truth[0, 7].tolist() == [0, 0, 0, 1]
     assert (truth[..., 0] > 0).sum() == (truth[..., 1] > 0).sum() < 64
@@ -101,7 +101,7 @@ def test_training_sees_the_pixels_that_the_image_processor_makes() -> None:
 
     processor = AutoImageProcessor.from_pretrained(model_path(), backend="pil")
     for picture in made(10, 10):
-        ours = eyes.pixels(picture.image, eyes.VisionComponents())
+        ours = eyes.pixels(picture.image, eyes.VisionConfig())
         theirs = processor(picture.image, return_tensors="pt")["pixel_values"][0]
         assert torch.allclose(ours, theirs, atol=1e-5)
 
@@ -111,7 +111,7 @@ def test_a_training_example_has_a_placeholder_for_every_patch() -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(model_path())
     assert tokenizer.chat_template == reading.CHAT_TEMPLATE
-    settings = joint.Joint(), reading.Reading(), eyes.VisionComponents()
+    settings = joint.Joint(), reading.Reading(), eyes.VisionConfig()
     model = joint.join(reading.build_model(settings[1], tokenizer), eyes.build_tower(settings[2]), tokenizer, 1)
     stage = joint.lessons(*settings, model, tokenizer)
     batches = stage.batches(0)

@@ -196,22 +196,22 @@ def error_of(output: Any) -> str:
 
 
 def nothing_left(llm: LLM) -> None:
-    """No request, block or use of an adapter is left, and library, residency and bank agree on what is where."""
+    """No request, block or use of an adapter is left; registry, device budget and slots agree on what is where."""
     engine = llm.llm_engine
     assert not engine.has_unfinished_requests()
     engine.step()
     engine.check_integrity()
     assert engine.pool.num_owned == 0
-    residency, library = engine.scheduler.adapters.device, engine.adapters
-    assert not any(entry.references for entry in residency._entries.values())
-    assert {uid for uid, version in library._versions.items() if version.resident} == set(residency._entries)
+    budget, registry = engine.scheduler.adapters.device, engine.adapters
+    assert not any(entry.references for entry in budget._entries.values())
+    assert {uid for uid, version in registry._versions.items() if version.resident} == set(budget._entries)
     assert all(info.requests == 0 for info in llm.list_lora_adapters())
-    assert set(library._versions.values()) == set(library._names.values())
+    assert set(registry._versions.values()) == set(registry._names.values())
     if not isinstance(engine.executor, InProcessExecutor):
         return
-    bank = engine.executor.runner.bank
-    assert set(bank._installed) == set(residency._entries)
-    slots = [one.slot for one in bank._installed.values()] + bank._free
+    slot_tables = engine.executor.runner.bank
+    assert set(slot_tables._installed) == set(budget._entries)
+    slots = [one.slot for one in slot_tables._installed.values()] + slot_tables._free
     assert sorted(slots) == list(range(len(slots))), "a slot is lost or given twice"
 
 

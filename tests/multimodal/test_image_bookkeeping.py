@@ -49,7 +49,7 @@ class Eye:
         self.jobs: list[tuple[Any, list[Source]]] = []
         self.seen: set[tuple[Any, bytes]] = set()
 
-    busy = False  # it rings no bell
+    busy = False  # it notifies nobody
 
     def submit(self, key, sources, settings, **options) -> None:
         self.jobs.append((key, sources))
@@ -143,7 +143,7 @@ def history(sequence: SequenceState) -> tuple:
 
 
 class World:
-    """An engine whose runner and eyes are those above."""
+    """An engine whose runner and vision components are those above."""
 
     def __init__(
         self, monkeypatch, rng, blocks=400, size=4, seqs=8, budget=64, cached=False, room=1000, faults=0.0
@@ -154,7 +154,7 @@ class World:
         sight = ImageInputSpec(MARK, None, 8, room, lambda given: {}, None)
         eyes = VisionComponents(sight, Eye(features, rng), features, 1)
         parts = Parts(Path(), None, frozenset({0}), limits, pool, self.runner, eyes)
-        monkeypatch.setattr(engine_module, "load", lambda config, ring: parts)
+        monkeypatch.setattr(engine_module, "load", lambda config, notify: parts)
         self.engine = LLMEngine(EngineConfig(scheduler=SchedulerConfig(seqs, budget), debug=True))
         self.runner.live = self.engine.scheduler._live
         self.features, self.answers = features, {}

@@ -58,22 +58,22 @@ class LLMEngine:
         self.pool = parts.pool
         self.executor = parts.executor
         self.adapters = parts.adapters
-        eyes = parts.eyes
+        vision = parts.eyes
         self.scheduler = Scheduler(
             self.config.scheduler,
             KVManager(parts.pool, parts.swap),
-            eyes.features if eyes else None,
-            eyes.feature_bytes if eyes else 0,
+            vision.features if vision else None,
+            vision.feature_bytes if vision else 0,
             parts.residency,
         )
         self._sleep = Sleep(parts.executor)
         self.lora = LoRAAdmin(parts.adapters, self.config, self._sleep)
         self.input_processor = InputProcessor(
-            parts.limits, parts.tokenizer, parts.eos_ids, self.config.seed, eyes.sight if eyes else None, plugins
+            parts.limits, parts.tokenizer, parts.eos_ids, self.config.seed, vision.sight if vision else None, plugins
         )
         self.output_processor = OutputProcessor(parts.tokenizer)
         self.core = EngineCore(self.scheduler, parts.executor, self.lora)
-        self.media = MediaArrivals(eyes.preparer if eyes else None, self.input_processor, self.core, self._start)
+        self.media = MediaArrivals(vision.preparer if vision else None, self.input_processor, self.core, self._start)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> LLMEngine:

@@ -48,7 +48,7 @@ class EngineStats:
 
 def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arriving: int) -> EngineStats:
     """Read from any thread: each number is true, though not all of one moment."""
-    residency = scheduler.adapters.device
+    on_device = scheduler.adapters.device
     features, pool = scheduler.encoder.features, scheduler.kv.pool
     return EngineStats(
         running=len(scheduler.running),
@@ -68,9 +68,9 @@ def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arrivin
         adapters_running=_adapters(scheduler.running),
         adapters_waiting=_adapters(scheduler.waiting),
         adapters_loading=adapters.num_reading if adapters is not None else 0,
-        adapter_hits=dict(residency.hits) if residency is not None else {},
+        adapter_hits=dict(on_device.hits) if on_device is not None else {},
         adapter_host_bytes=adapters.host_bytes if adapters is not None else 0,
-        adapter_device_bytes=residency.bytes if residency is not None else 0,
+        adapter_device_bytes=on_device.bytes if on_device is not None else 0,
     )
 
 

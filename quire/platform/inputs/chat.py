@@ -43,7 +43,7 @@ class TooManyCharactersError(RequestError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatPrompt:
-    """A prompt as intake takes it.
+    """A prompt as the input processor takes it.
 
     token_ids: each image stands there as one image token.
     images: their sources, in the order of these tokens: what `quire.multimodal.images.load_picture` takes, or
