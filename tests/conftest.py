@@ -14,6 +14,12 @@ import torch
 os.environ.setdefault("QUIRE_DEVICE", "cpu")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the GPU's kernels in their emulation run first: a process has these or the ones for a GPU."""
+    items.sort(key=lambda item: item.get_closest_marker("emulated") is None)
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """The tests' models are so small that a second thread only waits."""

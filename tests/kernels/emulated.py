@@ -58,7 +58,10 @@ def build(sources: Sequence[Path] = (), name: str = "_cuda") -> Path:
 
 
 def load() -> ModuleType:
-    """`quire.kernels.cuda` over the emulated module, whose tensors lie on the CPU."""
+    """`quire.kernels.cuda` over the emulated module, whose tensors lie on the CPU.
+
+    A process has one of the two: tests/conftest.py lets those of the emulation run first.
+    """
     if "quire.kernels.cuda" not in sys.modules:
         spec = importlib.util.spec_from_file_location("quire.kernels._cuda", build())
         assert spec is not None and spec.loader is not None
@@ -70,6 +73,7 @@ def load() -> ModuleType:
         quire.kernels._cuda = module  # type: ignore[attr-defined]
     from quire.kernels import cuda
 
+    assert cuda.DEVICE == "cpu", "the kernels for a GPU were imported before: run the emulation's tests by themselves"
     return cuda
 
 
