@@ -129,20 +129,20 @@ def all_ready(engine: LLMEngine) -> None:
 @contextmanager
 def held_back(llm: LLM, chosen: Callable[[Any], bool] = lambda source: True) -> Iterator[threading.Event]:
     """No worker gets past the chosen images until the event is set, or the block ends."""
-    preparer, gate = llm.llm_engine.media.preprocessor, threading.Event()
-    prepare, preparer._workers_count = preparer._prepare, 2
+    preprocessor, gate = llm.llm_engine.media.preprocessor, threading.Event()
+    prepare, preprocessor._workers_count = preprocessor._prepare, 2
 
     def late(*args: Any) -> Any:
         if chosen(args[0]):
             gate.wait(20)
         return prepare(*args)
 
-    preparer._prepare = late
+    preprocessor._prepare = late
     try:
         yield gate
     finally:
         gate.set()
-        preparer._prepare = prepare
+        preprocessor._prepare = prepare
 
 
 def wait_until_idle(llm: LLM) -> None:

@@ -57,7 +57,7 @@ def layout_of(inputs: Any) -> ImageLayout:
 
 
 class Made(MediaPreprocessor):
-    """A preparer with all that it needs, and room for the pixels of `images` before it stops to begin jobs."""
+    """A preprocessor with all that it needs, and room for the pixels of `images` before it stops to begin jobs."""
 
     def __init__(self, workers: int = 1, images: int = 100, layout: Any = layout_of) -> None:
         self.features: set[bytes] = set()
