@@ -24,7 +24,7 @@ class OutsideRootsError(AdapterError):
 
 
 class WorkerDiedError(RuntimeError):
-    """The process that computes steps has ended, or hangs: the engine can serve nothing any more."""
+    """What computes steps has ended, hangs, or has lost a plan: the engine can serve nothing any more."""
 
 
 class RequestError(QuireError):

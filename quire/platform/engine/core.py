@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from quire.errors import AdapterError, RequestError
+from quire.platform.engine.interrupts import HeldInterrupt
 from quire.platform.engine.lora_admin import LoRAAdmin
 from quire.platform.engine.recovery import Recovery, start
 from quire.platform.execution.executor import Execution, Executor
@@ -34,6 +35,7 @@ class EngineCore:
         self.failed: list[Request] = []
         self._in_flight: Execution | None = None
         self._step_interrupted = False  # whether the last step ended by an exception
+        self._not_started: StepPlan | None = None  # the plan that was prepared, until it was started too
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -81,12 +83,20 @@ class EngineCore:
         return self.finish_in_flight() if self._step_interrupted else []
 
     def schedule(self) -> StepPlan:
-        """Plan a step; requests whose adapters have gone for good end."""
-        self._step_interrupted = True
-        plan = self.scheduler.plan()
-        for request, error in self.scheduler.take_failed():
-            if self.runs(request):
-                self.fail(request, AdapterError(f"request {request.request_id}: {error}"))
+        """Plan a step, and have the executor take it in; requests whose adapters have gone for good end.
+
+        An interrupt comes before or after: what the plan moves would be lost between.
+        """
+        with HeldInterrupt.unless_held():
+            self._step_interrupted = True
+            if self._not_started is not None:  # whose images were never encoded
+                self.scheduler.forget_features(image.digest for image in self._not_started.encode)
+            plan = self.scheduler.plan()
+            for request, error in self.scheduler.take_failed():
+                if self.runs(request):
+                    self.fail(request, AdapterError(f"request {request.request_id}: {error}"))
+            self._not_started = plan
+            self._prepare(plan)
         return plan
 
     def is_idle(self, plan: StepPlan) -> bool:
@@ -95,12 +105,13 @@ class EngineCore:
 
     def execute(self, plan: StepPlan) -> Execution | None:
         """Start a plan; None when there is nothing to compute, or it fails."""
-        self._prepare(plan)
         try:
-            return start(plan, self.executor, self.scheduler) if plan.chunks else None
+            execution = start(plan, self.executor, self.scheduler) if plan.chunks else None
         except Exception:
             logger.exception("a step failed; its sequences are now run one by one")
             return None
+        self._not_started = None
+        return execution
 
     def finish_in_flight(self) -> list[SequenceState]:
         """Commit the step that was in flight, if there is one. It cannot be run again if it has failed."""
@@ -125,7 +136,7 @@ class EngineCore:
             self._in_flight = execution
         elif plan.chunks:
             advanced = self._wait_and_commit(plan, execution)
-        self._step_interrupted = False
+        self._step_interrupted, self._not_started = False, None
         return advanced
 
     def _wait_and_commit(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:

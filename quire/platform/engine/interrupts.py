@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType, TracebackType
 
 
@@ -15,12 +16,20 @@ class HeldInterrupt:
     """
 
     pressed = False
+    _holders = 0  # in the main thread, one within the other
+
+    @classmethod
+    def unless_held(cls) -> AbstractContextManager[object]:
+        """One for a few microseconds of each step: where somebody else holds interrupts already, it costs nothing."""
+        held = cls._holders or threading.current_thread() is not threading.main_thread()
+        return nullcontext() if held else cls()
 
     def __enter__(self) -> HeldInterrupt:
         self._before = signal.getsignal(signal.SIGINT)
         is_main = threading.current_thread() is threading.main_thread()
         self._holds = is_main and self._before not in (signal.SIG_IGN, None)
         if self._holds:
+            HeldInterrupt._holders += 1
             signal.signal(signal.SIGINT, self._press)
         return self
 
@@ -28,6 +37,7 @@ class HeldInterrupt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._holds:
+            HeldInterrupt._holders -= 1
             signal.signal(signal.SIGINT, self._before)
         if self.pressed and error is None:
             signal.raise_signal(signal.SIGINT)

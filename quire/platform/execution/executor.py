@@ -66,7 +66,8 @@ class Executor(Protocol):
     def prepare(self, plan: StepPlan) -> None:
         """Take a plan in: what is new of sequences, blocks to move, features and adapters to let go of or to install.
 
-        Once a plan, before `execute`; for a plan without chunks that is all.
+        Once a plan, before `execute`; for a plan without chunks that is all. Where it fails and the plan moves blocks
+        or adapters, nothing can be computed any more: WorkerDiedError from then on.
         """
         ...
 
@@ -115,3 +116,8 @@ class Executor(Protocol):
     def close(self) -> None:
         """End it: no step will come."""
         ...
+
+
+def lost_plan(error: BaseException) -> str:
+    """Why a worker is of no use any more that could not take in a plan which moves blocks or adapters."""
+    return f"a plan could not be taken in ({type(error).__name__}: {error}), and nothing after it would be right"

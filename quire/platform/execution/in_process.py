@@ -8,9 +8,11 @@ from pathlib import Path
 import torch
 
 from quire.config import EngineConfig
+from quire.errors import WorkerDiedError
 from quire.lora import AdapterReader
 from quire.lora.adapter import Adapter
 from quire.models.base import CausalLM
+from quire.platform.execution.executor import lost_plan
 from quire.platform.execution.model_runner import RunningStep
 from quire.platform.execution.worker import Worker
 from quire.platform.scheduling.plan import StepPlan
@@ -23,9 +25,17 @@ class InProcessExecutor:
         self.worker = Worker(config, path)
         self.runner = self.worker.runner
         self.facts = self.worker.facts
+        self._broken: str | None = None
 
     def prepare(self, plan: StepPlan) -> None:
-        self.runner.prepare(plan)
+        if self._broken is not None:
+            raise WorkerDiedError(self._broken)
+        try:
+            self.runner.prepare(plan)
+        except BaseException as error:
+            if plan.moves:  # nobody knows how far it came, and blocks may not hold what their sequences take them for
+                self._broken = lost_plan(error)
+            raise
 
     def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
         self.runner.take_pixels(digest, inputs)
@@ -56,7 +66,7 @@ class InProcessExecutor:
         self.worker.memory.read_weights()
 
     def health_error(self) -> str | None:
-        return None
+        return self._broken
 
     def close(self) -> None:
         pass

@@ -12,6 +12,7 @@ import logging
 import os
 import select
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from pickle import PicklingError
 from queue import SimpleQueue
 from typing import Any
 
@@ -91,8 +93,8 @@ class ProcessExecutor:
         self._readable = select.poll()
         self._readable.register(self._steps, select.POLLIN)
         level = logging.getLogger("quire").getEffectiveLevel()
-        self._steps.send_bytes(pack(Start(config, str(path), torch.get_num_threads(), level)))
         try:
+            self._steps.send_bytes(_pack_start(Start(config, str(path), torch.get_num_threads(), level)))
             self.facts: WorkerFacts = self._wait_for(0, seconds=float("inf"))  # weights may have to be read
         except BaseException:
             self.close()
@@ -121,7 +123,9 @@ class ProcessExecutor:
         for channel, _ in errands:
             self._idle.put(channel)
         ours: list[Connection | socket.socket] = [steps, tensors, *(channel for channel, _ in errands)]
-        self._end = weakref.finalize(self, _end, self._process, ours, life)
+        for one in (steps.fileno(), tensors.fileno()):
+            _bound_sending(one)
+        self._end = weakref.finalize(self, _end, self._process, ours, life, os.getpid())
         return steps, tensors
 
     # -- plans ----------------------------------------------------------------------------------------------------
@@ -234,6 +238,10 @@ class ProcessExecutor:
                 self._broken = f"the worker's process has not answered for {_ANSWER_SECONDS:g} s and was ended"
                 self._end()
         answer = self._answers.pop(number)
+        if answer.lost is not None:
+            self._broken = answer.lost
+            self._end()
+            raise WorkerDiedError(self._broken)
         if answer.error is not None:
             raise unpack(answer.error)
         return answer.value
@@ -245,6 +253,10 @@ class ProcessExecutor:
             raise WorkerDiedError(self._broken)
         try:
             yield
+        except BlockingIOError:
+            self._broken = f"the worker's process has taken nothing for {_ANSWER_SECONDS:g} s and was ended"
+            self._end()
+            raise WorkerDiedError(self._broken) from None
         except (EOFError, OSError):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=_LOOK_SECONDS)  # its last words came before its end
@@ -256,12 +268,28 @@ class ProcessExecutor:
             raise
 
 
+def _pack_start(start: Start) -> bytes:
+    try:
+        return pack(start)
+    except (PicklingError, TypeError, AttributeError) as error:
+        raise QuireError(f"executor='process': a setting cannot be sent to another process: {error}") from error
+
+
 def _ending(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit status {code}"
 
 
-def _end(process: subprocess.Popen[bytes], channels: list[Connection | socket.socket], life: int) -> None:
-    """It has nothing to save."""
+def _bound_sending(descriptor: int) -> None:
+    """Let a message that a hanging worker does not take, and that fills the socket, raise BlockingIOError."""
+    seconds, rest = divmod(_ANSWER_SECONDS, 1)
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
+
+
+def _end(process: subprocess.Popen[bytes], channels: list[Connection | socket.socket], life: int, parent: int) -> None:
+    """It has nothing to save. parent: whose worker it is; a process that was forked from that one only has a copy."""
+    if os.getpid() != parent:
+        return
     for channel in channels:
         channel.close()
     os.close(life)

@@ -44,11 +44,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """number: of the message that it answers. error: pickled by itself. logs: records since the last answer."""
+    """number: of the message that it answers. error: pickled by itself. lost: a plan could not be taken in, and this is
+    why there will be no other answers. logs: records since the last answer."""
 
     number: int
     value: Any = None
     error: bytes | None = None
+    lost: str | None = None
     logs: tuple[logging.LogRecord, ...] = ()
 
 
@@ -92,7 +94,8 @@ class _Served:
         self._worker = worker
         self._tensors = tensors
         self._plan: Any = None  # that was prepared last
-        self._failure: Exception | None = None  # of preparing it
+        self._failure: Exception | None = None  # of what no answer was wanted to, since then
+        self._lost: str | None = None
         self._adapters: dict[int, Any] = {}  # by handle
         self._handles: dict[int, int] = {}  # of the adapters that plans install, by uid
         self._next_handle = count(1)
@@ -117,10 +120,12 @@ class _Served:
             if number is None:
                 self._failure = error or self._failure
             else:
-                answer = Answer(number, value, None if error is None else pack_error(error), logs.take())
+                packed = None if error is None else pack_error(error)
+                answer = Answer(number, value, packed, self._lost, logs.take())
                 steps.send_bytes(pack(answer))
 
     def do_prepare(self, rows: Any, rest: Any, handles: dict[int, int]) -> None:
+        from quire.platform.execution.executor import lost_plan
         from quire.platform.execution.wire import unpack_plan
 
         plan = unpack_plan(rows, rest)
@@ -128,8 +133,9 @@ class _Served:
         self._handles.update(handles)
         try:
             self._worker.runner.prepare(plan)
-        except Exception as error:  # told when the plan is to run
-            self._failure = error
+        except Exception as error:  # told with the next answer
+            logging.getLogger("quire").exception("a plan could not be taken in")
+            self._lost = self._lost or lost_plan(error)
         for uid in plan.drop:
             if uid not in plan.install:
                 self._handles.pop(uid, None)

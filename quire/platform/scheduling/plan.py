@@ -111,6 +111,11 @@ class StepPlan:
     ended: tuple[int, ...] = ()
     number: int = 0
 
+    @property
+    def moves(self) -> bool:
+        """Whether it changes what later plans build on, beside sequences, of which they can tell again."""
+        return bool(self.copies or self.release or self.drop or self.install or self.swap_out or self.swap_in)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

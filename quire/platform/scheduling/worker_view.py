@@ -20,13 +20,16 @@ class WorkerView:
         self._forks: list[ForkedSequence] = []
         self._ended: list[int] = []
         self._under_way: list[Chunk] = []  # of the plan that has not been delivered yet
+        self._forks_under_way = 0  # so many of the forks are in it
 
     def begin_plan(self, sequences: Mapping[int, SequenceState], chunks: list[Chunk]) -> None:
         """chunks: where those of the plan in the making will be gathered. sequences: that have not finished, by id."""
-        for chunk in self._under_way:
-            if chunk.sequence_id in sequences:
-                sequences[chunk.sequence_id].told(0)
-        self._under_way = chunks
+        forks = self._forks[: self._forks_under_way]  # if the worker has had them, it may have lost their parents since
+        for sequence_id in [*(chunk.sequence_id for chunk in self._under_way), *(fork.sequence_id for fork in forks)]:
+            if sequence_id in sequences:
+                sequences[sequence_id].told(0)
+        del self._forks[: len(forks)]
+        self._under_way, self._forks_under_way = chunks, 0
         self._new.clear()
 
     def new_tokens(self, sequence: SequenceState) -> tuple[int, tuple[int, ...]]:
@@ -52,9 +55,10 @@ class WorkerView:
 
     def news(self) -> tuple[tuple[NewSequence, ...], tuple[ForkedSequence, ...], tuple[int, ...]]:
         """What the plan in the making says beside its chunks: (new sequences, forks, ended ones)."""
+        self._forks_under_way = len(self._forks)
         return tuple(self._new), tuple(self._forks), tuple(self._ended)
 
     def delivered(self, plan: StepPlan) -> None:
         """The worker has taken in the last plan."""
-        self._under_way = []
+        self._under_way, self._forks_under_way = [], 0
         del self._forks[: len(plan.forks)], self._ended[: len(plan.ended)]

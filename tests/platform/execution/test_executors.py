@@ -33,6 +33,7 @@ from tests.platform.engine import test_promise as promise
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40, "debug": True}
+UNKNOWN = process.RemoteAdapter(99, b"", 0, 0, False, (), False)  # of whose handle a worker knows nothing
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
@@ -260,6 +261,101 @@ def test_a_plan_that_is_interrupted(tiny_path: Path, local: LLM) -> None:
         engine.close()
 
 
+@pytest.mark.parametrize("reached", [True, False])
+def test_beams_and_a_plan_that_is_interrupted(tiny_path: Path, local: LLM, reached: bool) -> None:
+    """A beam that was forked from one which has ended, with the plan that was lost."""
+    batch = [{"prompt_token_ids": ids} for ids in promise.prompts(4)]
+    params = BeamSearchParams(beam_width=4, max_tokens=12, ignore_eos=True)
+    expected = [[one.tokens for one in output.sequences] for output in local.beam_search(batch, params)]
+    llm = LLM(str(tiny_path), debug=True, block_size=1, num_gpu_blocks_override=2000)  # whose forks copy nothing
+    lost = interrupt(llm, reached)
+    engine, found = llm.llm_engine, {}
+    for i, prompt in enumerate(batch):
+        engine.add_request(str(i), prompt, params)
+    while engine.has_unfinished_requests():
+        try:
+            found.update({o.request_id: o for o in engine.step()})
+        except KeyboardInterrupt:
+            continue
+    assert [[one.tokens for one in found[str(i)].sequences] for i in range(4)] == expected
+    assert any(plan.forks and plan.ended for plan in lost)
+    del engine.executor.prepare
+    engine.core.settle()
+    assert len(engine.executor.runner._sequences) == 0, "the worker has forgotten none of them"
+
+
+def test_images_and_a_step_that_is_interrupted(tmp_path: Path) -> None:
+    """After it was planned, and before anything was encoded: that is then made up for."""
+    kind = open_engine.KINDS[0]
+    tiny_vision.build(kind.architecture, kind.variant, tmp_path)
+    expected = image_answers(open_engine.open_llm(str(tmp_path)), image_requests())
+    llm = open_engine.open_llm(str(tmp_path), media_cache_bytes=open_engine.room_for(kind.most_tokens))
+    engine, calls = llm.llm_engine, []
+    step, execute = engine.step, engine.executor.execute
+
+    def interrupted(plan: Any) -> Any:
+        calls.append(plan)
+        if plan.encode and len(calls) % 2:
+            raise KeyboardInterrupt
+        return execute(plan)
+
+    def again() -> list[Any]:
+        try:
+            return step()
+        except KeyboardInterrupt:
+            return []
+
+    engine.executor.execute, engine.step = interrupted, again
+    assert image_answers(llm, image_requests()) == expected
+    assert sum(bool(plan.encode) for plan in calls[::2]) > 2
+
+
+def test_an_interrupt_waits_until_the_worker_has_the_plan(local: LLM) -> None:
+    engine, planned = local.llm_engine, []
+    plan = engine.scheduler.plan
+
+    def pressed() -> Any:
+        signal.raise_signal(signal.SIGINT)
+        planned.append(plan())
+        return planned[-1]
+
+    engine.add_request("a", {"prompt_token_ids": [5, 6, 7]}, GREEDY)
+    engine.scheduler.plan = pressed
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    finally:
+        del engine.scheduler.plan
+    assert planned[0].new[0].sequence_id in engine.executor.runner._sequences._known
+    expected = local.llm_engine.executor.facts.num_blocks, [GREEDY.max_tokens]
+    output = adapter_files.drive(engine)["a"].outputs[0]
+    assert (engine.pool.num_free, [len(output.token_ids)]) == expected
+
+
+@pytest.mark.parametrize("where", ["in_process", "process"])
+def test_a_plan_that_cannot_be_taken_in(tiny_path: Path, tmp_path: Path, where: str) -> None:
+    """Where it moves blocks or adapters, what comes later would be wrong: the engine says so, and computes nothing."""
+    folder = adapter_files.plain(tmp_path / "a", 1)
+    llm = LLM(str(tiny_path), executor=where, enable_lora=True)
+    engine = llm.llm_engine
+    llm.load_lora_adapter("a", str(folder))
+    assert llm.generate("Once", GREEDY, use_tqdm=False)[0].outputs[0].finish_reason == "length"
+    engine.executor.connect_adapters(lambda uid: UNKNOWN if where == "process" else {}[uid])
+    why = "could not be taken in"
+    if where == "in_process":
+        with pytest.raises(KeyError):
+            llm.generate("Once", GREEDY, lora_request=LoRARequest("a"), use_tqdm=False)
+        with pytest.raises(WorkerDiedError, match=why):
+            llm.generate("Once", GREEDY, use_tqdm=False)
+    else:
+        for adapter in (LoRARequest("a"), None):
+            output = llm.generate("Once", GREEDY, lora_request=adapter, use_tqdm=False)[0].outputs[0]
+            assert output.finish_reason == "error" and why in output.stop_reason
+        assert ended(pid_of(llm))
+    assert why in engine.executor.health_error()
+    engine.close()
+
+
 def interrupt(llm: LLM, reached: bool) -> list[Any]:
     """Let every third plan be interrupted, before the worker has it or just after. Takes those."""
     executor, calls, lost = llm.llm_engine.executor, [], []
@@ -267,7 +363,7 @@ def interrupt(llm: LLM, reached: bool) -> list[Any]:
 
     def interrupted(plan: Any) -> None:
         calls.append(plan)
-        if plan.copies or len(calls) % 3:
+        if plan.moves or len(calls) % 3:
             return prepare(plan)
         if reached:
             prepare(plan)
@@ -307,6 +403,29 @@ def test_a_worker_that_hangs(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -
     output = llm.generate("Once", GREEDY, use_tqdm=False)[0].outputs[0]
     assert output.finish_reason == "error" and "has not answered for 0.2 s and was ended" in output.stop_reason
     assert ended(pid)
+
+
+def test_a_worker_that_hangs_and_takes_nothing(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that is larger than what the pipe holds does not wait for ever."""
+    monkeypatch.setattr(process, "_ANSWER_SECONDS", 0.2)
+    executor = LLM(str(tiny_path), executor="process", skip_tokenizer_init=True).llm_engine.executor
+    os.kill(executor._process.pid, signal.SIGSTOP)
+    executor._post("large", bytes(10_000_000))  # no tiny model has such plans
+    with pytest.raises(WorkerDiedError, match="has taken nothing for"):
+        executor._send(None)
+    assert ended(executor._process.pid)
+
+
+def test_a_process_that_is_forked_leaves_it_alone(remote: LLM) -> None:
+    """What it does at its own end, or when it drops its copy of the engine."""
+    child = os.fork()
+    if not child:
+        try:
+            remote.llm_engine.executor._end()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert remote.generate("Once", GREEDY, use_tqdm=False)[0].finished
 
 
 def test_ctrl_c_does_not_reach_it(remote: LLM) -> None:
@@ -362,6 +481,7 @@ def test_what_cannot_be_loaded(tiny_path: Path) -> None:
         return f"{type(error.value).__name__}: {error.value}"
 
     assert why(max_model_len=10_000) == why(max_model_len=10_000, executor="process")
+    assert "a setting cannot be sent to another process" in why(executor="process", hf_overrides={"a": lambda: 1})
     assert "executor='ray'" in why(executor="ray")
 
 
