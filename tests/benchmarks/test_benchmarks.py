@@ -93,6 +93,13 @@ def test_startup(llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsy
         assert json.loads(capsys.readouterr().out)["rss_bytes"] > 0
 
 
+def test_executor(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("executor") as executor:
+        call(executor, "--streams", 2, "--steps", 2, "--turns", 4)
+        shown = capsys.readouterr().out
+        assert all(kind in shown for kind in executor.KINDS) and "us; in the calmest" in shown
+
+
 def test_attention(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with imported("attention") as attention:
         monkeypatch.setattr(attention, "SHAPES", [(4, 2, 64)])
