@@ -83,10 +83,10 @@ def moved(model: CausalLM) -> CausalLM:
     return model
 
 
-def runner_for(model: CausalLM, bank: AdapterSlots | None = None) -> ModelRunner:
+def runner_for(model: CausalLM, adapter_slots: AdapterSlots | None = None) -> ModelRunner:
     weight = next(model.parameters())
     caches = allocate_cache(model.kv_spec, 64, 8, weight.dtype, META)
-    return ModelRunner(model, caches, META, enforce_eager=True, bank=bank)
+    return ModelRunner(model, caches, META, enforce_eager=True, adapter_slots=adapter_slots)
 
 
 SAMPLING = SamplingInput(SamplingParams(temperature=1.0))
@@ -157,12 +157,12 @@ def test_adapters(pretended, tmp_path: Path, kind: str) -> None:
         patch.setattr(torch.Tensor, "cpu", lambda self: torch.ones_like(self, device="cpu") if self.is_meta else self)
         engine.load_lora_adapter("one", str(getattr(adapter_files, kind)(tmp_path / "adapter")))
     version = engine.adapters._named("one")
-    bank = AdapterSlots(model, lambda uid: version.adapter)
-    runner = runner_for(model, bank)
-    bank.install(version.ref.uid)
+    adapter_slots = AdapterSlots(model, lambda uid: version.adapter)
+    runner = runner_for(model, adapter_slots)
+    adapter_slots.install(version.ref.uid)
     run(runner, steps(((version.ref.uid, 1.0),)))
     assert ("lora" in pretended) == any(isinstance(change, LinearChange) for change in version.adapter.changes.values())
-    bank.drop(version.ref.uid)
+    adapter_slots.drop(version.ref.uid)
 
 
 @pytest.mark.parametrize(

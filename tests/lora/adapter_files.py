@@ -209,7 +209,7 @@ def nothing_left(llm: LLM) -> None:
     assert set(registry._versions.values()) == set(registry._names.values())
     if not isinstance(engine.executor, InProcessExecutor):
         return
-    slot_tables = engine.executor.runner.bank
+    slot_tables = engine.executor.runner.adapter_slots
     assert set(slot_tables._installed) == set(budget._entries)
     slots = [one.slot for one in slot_tables._installed.values()] + slot_tables._free
     assert sorted(slots) == list(range(len(slots))), "a slot is lost or given twice"
@@ -221,7 +221,7 @@ def no_adapters(llm: LLM) -> None:
     engine = llm.llm_engine
     assert llm.list_lora_adapters() == []
     assert engine.adapters.host_bytes == 0 and engine.scheduler.adapters.device.bytes == 0
-    assert not engine.executor.runner.bank._installed
+    assert not engine.executor.runner.adapter_slots._installed
     for module in engine.executor.runner.model.modules():
         adapters = getattr(module, "adapters", None)
         if adapters is not None:

@@ -135,6 +135,6 @@ def test_a_fault_in_a_tower_puts_its_parameters_back(llava, tmp_path, monkeypatc
         patch.setattr(conv, "forward", _raise)
         (output,) = ask(llm, [{**seen(), "multi_modal_data": {"image": [tiny_vision.picture(9, (30, 40))]}}], "x")
         assert "of the model" in error_of(output)
-    assert conv.weight is own and engine.executor.runner.bank._context.segments is None
+    assert conv.weight is own and engine.executor.runner.adapter_slots._context.segments is None
     assert tokens(llm, [seen()]) == plain and tokens(llm, [seen()], "x") == changed
     nothing_left(llm)

@@ -337,7 +337,7 @@ def test_a_step_that_raises(path, folders, solo, monkeypatch, eager):
         assert "of the model" in outputs[1].outputs[0].stop_reason
         for place, name in ((0, "a1"), (2, None), (4, "a2")):
             assert result(outputs[place]) == solo(folders[name] if name else None)
-        assert runner.bank._context.segments is None
+        assert runner.adapter_slots._context.segments is None
         nothing_left(llm)
     assert owners, "the culprits were to share a step"
 

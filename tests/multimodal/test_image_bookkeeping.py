@@ -151,9 +151,9 @@ class World:
         pool = BlockPool(blocks, size, PrefixIndex() if cached else None)
         self.runner, features = RecordingRunner(pool, budget, rng, faults), FeatureCache(room)
         limits = Limits(VOCAB, 500, blocks * size, 20, None)
-        sight = ImageInputSpec(MARK, None, 8, room, lambda given: {}, None)
-        eyes = VisionComponents(sight, Eye(features, rng), features, 1)
-        parts = Parts(Path(), None, frozenset({0}), limits, pool, self.runner, eyes)
+        image_spec = ImageInputSpec(MARK, None, 8, room, lambda given: {}, None)
+        vision = VisionComponents(image_spec, Eye(features, rng), features, 1)
+        parts = Parts(Path(), None, frozenset({0}), limits, pool, self.runner, vision)
         monkeypatch.setattr(engine_module, "load", lambda config, notify: parts)
         self.engine = LLMEngine(EngineConfig(scheduler=SchedulerConfig(seqs, budget), debug=True))
         self.runner.live = self.engine.scheduler._live

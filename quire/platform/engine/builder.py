@@ -39,24 +39,24 @@ class Parts:
     limits: Limits
     pool: BlockPool
     executor: Executor
-    eyes: VisionComponents | None
+    vision: VisionComponents | None
     adapters: AdapterRegistry | None = None
-    residency: DeviceAdapterBudget | None = None
+    adapter_budget: DeviceAdapterBudget | None = None
     swap: SwapSpace | None = None
 
 
 @dataclass(frozen=True)
 class VisionComponents:
-    """What a model that sees needs beside: of an image, what intake must know; workers; accounts of features."""
+    """What a model that sees needs: what the input processor must know of images, workers, the account of features."""
 
-    sight: ImageInputSpec
-    preparer: MediaPreprocessor
+    image_spec: ImageInputSpec
+    preprocessor: MediaPreprocessor
     features: FeatureCache
     feature_bytes: int  # of one placeholder's
 
 
-def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
-    """Load what `config` names. ring: called by workers whenever one has finished something that a step may wait for.
+def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
+    """Load what `config` names. notify: called by workers whenever one has finished something that a step may wait for.
 
     Raises UnsupportedModelError, CheckpointError or QuireError."""
     path = _checkpoint(config.model)
@@ -66,7 +66,7 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
         tokenizer = None
         if not config.model.skip_tokenizer_init:
             tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
-        eyes = _eyes(config, path, executor, tokenizer, ring) if facts.embedding_size else None
+        vision = _vision_components(config, path, executor, tokenizer, notify) if facts.embedding_size else None
         limits = Limits(
             vocab_size=facts.vocab_size,
             max_model_len=facts.max_model_len,
@@ -78,16 +78,16 @@ def load(config: EngineConfig, ring: Callable[[], object]) -> Parts:
     except BaseException:
         executor.close()
         raise
-    library = AdapterRegistry(config.lora, executor.adapter_reader(), ring) if config.lora.enabled else None
-    if library is not None:
-        executor.connect_adapters(library.weights)
-    residency = DeviceAdapterBudget(config.lora, library) if library else None
+    registry = AdapterRegistry(config.lora, executor.adapter_reader(), notify) if config.lora.enabled else None
+    if registry is not None:
+        executor.connect_adapters(registry.weights)
+    adapter_budget = DeviceAdapterBudget(config.lora, registry) if registry else None
     size = config.cache.block_size
     pool = BlockPool(facts.num_blocks, size, PrefixIndex() if config.cache.enable_prefix_caching else None)
     if config.debug:
         pool.freed = []
     swap = SwapSpace(facts.num_swap_blocks, size)
-    return Parts(path, tokenizer, eos_ids, limits, pool, executor, eyes, library, residency, swap)
+    return Parts(path, tokenizer, eos_ids, limits, pool, executor, vision, registry, adapter_budget, swap)
 
 
 def _executor(config: EngineConfig, path: Path) -> Executor:
@@ -156,18 +156,18 @@ def _check_sizes(name: str, sizes: dict[str, int | None], most_bytes: int) -> No
             raise AdapterError(f"{name!r}: {file} has {size:,} bytes on the hub, and the limit is {most:,}.")
 
 
-def _eyes(
-    config: EngineConfig, path: Path, executor: Executor, tokenizer: Any, ring: Callable[[], object]
+def _vision_components(
+    config: EngineConfig, path: Path, executor: Executor, tokenizer: Any, notify: Callable[[], object]
 ) -> VisionComponents:
     media, facts, model = config.media, executor.facts, executor.structure()
     assert isinstance(model, VisionLanguageModel)
     processor = ImageProcessor(path, media, media.processor_settings)
     model.check_processor(processor.known)
     features = FeatureCache(media.feature_bytes)
-    preparer = MediaPreprocessor(
-        media, processor, model.image_layout, features.__contains__, facts.embedding_size, ring, model.planned_layout
+    preprocessor = MediaPreprocessor(
+        media, processor, model.image_layout, features.__contains__, facts.embedding_size, notify, model.planned_layout
     )
-    sight = ImageInputSpec(
+    image_spec = ImageInputSpec(
         marker_id=model.image_token_id,
         marker=None if tokenizer is None else tokenizer.convert_ids_to_tokens(model.image_token_id),
         max_images=media.max_images,
@@ -175,7 +175,7 @@ def _eyes(
         settings=processor.settings,
         rotary_positions=model.rotary_positions if model.mrope else None,
     )
-    return VisionComponents(sight, preparer, features, facts.feature_bytes)
+    return VisionComponents(image_spec, preprocessor, features, facts.feature_bytes)
 
 
 def _hub(config: ModelConfig) -> Hub:

@@ -58,22 +58,29 @@ class LLMEngine:
         self.pool = parts.pool
         self.executor = parts.executor
         self.adapters = parts.adapters
-        vision = parts.eyes
+        vision = parts.vision
         self.scheduler = Scheduler(
             self.config.scheduler,
             KVManager(parts.pool, parts.swap),
             vision.features if vision else None,
             vision.feature_bytes if vision else 0,
-            parts.residency,
+            parts.adapter_budget,
         )
         self._sleep = Sleep(parts.executor)
         self.lora = LoRAAdmin(parts.adapters, self.config, self._sleep)
         self.input_processor = InputProcessor(
-            parts.limits, parts.tokenizer, parts.eos_ids, self.config.seed, vision.sight if vision else None, plugins
+            parts.limits,
+            parts.tokenizer,
+            parts.eos_ids,
+            self.config.seed,
+            vision.image_spec if vision else None,
+            plugins,
         )
         self.output_processor = OutputProcessor(parts.tokenizer)
         self.core = EngineCore(self.scheduler, parts.executor, self.lora)
-        self.media = MediaArrivals(vision.preparer if vision else None, self.input_processor, self.core, self._start)
+        self.media = MediaArrivals(
+            vision.preprocessor if vision else None, self.input_processor, self.core, self._start
+        )
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: object = None) -> LLMEngine:

@@ -69,11 +69,11 @@ class DecodeGraphRunner:
         model: CausalLM,
         caches: Sequence[KVCache],
         enforce_eager: bool = False,
-        bank: AdapterSlots | None = None,
+        adapter_slots: AdapterSlots | None = None,
     ) -> None:
         self._model = model
-        self._bank = bank
-        self._generation = 0  # of the bank, when the recordings with adapters were made
+        self._adapter_slots = adapter_slots
+        self._generation = 0  # of the adapter slots, when the recordings with adapters were made
         self._caches = caches
         self._device = caches[0].keys.device
         self._shapes: OrderedDict[Shape, _Recorded | None] = OrderedDict()
@@ -92,13 +92,13 @@ class DecodeGraphRunner:
         rows = 1 << (count - 1).bit_length() if count <= _FINE else -(-count // _FINE) * _FINE
         return rows, _width_for(max(len(sequence.block_ids) for sequence in sequences))
 
-    def __call__(self, inputs: StepInputs, owners: Sequence[AdapterMix]) -> torch.Tensor:
-        """owners: of each token. Returns logits [T, vocabulary] float32, good until the next call.
+    def __call__(self, inputs: StepInputs, mixes: Sequence[AdapterMix]) -> torch.Tensor:
+        """mixes: of each token. Returns logits [T, vocabulary] float32, good until the next call.
 
-        On a GPU there may be more rows of inputs, and of logits, than owners: they are nobody's.
+        On a GPU there may be more rows of inputs, and of logits, than mixes: they are nobody's.
         """
-        rows = self._bank.segments((owner, 1) for owner in owners) if self._bank is not None else []
-        if self._recording is None or not self._are_recordable(inputs, rows, owners):
+        rows = self._adapter_slots.segments((mix, 1) for mix in mixes) if self._adapter_slots is not None else []
+        if self._recording is None or not self._are_recordable(inputs, rows, mixes):
             return self._forward(inputs, self._segments(inputs, rows))
         width = _width_for(inputs.context.block_table.shape[1])
         shape = (len(inputs.token_ids), width, inputs.context.position_limit, _room_for(rows))
@@ -114,32 +114,34 @@ class DecodeGraphRunner:
     def _segments(self, inputs: StepInputs, rows: Sequence[Segment]) -> LoraSegments | None:
         return LoraSegments.of(rows, len(inputs.token_ids), self._device) if rows else None
 
-    def _are_recordable(self, inputs: StepInputs, rows: Sequence[Segment], owners: Sequence[AdapterMix]) -> bool:
+    def _are_recordable(self, inputs: StepInputs, rows: Sequence[Segment], mixes: Sequence[AdapterMix]) -> bool:
         """Whether all of the step is kernels; recordings that read tables which have moved are forgotten."""
         context, threshold = inputs.context, self._model.rope_threshold
         if threshold is not None and context.longest > threshold:  # frequencies of each length, worked out in Python
             return False
         if context.rotary_positions is not None and context.rotary_positions.dim() > 1:
             return False
-        if self._bank is None or not rows:
+        if self._adapter_slots is None or not rows:
             return True
-        if self._generation != self._bank.generation:
-            self._generation = self._bank.generation
+        if self._generation != self._adapter_slots.generation:
+            self._generation = self._adapter_slots.generation
             for shape in [shape for shape in self._shapes if shape[-1]]:
                 del self._shapes[shape]
-        return self._bank.are_recordable(owners)
+        return self._adapter_slots.are_recordable(mixes)
 
     def _forward(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
         return self._logits(self._hidden(inputs, segments), segments)
 
     def _hidden(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
         model = self._model
-        with nullcontext() if self._bank is None else self._bank.using(segments):
+        with nullcontext() if self._adapter_slots is None else self._adapter_slots.using(segments):
             hidden: torch.Tensor = model(model.embed(inputs.token_ids), inputs.context, self._caches)
         return hidden
 
     def _logits(self, hidden: torch.Tensor, segments: LoraSegments | None) -> torch.Tensor:
-        with nullcontext() if self._bank is None else self._bank.using(segments):  # each row is one token's
+        with (
+            nullcontext() if self._adapter_slots is None else self._adapter_slots.using(segments)
+        ):  # each row is one token's
             return self._model.logits(hidden)
 
     def _finish(self, results: torch.Tensor, segments: LoraSegments | None) -> torch.Tensor:

@@ -17,11 +17,11 @@ from quire.platform.scheduling.plan import EncodeImage
 class EncoderRunner:
     """The features of images by their digests, each [length, E] in the model's dtype."""
 
-    def __init__(self, model: CausalLM, device: torch.device, bank: AdapterSlots | None = None) -> None:
+    def __init__(self, model: CausalLM, device: torch.device, adapter_slots: AdapterSlots | None = None) -> None:
         self.features: dict[bytes, torch.Tensor] = {}
         self._model = model
         self._device = device
-        self._bank = bank
+        self._adapter_slots = adapter_slots
         self._pixels: dict[bytes, Mapping[str, torch.Tensor]] = {}  # of images to encode
 
     def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -49,7 +49,7 @@ class EncoderRunner:
         assert isinstance(self._model, VisionLanguageModel)
         dtype = next(self._model.parameters()).dtype
         inputs = {name: send(tensor, self._device) for name, tensor in pixels.items()}
-        with nullcontext() if self._bank is None else self._bank.encoding_for(image.adapters):
+        with nullcontext() if self._adapter_slots is None else self._adapter_slots.encoding_for(image.adapters):
             features = self._model.encode(inputs) if given is None else given
         features = features.to(self._device, dtype)
         if len(features) != image.length:

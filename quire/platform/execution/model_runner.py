@@ -71,15 +71,15 @@ class ModelRunner:
         caches: Sequence[KVCache],
         device: torch.device,
         enforce_eager: bool = False,
-        bank: AdapterSlots | None = None,
+        adapter_slots: AdapterSlots | None = None,
         exact_products: bool = True,
     ) -> None:
         self.model = model
         self.caches = caches
         self.device = device
         self.block_size = caches[0].keys.shape[2]
-        self.bank = bank
-        self._decode = DecodeGraphRunner(model, caches, enforce_eager, bank)
+        self.adapter_slots = adapter_slots
+        self._decode = DecodeGraphRunner(model, caches, enforce_eager, adapter_slots)
         # Whether a step may be planned and started while the one before it runs.
         self.looks_ahead = device.type != "cpu"
         self._staging = Staging(device) if device.type != "cpu" else None
@@ -89,7 +89,7 @@ class ModelRunner:
         self._exact = exact_products
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
         self._sequences = Sequences()
-        self.encoder = EncoderRunner(model, device, bank)
+        self.encoder = EncoderRunner(model, device, adapter_slots)
 
     def execute(self, plan: StepPlan) -> RunningStep:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
@@ -113,13 +113,13 @@ class ModelRunner:
             logits = self._decode(inputs, [sequence.adapters for sequence in sequences])
             return self._running(plan, self._sample(chunks, sequences, logits), ((),) * len(chunks))
         inputs = self._inputs(chunks, sequences)
-        with self._owned((sequence.adapters, chunk.length) for chunk, sequence in both):
+        with self._with_adapters((sequence.adapters, chunk.length) for chunk, sequence in both):
             hidden = self.model(self._embed(inputs.token_ids, chunks, sequences), inputs.context, self.caches)
         ends = list(accumulate((chunk.length for chunk in chunks), initial=0))
         rows = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.draws]
         last = None
         if rows:
-            with self._owned((sequence.adapters, 1) for chunk, sequence in both if chunk.draws):
+            with self._with_adapters((sequence.adapters, 1) for chunk, sequence in both if chunk.draws):
                 last = self.model.logits(hidden[self._index(rows)])
         sampling = self._sample(chunks, sequences, last)  # before the scores, which may take the logits' memory
         scores = tuple(self._score(c, s, hidden[ends[i] : ends[i + 1]]) for i, (c, s) in enumerate(both))
@@ -173,11 +173,11 @@ class ModelRunner:
         self._sequences.take(plan)
         self.encoder.release(plan.release)
         with self._on_device():
-            if self.bank is not None:
+            if self.adapter_slots is not None:
                 for uid in plan.drop:
-                    self.bank.drop(uid)
+                    self.adapter_slots.drop(uid)
                 for uid in plan.install:
-                    self.bank.install(uid)
+                    self.adapter_slots.install(uid)
             with torch.inference_mode():
                 self._move_blocks(plan)
 
@@ -202,15 +202,15 @@ class ModelRunner:
         """Weights or pool have other addresses from now on."""
         self._decode.forget()
 
-    def _owned(self, owners: Iterable[tuple[AdapterMix, int]]) -> AbstractContextManager[None]:
-        """Let the layers work for these owners of rows."""
-        if self.bank is None:
+    def _with_adapters(self, mixes: Iterable[tuple[AdapterMix, int]]) -> AbstractContextManager[None]:
+        """Let the layers work with these adapters; mixes: of so many rows each."""
+        if self.adapter_slots is None:
             return nullcontext()
-        owned = list(owners)
-        rows = self.bank.segments(owned)
+        counted = list(mixes)
+        rows = self.adapter_slots.segments(counted)
         if not rows:
             return nullcontext()
-        return self.bank.using(LoraSegments.of(rows, sum(count for _, count in owned), self.device))
+        return self.adapter_slots.using(LoraSegments.of(rows, sum(count for _, count in counted), self.device))
 
     def _embed(
         self, token_ids: torch.Tensor, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]
@@ -246,7 +246,7 @@ class ModelRunner:
         rows = hidden[score.first : score.first + len(score.targets)]
         for at in range(0, len(rows), _SCORE_ROWS):
             part = rows[at : at + _SCORE_ROWS]
-            with self._owned([(sequence.adapters, len(part))]):
+            with self._with_adapters([(sequence.adapters, len(part))]):
                 logits = self.model.logits(part)
             tops += top_logprobs(logits, score.targets[at : at + _SCORE_ROWS], score.alternatives)
         return tuple(tops)

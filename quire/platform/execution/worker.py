@@ -63,17 +63,19 @@ class Worker:
         embedding_size = 0
         if isinstance(model, VisionLanguageModel):
             embedding_size = model.embed(torch.zeros(1, dtype=torch.int64, device=weight.device)).shape[1]
-        bank = None
+        adapter_slots = None
         if config.lora.enabled:
             most = min(config.lora.host_bytes, config.lora.device_bytes)
             self.reader = AdapterReader(model, config.lora.max_lora_rank, most)
-            bank = AdapterSlots(model, self._adapter)
+            adapter_slots = AdapterSlots(model, self._adapter)
         num_blocks, num_swap_blocks = _count_blocks(config, model, max_model_len)
         caches = allocate_cache(model.kv_spec, num_blocks, config.cache.block_size, weight.dtype, weight.device)
         if config.debug:
             poison(caches)
         settings = config.model
-        self.runner = ModelRunner(model, caches, weight.device, settings.enforce_eager, bank, settings.exact_products)
+        self.runner = ModelRunner(
+            model, caches, weight.device, settings.enforce_eager, adapter_slots, settings.exact_products
+        )
         self.memory = GivenMemory(model, self.runner, path, settings.load_format)
         self.model = model
         self.facts = WorkerFacts(
