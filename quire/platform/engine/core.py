@@ -154,7 +154,10 @@ class EngineCore:
     def settle(self) -> None:
         """Do what a step does beside computing, where none will come: adapters that were unloaded, and features that
         were evicted, leave the device."""
-        self._prepare(self.scheduler.plan_upkeep())
+        plan = self.scheduler.plan_upkeep()
+        self._prepare(plan)
+        if plan.drop:  # a worker elsewhere is told by the next plan that nobody has these adapters any more
+            self._prepare(self.scheduler.plan_upkeep())
 
     def _prepare(self, plan: StepPlan) -> None:
         self.executor.prepare(plan)

@@ -175,6 +175,19 @@ def test_adapters(remote: LLM, local: LLM, tmp_path: Path) -> None:
     assert not remote.llm_engine.executor._forgotten, "the worker was not told which adapters are gone"
 
 
+def test_an_adapter_that_is_unloaded_leaves_the_worker_too(remote: LLM, tmp_path: Path) -> None:
+    """Though no request comes: what `freed_bytes` says is given back over there as well."""
+    engine = remote.llm_engine
+    gc.collect()  # adapters that other tests were refused
+    engine.core.settle()
+    remote.load_lora_adapter("gone", str(adapter_files.plain(tmp_path / "gone", 1)))
+    remote.generate("a", GREEDY, lora_request=LoRARequest("gone"), use_tqdm=False)
+    number = engine.unload_lora_adapter("gone")
+    engine.core.settle()
+    assert engine.freed_bytes(number)
+    assert not engine.executor._forgotten, "the worker was not told"
+
+
 def test_sleep(remote: LLM, local: LLM) -> None:
     expected = promise.answers(local, [0, 1, 2])
     assert promise.answers(remote, [0, 1, 2]) == expected
