@@ -12,6 +12,8 @@ import pytest
 
 from tests.server.api_server import ServerProcess
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))

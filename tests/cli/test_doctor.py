@@ -15,6 +15,8 @@ from quire.demo import model_path
 from quire.kernels import backend
 from tests.cli.commands import fresh, invoke
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.usefixtures("broken_plugin")
 def test_doctor_names_a_broken_plugin_and_still_says_that_quire_runs() -> None:

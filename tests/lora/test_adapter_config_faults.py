@@ -16,7 +16,7 @@ from tests.lora import adapter_files as files
 from tests.lora.adapter_faults import PROMPTS, good, refused
 from tests.lora.adapter_files import config, tokens
 
-pytestmark = pytest.mark.usefixtures("unharmed")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unharmed")]
 
 
 @pytest.mark.parametrize(

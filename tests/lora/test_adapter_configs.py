@@ -13,6 +13,8 @@ from peft import LoraConfig
 
 from tests.lora.conftest import Worlds
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = 25
 
 

@@ -19,6 +19,8 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.demo import ADAPTERS, adapter_path, picture_path
 from tests.server.api_server import KEY, ServerProcess, adapters
 
+pytestmark = pytest.mark.slow
+
 CROWD = 64
 CHANGE = 0.1  # seconds between two changes of adapters
 

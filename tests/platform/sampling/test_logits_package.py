@@ -15,6 +15,8 @@ import pytest
 import torch
 from transformers import NoRepeatNGramLogitsProcessor
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[2]
 ROOT = TESTS.parent
 PACKAGE = TESTS / "logits_package"

@@ -16,6 +16,8 @@ from quire.server.http.server import HttpServer
 from tests.server.connections.helpers import GET, SLACK, _until, config
 from tests.server.wire import InThread, message, seconds_open, until_closed
 
+pytestmark = pytest.mark.slow
+
 PEM = str(Path(__file__).with_name("tls.pem"))  # a key for these tests, and its certificate
 
 

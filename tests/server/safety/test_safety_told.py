@@ -12,6 +12,8 @@ from quire.demo import adapter_path
 from tests.server.api_server import LocalServer, ServerProcess
 from tests.server.safety.helpers import ADMIN, CHAT, COMPLETIONS, KEYS, LOAD, UNLOAD, USER, asked
 
+pytestmark = pytest.mark.slow
+
 
 def test_errors_tell_nothing_of_the_inside(bundled: LocalServer, root: Path) -> None:
     bodies: list[Any] = [

@@ -22,7 +22,7 @@ from quire.platform.execution.wire import pack_error, unpack
 from tests.lora import adapter_files
 from tests.platform.execution.executors.helpers import GREEDY, ended, pid_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def test_a_worker_that_dies(tiny_path: Path) -> None:
