@@ -18,6 +18,8 @@ from quire.cli.conversation import Answer, report
 from quire.cli.terminal import note, print_error
 from tests.cli.test_run import Terminal
 
+pytestmark = pytest.mark.slow
+
 COMMAND = "\x1b]0;owned\x07\x1b[2J"  # of a terminal's: another title, an empty screen
 END: dict[str, Any] = {"index": 0, "delta": {}, "text": "", "finish_reason": "stop"}
 

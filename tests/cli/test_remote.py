@@ -19,6 +19,8 @@ from quire.demo import picture_path
 from tests.cli.test_run import PROMPT, Terminal
 from tests.server.api_server import ServerProcess
 
+pytestmark = pytest.mark.slow
+
 QUESTION = "There is a red star. What color is the star?"
 
 

@@ -26,7 +26,7 @@ from quire.server.responses.errors import ApiError
 from tests.server.api_answers import conversed, error_of, post, refusal
 from tests.server.api_server import LocalServer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"

@@ -14,6 +14,8 @@ import pytest
 
 from tests.server.api_server import LocalServer
 
+pytestmark = pytest.mark.slow
+
 ROUTES = ("/sleep", "/wake_up", "/reset_prefix_cache")
 KEY, ADMIN = "the-key", "the-admin-key"
 

@@ -29,6 +29,8 @@ from quire.demo import adapter_path
 from quire.server import launch as serve
 from tests.server.api_server import KEY, LocalServer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 

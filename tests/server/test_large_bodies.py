@@ -16,6 +16,8 @@ from quire.demo import adapter_path
 from quire.server.schemas import body as bodies
 from tests.server.api_server import LocalServer
 
+pytestmark = pytest.mark.slow
+
 COMPLETIONS, CHAT, LOAD = "/v1/completions", "/v1/chat/completions", "/v1/load_lora_adapter"
 LARGEST, SIZE = 31 << 20, 16 << 20  # bytes
 WAIT = 1.0  # seconds for /health; unbounded, the bodies below hold the event loop for 5

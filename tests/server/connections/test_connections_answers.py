@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.server.connections.helpers import GET, answered, length_of
 from tests.server.wire import InThread, message
+
+pytestmark = pytest.mark.slow
 
 
 def test_streams_are_chunked_for_those_alone_who_know_chunks(server: InThread) -> None:

@@ -16,6 +16,8 @@ from quire.server.http.head import take_head
 from tests.server.connections.helpers import CHUNKED, GET, _until, answered
 from tests.server.wire import InThread, message, until_closed
 
+pytestmark = pytest.mark.slow
+
 
 def test_trailers_are_bounded_and_no_headers(server: InThread) -> None:
     with server.connect() as client:

@@ -17,6 +17,8 @@ from tests.server.api_server import ONE_THREAD, ServerProcess
 from tests.server.connections.helpers import GET, PATIENT, SLACK, _until, config
 from tests.server.wire import InThread, message
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_idle_make_room(app: FastAPI) -> None:
     with InThread(app, config(max_connections=10, header_timeout=20, timeout_keep_alive=20)) as server:

@@ -14,6 +14,8 @@ from quire.server.http.server import listening
 from tests.server.connections.helpers import GET, PATIENT, answered, config
 from tests.server.wire import InThread
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_unix_socket_is_taken_over_from_the_dead_alone(app: FastAPI, tmp_path: Any) -> None:
     path = str(tmp_path / "socket")

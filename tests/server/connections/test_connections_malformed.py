@@ -9,6 +9,8 @@ import pytest
 from tests.server.connections.helpers import CHUNKED, answered
 from tests.server.wire import InThread, message
 
+pytestmark = pytest.mark.slow
+
 MALFORMED = {
     "two lengths": message("POST", "/echo", "Content-Length: 2", "Content-Length: 3", body=b"abc"),
     "the same length twice": message("POST", "/echo", "Content-Length: 2", "Content-Length: 2", body=b"ab"),

@@ -12,6 +12,8 @@ from quire.server.http import connection as connections
 from tests.server.connections.helpers import BIG, GET, PATIENT, SLACK, TIME, _until, answered, config
 from tests.server.wire import InThread, message, seconds_open, until_closed
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "sent",

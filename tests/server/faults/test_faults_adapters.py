@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 from quire.demo import ADAPTERS
 from quire.platform.scheduling.plan import StepPlan, StepResult
 from tests.server.api_server import LocalServer
@@ -19,6 +21,8 @@ from tests.server.faults.helpers import (
     streamed,
     tokens,
 )
+
+pytestmark = pytest.mark.slow
 
 PROMPT = "<|user|>There is a green star. What color is the star?<|end|><|assistant|>"
 

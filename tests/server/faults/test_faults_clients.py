@@ -12,6 +12,8 @@ from quire.platform.scheduling.plan import StepPlan, StepResult
 from tests.server.api_server import LocalServer
 from tests.server.faults.helpers import body, connect, executing, message, tokens, until
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("when", ["in mid-stream", "before the first token", "before the answer"])
 def test_a_client_that_hangs_up_is_aborted_within_one_step(tiny: LocalServer, when: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import pytest
 
 from quire.demo import picture_path
 from quire.platform.scheduling.plan import StepPlan, StepResult
@@ -28,6 +29,8 @@ from tests.server.faults.helpers import (
     tokens,
     until,
 )
+
+pytestmark = pytest.mark.slow
 
 PICTURE = "data:image/png;base64," + base64.b64encode(picture_path().read_bytes()).decode()
 

@@ -15,6 +15,8 @@ import pytest
 from tests.server.api_server import ServerProcess
 from tests.server.faults.helpers import InBackground, body, connect, message, streamed, until
 
+pytestmark = pytest.mark.slow
+
 
 def _refuses(server: ServerProcess) -> bool:
     try:

@@ -24,6 +24,8 @@ from tests.server.faults.helpers import (
     tokens,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_half_a_body_and_silence_is_given_up(tiny: LocalServer, chunked: bool) -> None:

@@ -24,6 +24,8 @@ from tests.server.faults.helpers import (
     until,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_exception_ends_its_own_request_and_no_other(tiny: LocalServer, stream: bool) -> None:

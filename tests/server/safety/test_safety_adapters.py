@@ -14,6 +14,8 @@ from quire.demo import adapter_path, picture_path
 from tests.server.api_server import LocalServer
 from tests.server.safety.helpers import CHAT, LOAD, UNLOAD, USER, asked
 
+pytestmark = pytest.mark.slow
+
 
 def test_adapters_are_not_changed_over_http_by_default(plain_model: Path) -> None:
     with LocalServer({"model": str(plain_model), "enable_lora": True}) as server:

@@ -11,6 +11,8 @@ import pytest
 from tests.server.api_server import LocalServer
 from tests.server.safety.helpers import ADMIN, CHAT, COMPLETIONS, KEYS, LOAD, UNLOAD, asked
 
+pytestmark = pytest.mark.slow
+
 CLOSED = (LOAD, UNLOAD, "/sleep", "/wake_up", "/reset_prefix_cache")  # without a flag that opens them
 OPEN = {"/health", "/ready", "/ping"}
 

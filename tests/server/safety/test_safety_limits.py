@@ -14,6 +14,8 @@ from quire.server.schemas import prompts
 from tests.server.api_server import LocalServer
 from tests.server.safety.helpers import CHAT, COMPLETIONS, KEYS, USER, asked
 
+pytestmark = pytest.mark.slow
+
 MANY = 150_000  # more than any list of quire's may have
 TOO_MUCH = {
     "n": (COMPLETIONS, {"prompt": "a", "n": 129}),

@@ -24,7 +24,7 @@ from quire import (
 from quire.errors import EngineClosedError
 from tests.server.vllm.helpers import GREEDY
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from quire.platform.engine.metrics import Counter, Gauge
 from quire.platform.outputs.beams import beams_as_output
 from tests.server.vllm.helpers import GREEDY
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 PROMPTS = ["Hello, my name is", "Once upon a time", "The star is", "One day, a red circle"]
 SEEN = "<|user|><|image|>How many shapes are there?<|end|><|assistant|>"

@@ -11,7 +11,7 @@ from quire.server import launch as serve
 from tests.cli.commands import Served
 from tests.server.api_server import ONE_THREAD, ServerProcess
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture
