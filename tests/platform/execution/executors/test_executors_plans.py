@@ -127,6 +127,7 @@ def test_images_and_a_step_that_is_interrupted(tmp_path: Path) -> None:
     assert sum(bool(plan.encode) for plan in calls[::2]) > 2
 
 
+@pytest.mark.usefixtures("foreground")
 def test_an_interrupt_waits_until_the_worker_has_the_plan(local: LLM) -> None:
     engine, planned = local.llm_engine, []
     plan = engine.scheduler.plan
