@@ -18,6 +18,8 @@ from quire.demo import picture_path
 from tests.benchmarks.benchmarks import BENCHMARKS, parser_of
 from tests.server.api_server import ServerProcess
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 # What vLLM has is told there in a table of its own, which has its own tests.
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

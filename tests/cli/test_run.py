@@ -22,6 +22,8 @@ from quire import LLM, SamplingParams
 from quire.cli.app import app
 from quire.demo import picture_path
 
+pytestmark = pytest.mark.slow
+
 PROMPT = ">>> "
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 

@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CALL = (
     "import torch, quire.kernels as k\n"
     "x = torch.ones(2, 4)\n"
