@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
-from quire.config.engine_args import EngineArgs
 from quire.errors import EngineClosedError, RequestError
 from quire.lora import LoRARequest
 from quire.platform.engine.async_engine import AsyncEngine, EngineRequest
@@ -15,6 +14,9 @@ from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.beams import beams_as_output
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from quire.config.engine_args import EngineArgs  # whose making takes a start 20 ms
 
 # How long a step may take before `check_health` says that it is stuck.
 _STEP_TIMEOUT = 300.0  # seconds

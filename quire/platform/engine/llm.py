@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from quire.config.arguments import llm_settings, takes_settings
-from quire.config.engine_args import EngineArgs
 from quire.config.generation import default_sampling
 from quire.config.not_served import method_not_served
 from quire.errors import RequestError
@@ -30,6 +29,7 @@ from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from quire.config.engine_args import EngineArgs
     from quire.config.typed_arguments import LLMArguments
 
 logger = logging.getLogger("quire")

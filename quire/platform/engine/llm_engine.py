@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire.config import EngineConfig
-from quire.config.engine_args import EngineArgs
 from quire.errors import RequestError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
 from quire.multimodal import ProcessedImage
@@ -29,6 +29,9 @@ from quire.platform.sampling.logits_processors import load_plugins
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.request import SequenceState, next_serial
 from quire.platform.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from quire.config.engine_args import EngineArgs  # whose making takes a start 20 ms
 
 logger = logging.getLogger("quire")
 
