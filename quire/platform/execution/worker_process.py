@@ -11,14 +11,17 @@ import os
 import select
 import signal
 import threading
+import time
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 from socket import socket
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 _PARENT_SECONDS = 1.0  # between two looks at whether the parent is still there
+# After an answer the next plan comes soon, and to be woken takes as long as taking it in: it is looked out for.
+_WAKEFUL_SECONDS = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,7 @@ class Start:
     log_level: int
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """number: of the message that it answers. error: pickled by itself. lost: a plan could not be taken in, and this is
     why there will be no other answers. logs: records since the last answer."""
 
@@ -105,7 +107,10 @@ class _Served:
         """Messages come in order, several at once; the last of them may want an answer."""
         from quire.platform.execution.wire import pack, pack_error, unpack
 
+        readable = select.poll()
+        readable.register(steps, select.POLLIN)
         while True:
+            _look_out(readable)
             try:
                 number, messages = unpack(steps.recv_bytes())
             except (EOFError, OSError):
@@ -198,6 +203,13 @@ class _Logs(logging.Handler):
         with self.lock or threading.Lock():
             records, self._records = tuple(self._records), []
         return records
+
+
+def _look_out(readable: select.poll) -> None:
+    """Stay awake for a while, or until there is something to read."""
+    end = time.perf_counter() + _WAKEFUL_SECONDS
+    while not readable.poll(0) and time.perf_counter() < end:
+        pass
 
 
 def _end_with_parent(life: int, parent: int) -> NoReturn:

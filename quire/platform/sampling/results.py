@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,11 @@ class TopLogprobs:
                 yield token_id, value, place + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """The token drawn; with `error` set there is none (token_id is -1), and the engine ends that request."""
+class Sampled(NamedTuple):
+    """The token drawn; with `error` set there is none (token_id is -1), and the engine ends that request.
+
+    A tuple with names, as every step makes one for each of its sequences.
+    """
 
     token_id: int
     logprobs: TopLogprobs | None = None
