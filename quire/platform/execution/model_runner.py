@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ class RunningStep:
     def result(self) -> StepResult:
         """Wait for it."""
         drawn = iter([] if self._sampling is None else self._sampling.result())
-        sampled = tuple(tuple(next(drawn) for _ in chunk.draws) for chunk in self.plan.chunks)
+        sampled = tuple(tuple(islice(drawn, len(chunk.draws))) for chunk in self.plan.chunks)
         return StepResult(sampled, self._scores)
 
 

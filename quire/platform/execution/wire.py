@@ -10,6 +10,7 @@ import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -54,7 +55,7 @@ def unpack_result(packed: tuple[Any, ...], plan: StepPlan) -> StepResult:
     """plan: what gave the result."""
     tokens, special, scores = packed
     drawn = iter([special.get(place) or Sampled(token) for place, token in enumerate(tokens)])
-    sampled = tuple(tuple(next(drawn) for _ in chunk.draws) for chunk in plan.chunks)
+    sampled = tuple(tuple(islice(drawn, len(chunk.draws))) for chunk in plan.chunks)
     return StepResult(sampled, scores or ((),) * len(plan.chunks))
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 
 _PARENT_SECONDS = 1.0  # between two looks at whether the parent is still there
 # After an answer the next plan comes soon, and to be woken takes as long as taking it in: it is looked out for.
-_WAKEFUL_SECONDS = 0.0005
+_WAKEFUL_SECONDS = 0.0015
 
 
 @dataclass(frozen=True, slots=True)
