@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from quire.garbage import collector_waits
+
 if TYPE_CHECKING:
     from quire.config.convert import load_chat_template
     from quire.config.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
@@ -112,7 +114,8 @@ def __getattr__(name: str) -> Any:
         if why:  # an AttributeError's text would not be shown by `from quire import ...`
             raise ImportError(f"quire has no {name!r}{why}", name="quire")
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    with collector_waits():
+        value = getattr(import_module(_HOME[name]), name)
     globals()[name] = value
     return value
 

@@ -24,6 +24,7 @@ from quire.config.from_vllm import check
 from quire.config.setting import Group
 from quire.config.settings import at, make
 from quire.errors import QuireError
+from quire.garbage import collector_waits
 from quire.server.logs import configure
 
 logger = logging.getLogger("quire.server")
@@ -90,7 +91,8 @@ def serve(context: typer.Context, **given: Any) -> None:
     # Process 1 of a container would ignore SIGTERM. The server has handlers of its own for both, once it runs.
     with errors_in_one_line(), ended_by({signal.SIGINT: INTERRUPTED, signal.SIGTERM: 0}):
         logger.info("loading %s", words or model or "the bundled model")
-        from quire.server import launch as command  # which takes seconds
+        with collector_waits():
+            from quire.server import launch as command  # which takes seconds
 
         code = command.serve(command.Task(wanted, of_vllm))
     raise typer.Exit(code)

@@ -12,6 +12,7 @@ from typing import Any
 from quire.checkpoint.files import HUB_TEXTS, Hub, resolve_checkpoint, resolve_weights
 from quire.config import EngineConfig, LoRAConfig, ModelConfig
 from quire.errors import AdapterError, CheckpointError, QuireError
+from quire.garbage import collector_waits
 from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRegistry, DeviceAdapterBudget
 from quire.models.vision.base import VisionLanguageModel
 from quire.multimodal import FeatureCache, ImageProcessor, MediaPreprocessor
@@ -55,6 +56,7 @@ class VisionComponents:
     feature_bytes: int  # of one placeholder's
 
 
+@collector_waits()
 def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
     """Load what `config` names. notify: called by workers whenever one has finished something that a step may wait for.
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from socket import socket
 from typing import Any, NamedTuple, NoReturn
 
+from quire.garbage import collector_waits
+
 _PARENT_SECONDS = 1.0  # between two looks at whether the parent is still there
 # After an answer the next plan comes soon, and to be woken takes as long as taking it in: it is looked out for.
 _WAKEFUL_SECONDS = 0.0015
@@ -65,13 +67,20 @@ def start(channels: str) -> None:
 def _serve(channels: Channels) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(channels.life, os.getppid()), daemon=True).start()
+    steps, logs = Connection(channels.steps), _Logs()
+    with collector_waits():
+        served = _load(channels, steps, logs)
+    if served is not None:
+        served.run(steps, logs)
+
+
+def _load(channels: Channels, steps: Connection, logs: _Logs) -> _Served | None:
+    """Make the worker that the first message describes, and answer with its facts; None: that has failed."""
     import torch
 
     from quire.platform.execution.wire import pack, pack_error, unpack
     from quire.platform.execution.worker import Worker
 
-    steps = Connection(channels.steps)
-    logs = _Logs()
     logging.getLogger("quire").addHandler(logs)
     logging.getLogger("quire").propagate = False
     try:
@@ -81,12 +90,12 @@ def _serve(channels: Channels) -> None:
         worker = Worker(start.config, Path(start.path))
     except Exception as error:
         steps.send_bytes(pack(Answer(0, error=pack_error(error), logs=logs.take())))
-        return
+        return None
     served = _Served(worker, socket(fileno=channels.tensors))
     for descriptor in channels.errands:
         threading.Thread(target=served.run_errands, args=(Connection(descriptor),), daemon=True).start()
     steps.send_bytes(pack(Answer(0, worker.facts, logs=logs.take())))
-    served.run(steps, logs)
+    return served
 
 
 class _Served:
