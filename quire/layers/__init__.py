@@ -3,6 +3,7 @@
 from quire.layers.activation import activation, gated_activation
 from quire.layers.attention import PagedAttention
 from quire.layers.embedding import Embedding
+from quire.layers.heads import HeadOrder, grouped_heads, head_order
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.norm import LayerNorm, RMSNorm
 from quire.layers.rotary import ROTARY_FIELDS, RotaryEmbedding, RotaryTable
@@ -11,6 +12,7 @@ from quire.layers.rows import gathered, repeated
 __all__ = [
     "ROTARY_FIELDS",
     "Embedding",
+    "HeadOrder",
     "LayerNorm",
     "Linear",
     "MergedLinear",
@@ -21,5 +23,7 @@ __all__ = [
     "activation",
     "gated_activation",
     "gathered",
+    "grouped_heads",
+    "head_order",
     "repeated",
 ]

@@ -121,19 +121,25 @@ def _overridden_config(path: Path, raw: dict[str, Any], overrides: Mapping[str, 
 
 
 def load_config(path: str | Path) -> PretrainedConfig:
-    """Read config.json through transformers, never running code that comes with the checkpoint."""
+    """Read config.json through transformers, never running code that comes with the checkpoint.
+
+    An architecture whose configuration transformers does not know may have a class of quire's for it (`Row.config`).
+    """
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     path = Path(path)
     raw = read_json(path / "config.json")
-    if "auto_map" in raw and str(raw.get("model_type")) not in CONFIG_MAPPING:
+    own: Any = registry.config_class(_architectures(raw))
+    if own is None and "auto_map" in raw and str(raw.get("model_type")) not in CONFIG_MAPPING:
         raise UnsupportedModelError(
             f"{path / 'config.json'}: model_type {raw.get('model_type')!r} is unknown to "
             "transformers and brings its own code (auto_map). quire never runs code that comes with a "
             "checkpoint; a plug-in package can add the model: see docs/adding-a-model.md."
         )
     try:
+        if own is not None:
+            return own.from_pretrained(path, local_files_only=True)
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers raises all kinds for a configuration that it cannot take
         raise CheckpointError(
@@ -147,9 +153,7 @@ def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
     Found before transformers reads the file: a plug-in may have to register its configuration class first.
     """
     check_format(raw)
-    architectures = raw.get("architectures") or []
-    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
-        raise CheckpointError(f"config.json: architectures={architectures!r} must be a list of names.")
+    architectures = _architectures(raw)
     row = registry.find(architectures)
     media = [field for field in _MEDIA_FIELDS if raw.get(field) is not None]
     if media and "image" not in row.capabilities:
@@ -165,6 +169,13 @@ def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
             f"{row.architecture}: {row.target} does not derive from quire.models.base.CausalLM."
         )
     return model_class
+
+
+def _architectures(raw: dict[str, Any]) -> list[str]:
+    architectures = raw.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise CheckpointError(f"config.json: architectures={architectures!r} must be a list of names.")
+    return architectures
 
 
 def _dtype(dtype: str | torch.dtype, raw: dict[str, Any], checkpoint: Checkpoint) -> torch.dtype:

@@ -83,18 +83,31 @@ def resolve(architectures: Sequence[str]) -> type:
 
 def load_class(row: Row) -> type:
     """Import a row's class. Raises UnsupportedModelError with the root cause where that fails."""
+    return _imported(row, row.target)
+
+
+def config_class(architectures: Sequence[str]) -> type | None:
+    """Return the class that reads the config.json of such a checkpoint; None: transformers has it, or no row has.
+
+    Raises UnsupportedModelError for one that cannot be imported.
+    """
+    row = next((row for row in rows() if row.architecture in architectures[:1]), None)
+    return None if row is None or row.config is None else _imported(row, row.config)
+
+
+def _imported(row: Row, target: str) -> type:
     source = f" of package {row.package!r}" if row.package else ""
-    module, separator, name = row.target.partition(":")
+    module, separator, name = target.partition(":")
     if not (module and separator and name):
-        raise UnsupportedModelError(f"{row.architecture}: {row.target!r}{source} is not of the form 'module:Class'.")
+        raise UnsupportedModelError(f"{row.architecture}: {target!r}{source} is not of the form 'module:Class'.")
     try:
         value = getattr(import_module(module), name)
     except Exception as error:  # whatever a module does when imported
         raise UnsupportedModelError(
-            f"{row.architecture}: {row.target!r}{source} cannot be imported: {root_cause(error)}"
+            f"{row.architecture}: {target!r}{source} cannot be imported: {root_cause(error)}"
         ) from error
     if not isinstance(value, type):
-        raise UnsupportedModelError(f"{row.architecture}: {row.target!r}{source} is not a class, but {value!r}.")
+        raise UnsupportedModelError(f"{row.architecture}: {target!r}{source} is not a class, but {value!r}.")
     return value
 
 
@@ -107,4 +120,4 @@ def _unsupported(name: str, known: list[str]) -> str:
     )
 
 
-__all__ = ["BUILT_IN", "Row", "find", "load_class", "resolve", "root_cause", "rows"]
+__all__ = ["BUILT_IN", "Row", "config_class", "find", "load_class", "resolve", "root_cause", "rows"]

@@ -12,10 +12,12 @@ IMAGES = TEXT | {"image"}
 class Row:
     """architecture: its name in config.json. target: "module:Class". capabilities: of "text", "image".
 
-    package: the distribution that brought the row; None for quire's own.
+    package: the distribution that brought the row; None for quire's own. config: "module:Class" of what reads such a
+    config.json where transformers has no class for it; None: transformers' does.
     """
 
     architecture: str
     target: str
     capabilities: frozenset[str] = TEXT
     package: str | None = None
+    config: str | None = None
