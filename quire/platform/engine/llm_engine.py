@@ -192,6 +192,8 @@ class LLMEngine:
 
     def _respond(self, advanced: Sequence[SequenceState]) -> list[Output]:
         """The outputs of requests that have failed, and of those whose sequences have advanced."""
+        if not advanced and not self.core.failed:
+            return []
         requests = dict.fromkeys(self.core.take_failed())
         for sequence in advanced:
             request = sequence.request

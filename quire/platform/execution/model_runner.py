@@ -172,6 +172,8 @@ class ModelRunner:
         """
         self._sequences.take(plan)
         self.encoder.release(plan.release)
+        if not plan.moves and not plan.poison:
+            return
         with self._on_device():
             if self.adapter_slots is not None:
                 for uid in plan.drop:

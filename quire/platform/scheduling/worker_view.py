@@ -24,13 +24,18 @@ class WorkerView:
 
     def begin_plan(self, sequences: Mapping[int, SequenceState], chunks: list[Chunk]) -> None:
         """chunks: where those of the plan in the making will be gathered. sequences: that have not finished, by id."""
+        if self._under_way or self._forks_under_way:
+            self._tell_again(sequences)
+        self._under_way, self._forks_under_way = chunks, 0
+        self._new.clear()
+
+    def _tell_again(self, sequences: Mapping[int, SequenceState]) -> None:
+        """The last plan may not have reached the worker."""
         forks = self._forks[: self._forks_under_way]  # if the worker has had them, it may have lost their parents since
         for sequence_id in [*(chunk.sequence_id for chunk in self._under_way), *(fork.sequence_id for fork in forks)]:
             if sequence_id in sequences:
                 sequences[sequence_id].told(0)
         del self._forks[: len(forks)]
-        self._under_way, self._forks_under_way = chunks, 0
-        self._new.clear()
 
     def new_tokens(self, sequence: SequenceState) -> tuple[int, tuple[int, ...]]:
         """The tokens that the worker does not know, and their place; the worker knows them from here on."""

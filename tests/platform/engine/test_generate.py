@@ -329,9 +329,7 @@ def test_a_beam_without_a_result_ends_the_search(tiny_llm, monkeypatch):
         execution = execute(plan)
         if len(plan.chunks) == 3:  # all three beams run: the last one fails
             result = execution.result()
-            broken = dataclasses.replace(
-                result.sampled[2][0], token_id=-1, logprobs=None, error=Failure("broken", False)
-            )
+            broken = result.sampled[2][0]._replace(token_id=-1, logprobs=None, error=Failure("broken", False))
             result = dataclasses.replace(result, sampled=[*result.sampled[:2], [broken]])
             return SimpleNamespace(result=lambda: result, known_there=False)
         return execution
