@@ -1,8 +1,8 @@
-"""The decoder that most families share: pre-norm blocks of grouped-query attention and a gated feed-forward.
+"""The decoder that most families share: blocks of grouped-query attention and a feed-forward.
 
 Root mean square norms (arXiv:1910.07467), grouped-query attention (arXiv:2305.13245), rotary positions
-(arXiv:2104.09864), SwiGLU (arXiv:2002.05202). A family derives from `DecoderForCausalLM` and says what is its own:
-`attention_spec`, `biases`, `attention_class` and `mlp_class`. Modules are called as in Llama's state dict.
+(arXiv:2104.09864), SwiGLU (arXiv:2002.05202). A family derives from `DecoderForCausalLM` and says what is its own, by
+the hooks of that class: what it does not say is Llama's. Modules are called as in Llama's state dict.
 
 Configuration fields that shape the arithmetic: hidden_size, intermediate_size, num_hidden_layers,
 num_attention_heads, num_key_value_heads, head_dim, hidden_act, rms_norm_eps, tie_word_embeddings, vocab_size,
@@ -27,13 +27,19 @@ from quire.layers import (
     RMSNorm,
     RotaryEmbedding,
     RotaryTable,
+    activation,
     gated_activation,
 )
-from quire.models.base import CausalLM
+from quire.models.base import CausalLM, refuse
 from quire.types import AttentionSpec, ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+# Windows in the layers that layer_types calls sliding, for a family's `supported_fields`. Where a family has
+# sliding_window alone there, all its layers have that.
+WINDOW_FIELDS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class Biases(NamedTuple):
@@ -57,7 +63,7 @@ class DecoderAttention(nn.Module):
         self.qkv = MergedLinear(self.q_proj, self.k_proj, self.v_proj)
         self.attend = PagedAttention.from_spec(spec)
 
-    def forward(self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         query, key, value = self.project(x)
         query, key = self.norm_heads(query, key)
         return self.o_proj(self.attend.of(query, key, value, ctx, cache, rope))
@@ -71,6 +77,35 @@ class DecoderAttention(nn.Module):
         return query, key
 
 
+class HeadNormAttention(DecoderAttention):
+    """A norm over each head of query and key, before they are rotated."""
+
+    def __init__(self, config: PretrainedConfig, spec: AttentionSpec, biases: Biases) -> None:
+        super().__init__(config, spec, biases)
+        self.q_norm = self.head_norm(config, spec.head_dim)
+        self.k_norm = self.head_norm(config, spec.head_dim)
+
+    def head_norm(self, config: PretrainedConfig, size: int) -> nn.Module:
+        return RMSNorm(size, config.rms_norm_eps)
+
+    def norm_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.q_norm(query), self.k_norm(key)
+
+
+class FusedAttention(DecoderAttention):
+    """Query, key and value are one layer, `qkv_proj`: all queries' heads, then all keys', then all values'."""
+
+    def __init__(self, config: PretrainedConfig, spec: AttentionSpec, biases: Biases) -> None:
+        nn.Module.__init__(self)
+        width = (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+        self.qkv_proj = Linear(config.hidden_size, width, bias=biases.qkv)
+        self.o_proj = Linear(spec.num_heads * spec.head_dim, config.hidden_size, bias=biases.out)
+        self.attend = PagedAttention.from_spec(spec)
+
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.attend.split(self.qkv_proj(x))
+
+
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x))"""
 
@@ -81,16 +116,118 @@ class GatedMLP(nn.Module):
         self.up_proj = Linear(hidden, inner, bias=biases.mlp)
         self.down_proj = Linear(inner, hidden, bias=biases.mlp)
         self.gate_up = MergedLinear(self.gate_proj, self.up_proj)
-        self.activate = gated_activation(config.hidden_act)
+        self.activate = gated_activation(hidden_act(config))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(self.activate(self.gate_up(x)))
 
 
-class DecoderForCausalLM(CausalLM):
-    """A family of such decoders.
+class FusedGatedMLP(nn.Module):
+    """The same with gate and up as one layer, `gate_up_proj`: the gate first."""
 
-    attention_class, mlp_class: made of (config, spec, biases) and of (config, biases) for each layer.
+    def __init__(self, config: PretrainedConfig, biases: Biases) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = Linear(hidden, 2 * inner, bias=biases.mlp)
+        self.down_proj = Linear(inner, hidden, bias=biases.mlp)
+        self.activate = gated_activation(hidden_act(config))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.activate(self.gate_up_proj(x)))
+
+
+class PlainMLP(nn.Module):
+    """down(act(up(x)))"""
+
+    def __init__(self, config: PretrainedConfig, biases: Biases) -> None:
+        super().__init__()
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=biases.mlp)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=biases.mlp)
+        self.activate = activation(hidden_act(config))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.activate(self.up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm: attention and feed-forward each read a norm of the residual stream, and are added to it.
+
+    norm_names: of the layer's norms, in the order in which they are used; `norms` has them in that order.
+    """
+
+    norm_names: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+
+    def __init__(self, config: PretrainedConfig, family: type[DecoderForCausalLM], layer: int) -> None:
+        super().__init__()
+        biases = family.biases(config)
+        self.self_attn = family.attention_class(config, family.attention_spec(config, layer), biases)
+        self.mlp = family.mlp_class(config, biases)
+        self.norms = tuple(family.norm(config, config.hidden_size) for _ in self.norm_names)
+        for name, norm in zip(self.norm_names, self.norms, strict=True):
+            self.add_module(name, norm)
+
+    def forward(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor | None,
+        rope: RotaryTable | None,
+        ctx: ForwardContext,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """residual: [T, C], to which this adds, in place, x [T, C]: what the layer before left to add."""
+        before_attention, before_mlp = self.norms
+        x = self.self_attn(before_attention(residual, x), rope, ctx, cache)
+        return self.mlp(before_mlp(residual, x))
+
+
+class SandwichLayer(DecoderLayer):
+    """Norms before attention and feed-forward, and of what they give."""
+
+    norm_names = (
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+    )  # fmt: skip
+
+    def forward(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor | None,
+        rope: RotaryTable | None,
+        ctx: ForwardContext,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        before_attention, after_attention, before_mlp, after_mlp = self.norms
+        x = after_attention(self.self_attn(before_attention(residual, x), rope, ctx, cache))
+        return after_mlp(self.mlp(before_mlp(residual, x)))
+
+
+class Decoder(nn.Module):
+    """Embeddings, layers and the last norm.
+
+    rotaries: tables of rotations; rotary: the first. rotary_of: for each layer the number of its own; -1: it has none.
+    """
+
+    def __init__(self, config: PretrainedConfig, family: type[DecoderForCausalLM]) -> None:
+        super().__init__()
+        layers = range(config.num_hidden_layers)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(family.layer_class(config, family, layer) for layer in layers)
+        self.norm = family.norm(config, config.hidden_size)
+        self.rotaries = tuple(family.rotaries(config))
+        self.rotary = self.rotaries[0]
+        self.rotary_of = [family.rotary_of(config, layer) for layer in layers]
+
+    def forward(self, residual: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
+        ropes, x = [*(rotary(ctx) for rotary in self.rotaries), None], None
+        for layer, which, cache in zip(self.layers, self.rotary_of, kv, strict=True):
+            x = layer(residual, x, ropes[which], ctx, cache)
+        return self.norm(residual, x)
+
+
+class DecoderForCausalLM(CausalLM):
+    """A family of such decoders. What is a family's own, it says by these attributes and by the methods of a class.
+
+    attention_class: made of (config, spec, biases) for each layer. mlp_class: of (config, biases). layer_class: of
+    (config, family, number of the layer): where the norms stand.
     """
 
     tied_weights: Mapping[str, str] = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -98,14 +235,16 @@ class DecoderForCausalLM(CausalLM):
     checkpoint_ignored: Sequence[str] = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
     attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
     mlp_class: ClassVar[type[nn.Module]] = GatedMLP
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
         self.model = Decoder(config, type(self))
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.kv_spec = KVSpec.of(self.attention_spec(config, layer) for layer in range(config.num_hidden_layers))
-        self.max_model_len = self.model.rotary.max_positions
-        self.rope_threshold = self.model.rotary.threshold
+        self.max_model_len = min(rotary.max_positions for rotary in self.model.rotaries)
+        thresholds = [rotary.threshold for rotary in self.model.rotaries if rotary.threshold is not None]
+        self.rope_threshold = min(thresholds, default=None)
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
@@ -115,58 +254,41 @@ class DecoderForCausalLM(CausalLM):
                 f"config.json: num_attention_heads={config.num_attention_heads} is not a multiple of "
                 f"num_key_value_heads={config.num_key_value_heads}."
             )
+        types = getattr(config, "layer_types", None)
+        if types and (not _LAYER_TYPES.issuperset(types) or len(types) != config.num_hidden_layers):
+            refuse(config, "layer_types", f"it must have one of {', '.join(sorted(_LAYER_TYPES))} for each layer")
 
     @classmethod
     def attention_spec(cls, config: PretrainedConfig, layer: int) -> AttentionSpec:
         """What the attention of layer number `layer` computes."""
-        return AttentionSpec(config.num_attention_heads, kv_heads(config), head_dim(config))
+        slides = "layer_types" not in cls.supported_fields or config.layer_types[layer] == "sliding_attention"
+        window = getattr(config, "sliding_window", None) or 0 if slides else 0
+        return AttentionSpec(config.num_attention_heads, kv_heads(config), head_dim(config), window=window)
 
     @classmethod
     def biases(cls, config: PretrainedConfig) -> Biases:
         return Biases()
+
+    @classmethod
+    def norm(cls, config: PretrainedConfig, size: int) -> nn.Module:
+        """A norm of the residual stream."""
+        return RMSNorm(size, config.rms_norm_eps)
+
+    @classmethod
+    def rotaries(cls, config: PretrainedConfig) -> Sequence[RotaryEmbedding]:
+        """The tables of rotations that the layers have."""
+        return (RotaryEmbedding(config),)
+
+    @classmethod
+    def rotary_of(cls, config: PretrainedConfig, layer: int) -> int:
+        """Which of `rotaries` a layer turns by; -1: it does not."""
+        return 0
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.model.embed_tokens(input_ids)
 
     def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
         return self.model(embeddings, ctx, kv)
-
-
-class Decoder(nn.Module):
-    def __init__(self, config: PretrainedConfig, family: type[DecoderForCausalLM]) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, family, layer) for layer in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary = RotaryEmbedding(config)
-
-    def forward(self, residual: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        rope, x = self.rotary(ctx), None
-        for layer, cache in zip(self.layers, kv, strict=True):
-            x = layer(residual, x, rope, ctx, cache)
-        return self.norm(residual, x)
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: PretrainedConfig, family: type[DecoderForCausalLM], layer: int) -> None:
-        super().__init__()
-        biases = family.biases(config)
-        self.self_attn = family.attention_class(config, family.attention_spec(config, layer), biases)
-        self.mlp = family.mlp_class(config, biases)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(
-        self,
-        residual: torch.Tensor,
-        x: torch.Tensor | None,
-        rope: RotaryTable,
-        ctx: ForwardContext,
-        cache: KVCache,
-    ) -> torch.Tensor:
-        """residual: [T, C], to which this adds, in place, x [T, C]: what the layer before left to add."""
-        x = self.self_attn(self.input_layernorm(residual, x), rope, ctx, cache)
-        return self.mlp(self.post_attention_layernorm(residual, x))
 
 
 def head_dim(config: PretrainedConfig) -> int:
@@ -176,3 +298,8 @@ def head_dim(config: PretrainedConfig) -> int:
 
 def kv_heads(config: PretrainedConfig) -> int:
     return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+
+def hidden_act(config: PretrainedConfig) -> str:
+    """The feed-forward's activation: Gemma's configurations have it under a name of their own."""
+    return getattr(config, "hidden_activation", None) or config.hidden_act

@@ -27,6 +27,7 @@ BUILT_IN = (
     Row("Qwen2ForCausalLM", "quire.models.qwen2:Qwen2ForCausalLM"),
     Row("OPTForCausalLM", "quire.models.opt:OPTForCausalLM"),
     Row("GPT2LMHeadModel", "quire.models.gpt2:GPT2LMHeadModel"),
+    Row("SeedOssForCausalLM", "quire.models.seed_oss:SeedOssForCausalLM"),
     Row("LlavaForConditionalGeneration", "quire.models.llava:LlavaForConditionalGeneration", IMAGES),
     Row("LlavaNextForConditionalGeneration", "quire.models.llava_next:LlavaNextForConditionalGeneration", IMAGES),
     Row("Qwen2VLForConditionalGeneration", "quire.models.qwen2_vl:Qwen2VLForConditionalGeneration", IMAGES),

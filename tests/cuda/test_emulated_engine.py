@@ -24,7 +24,7 @@ from tests.lora import adapter_files, peft_world
 from tests.models import tiny
 from tests.multimodal import tiny_vision
 from tests.platform.conftest import make_llama
-from tests.platform.engine.test_engine_parity import by_transformers
+from tests.platform.engine.parity import by_transformers
 
 STEPS = 5
 
@@ -74,7 +74,7 @@ def test_text(emulated_engine, tmp_path: Path, architecture: str, variant: str) 
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
     for ids, output in zip(batch, llm.generate(batch, params, use_tqdm=False), strict=True):
         answer = output.outputs[0].token_ids
-        assert answer == by_transformers(oracle, ids, answer, variant)[0]
+        assert answer == by_transformers(oracle, ids, answer, token_by_token=True)[0]
 
 
 def test_bfloat16_is_as_close_to_float64_as_transformers_is(emulated_engine, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_bfloat16_is_as_close_to_float64_as_transformers_is(emulated_engine, tmp
     ours, theirs = [], []
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     for ids, output in zip(batch, llm.generate(batch, params, use_tqdm=False), strict=True):
-        truth, half = (by_transformers(model, ids, [0], "")[1] for model in (exact, rounded))
+        truth, half = (by_transformers(model, ids, [0])[1] for model in (exact, rounded))
         for place in range(1, len(ids)):
             expected = float(truth[place - 1, ids[place]])
             ours.append(abs(output.prompt_logprobs[place][ids[place]].logprob - expected))

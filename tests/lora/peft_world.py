@@ -186,7 +186,7 @@ def text_prompts(vocab: int, count: int = 3, seed: int = 5) -> list[Prompt]:
 
 def text_world(folder: Path, architecture: str, variant: str, **settings: Any) -> World:
     """A text model of `tests.models.tiny`, with an engine."""
-    theirs = tiny.make(architecture, variant, **{**_LAYERS[architecture], **settings})
+    theirs = tiny.make(architecture, variant, **{**_LAYERS.get(architecture, {}), **settings})
     path = tiny.save(theirs, folder / "base")
     theirs.name_or_path = theirs.config._name_or_path = str(path)
     prompts = text_prompts(theirs.config.vocab_size)

@@ -1,5 +1,7 @@
 """Tiny random Hugging Face models: one table of configuration variants for each architecture.
 
+The families that came later have their tables in `rows`.
+
 `build(architecture, variant, directory)` saves one, `cases()` lists them all; the engine's parity tests use
 them too.
 """
@@ -12,6 +14,8 @@ from typing import Any
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from tests.models import rows
 
 VOCAB = 97
 # Longer than every length at which a rotary type below changes its frequencies.
@@ -170,14 +174,15 @@ def cases() -> list[tuple[str, str]]:
 
 def make(architecture: str, variant: str, seed: int = 0, **settings: Any) -> Any:
     """Return the Hugging Face model of a variant, float32, in eval mode; `settings` replace the variant's."""
-    config_class, base, table = TABLE[architecture]
+    config_class, base, table = TABLE.get(architecture) or rows.entry(architecture)
     # Copied: transformers writes into the rotary settings that it is given.
     wanted = {**base, **table[variant], **settings}
     wanted = {k: dict(v) if isinstance(v, dict) else v for k, v in wanted.items()}
     config = getattr(transformers, config_class)(**wanted)
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)._from_config(config, attn_implementation="eager").float().eval()
-    randomise(model, GAIN.get(architecture, 2.5))
+    row = rows.all_rows().get(architecture)
+    randomise(model, row.gain if row else GAIN.get(architecture, 2.5))
     return model
 
 

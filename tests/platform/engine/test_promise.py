@@ -9,6 +9,7 @@ import pytest
 from quire import LLM, SamplingParams, kernels
 from tests.models.tiny import build
 from tests.platform.conftest import make_llama
+from tests.platform.engine.parity import check_forks
 
 REQUESTS = 32
 
@@ -103,31 +104,7 @@ def test_threads_do_not_matter(path, alone):
     [("LlamaForCausalLM", "odd_sizes"), ("OPTForCausalLM", "post_norm"), ("GPT2LMHeadModel", "gelu_new")],
 )
 def test_architectures_dtypes_and_forks(tmp_path, architecture, variant, dtype):
-    path = str(build(architecture, variant, tmp_path))
-    rng = random.Random(8)
-    batch = [[rng.randrange(97) for _ in range(rng.randint(1, 50))] for _ in range(12)]
-    wanted = [
-        SamplingParams(n=1 + i % 3, temperature=1.0, seed=i, max_tokens=14, ignore_eos=True, logprobs=2)
-        for i in range(12)
-    ]
-
-    def run(llm: LLM, chosen: list[int]) -> list:
-        outputs = llm.generate([batch[i] for i in chosen], [wanted[i] for i in chosen], use_tqdm=False)
-        assert llm.llm_engine.pool.num_owned == 0
-        return [[(c.token_ids, c.logprobs) for c in output.outputs] for output in outputs]
-
-    calm = LLM(path, dtype=dtype, skip_tokenizer_init=True, enable_prefix_caching=False)
-    tight = LLM(
-        path,
-        dtype=dtype,
-        skip_tokenizer_init=True,
-        block_size=4,
-        num_gpu_blocks_override=24,
-        max_num_batched_tokens=11,
-        debug=True,
-    )
-    assert run(tight, list(range(12))) == [run(calm, [i])[0] for i in range(12)]
-    assert tight.llm_engine.scheduler.num_preemptions > 0
+    check_forks(build(architecture, variant, tmp_path), dtype)
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel"])

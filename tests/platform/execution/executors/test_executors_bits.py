@@ -15,7 +15,7 @@ from tests.lora import adapter_files
 from tests.multimodal import open_engine, tiny_vision
 from tests.multimodal.test_image_promise import answers as image_answers
 from tests.multimodal.test_image_promise import requests as image_requests
-from tests.platform.engine import test_engine_parity as parity
+from tests.platform.engine import parity
 from tests.platform.engine import test_promise as promise
 from tests.platform.execution.executors.helpers import GREEDY
 
@@ -37,7 +37,7 @@ def test_transformers(remote: LLM, tiny_path: Path) -> None:
     outputs = remote.generate([{"prompt_token_ids": ids} for ids in batch], GREEDY, use_tqdm=False)
     for ids, output in zip(batch, outputs, strict=True):
         answer = list(output.outputs[0].token_ids)
-        assert parity.by_transformers(oracle, ids, answer, "gqa")[0] == answer
+        assert parity.by_transformers(oracle, ids, answer, token_by_token=True)[0] == answer
 
 
 def test_forks_and_beams(remote: LLM, local: LLM) -> None:
