@@ -7,7 +7,18 @@
 namespace quire {
 
 enum class DType : int { float32 = 0, bfloat16 = 1, float16 = 2 };
-enum class Activation : int { silu = 0, relu = 1, gelu = 2, gelu_tanh = 3, quick_gelu = 4 };
+enum class Activation : int {
+  silu = 0,
+  relu = 1,
+  gelu = 2,
+  gelu_tanh = 3,
+  quick_gelu = 4,
+  relu2 = 5,
+  relu6 = 6,
+  sigmoid = 7,
+  tanh = 8,
+  mish = 9
+};
 
 struct Weight {
   const void* data;  // [rows, K], contiguous, at any address that suits the dtype
@@ -74,28 +85,36 @@ struct EmbeddingArgs {
   void* y;             // [T, C], contiguous
   int64_t tokens, channels, table_rows;
   DType dtype;
+  float scale = 1;  // of the table's rows
 };
 
+// Of heads, x and y are [T, H, C], a token's heads one behind the other; each is normalised by itself.
 struct NormArgs {
   const void* x;       // [T, C], rows x_stride apart
-  void* residual;      // [T, C], contiguous, or null
+  void* residual;      // [T, C], contiguous, or null; null where there are heads
   const void* weight;  // [C] or null
   const void* bias;    // [C] or null
   void* y;             // [T, C], contiguous
   int64_t tokens, channels, x_stride;
   float eps;
   DType dtype;
+  float weight_offset = 0;    // added to the weight
+  float x_scale = 1;          // x is multiplied by it before it is added to the residual
+  int64_t heads = 1;          // H
+  int64_t weight_stride = 0;  // from a head's weight (and bias) to the next one's; 0: all have the same
 };
 
 struct RotaryArgs {
   void* query;  // [T, H, D], tokens query_stride apart
-  void* key;    // [T, G, D], tokens key_stride apart
+  void* key;    // [T, G, D], tokens key_stride apart; or null, and G is 0
   const int64_t* positions;
   const float* cos_sin;  // [P, R]: R / 2 cosines, then R / 2 sines
   int64_t query_stride, key_stride;
   int64_t tokens, heads, kv_heads, head_dim, rotary_dim;
   int64_t rows;  // P
   DType dtype;
+  bool interleaved = false;  // pairs are (0, 1), (2, 3) .., not (0, R / 2), (1, R / 2 + 1) ..
+  int64_t first = 0;         // dimensions first .. first + R of each head are turned
 };
 
 struct ActivationArgs {
@@ -104,6 +123,46 @@ struct ActivationArgs {
   int64_t tokens, channels, x_stride;
   Activation kind;
   bool gated;
+  DType dtype;
+};
+
+// y = (clamp(up, -limit, limit) + 1) * gate * sigmoid(alpha * gate), of gate = min(gate, limit).
+struct ClampedSwigluArgs {
+  const void* x;  // [T, 2 C]: gates, then ups; interleaved: gate, up, gate, up ..; rows x_stride apart
+  void* y;        // [T, C], contiguous
+  int64_t tokens, channels, x_stride;
+  float alpha, limit;
+  bool interleaved;
+  DType dtype;
+};
+
+// xIELU (arXiv:2411.13010): for x > 0, p x^2 + beta x; else n (expm1(min(x, eps)) - x) + beta x, of p = softplus(alpha_p)
+// and n = beta + softplus(alpha_n).
+struct XieluArgs {
+  const void* x;  // [T, C], rows x_stride apart
+  const void* alpha_p;
+  const void* alpha_n;
+  const float* beta;
+  const float* eps;
+  void* y;  // [T, C], contiguous
+  int64_t tokens, channels, x_stride;
+  DType dtype;
+};
+
+struct AddArgs {
+  const void* x;      // [T, C], rows x_stride apart
+  const void* added;  // [T, C], rows added_stride apart
+  void* y;            // [T, C], contiguous: x + scale * added
+  int64_t tokens, channels, x_stride, added_stride;
+  float scale;
+  DType dtype;
+};
+
+struct ScaleArgs {
+  const void* x;  // [T, C], rows x_stride apart
+  void* y;        // [T, C], contiguous: factor * x, and of that cap * tanh(. / cap) where cap is not 0
+  int64_t tokens, channels, x_stride;
+  float factor, cap;
   DType dtype;
 };
 

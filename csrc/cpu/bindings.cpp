@@ -180,9 +180,9 @@ void check_below(const int64_t* values, int64_t count, int64_t limit, const char
 }
 
 void embedding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t added, uintptr_t y, int64_t tokens,
-               int64_t channels, int dtype) {
-  const EmbeddingArgs args{at<int64_t>(ids), at<void>(table), at<void>(added), at<void>(y),
-                           tokens,           channels,        table_rows,      static_cast<DType>(dtype)};
+               int64_t channels, int dtype, float scale) {
+  const EmbeddingArgs args{at<int64_t>(ids), at<void>(table), at<void>(added),           at<void>(y), tokens,
+                           channels,         table_rows,      static_cast<DType>(dtype), scale};
   const auto call = [=] {
     check_below(args.ids, tokens, table_rows, "ids: an id is outside the rows of the table");
     current->kernels->embedding(args);
@@ -192,17 +192,29 @@ void embedding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t add
 
 template <bool kCentred>
 void norm(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t weight, uintptr_t bias,
-          uintptr_t residual, float eps, uintptr_t y, int dtype) {
-  const NormArgs args{
-      at<void>(x), at<void>(residual),       at<void>(weight), at<void>(bias), at<void>(y), tokens, channels, x_stride,
-      eps,         static_cast<DType>(dtype)};
+          uintptr_t residual, float eps, uintptr_t y, int dtype, float weight_offset, float x_scale, int64_t heads,
+          int64_t weight_stride) {
+  const NormArgs args{at<void>(x),
+                      at<void>(residual),
+                      at<void>(weight),
+                      at<void>(bias),
+                      at<void>(y),
+                      tokens,
+                      channels,
+                      x_stride,
+                      eps,
+                      static_cast<DType>(dtype),
+                      weight_offset,
+                      x_scale,
+                      heads,
+                      weight_stride};
   const auto call = [=] { (kCentred ? current->kernels->layer_norm : current->kernels->rms_norm)(args); };
-  make(call, tokens * channels);
+  make(call, tokens * heads * channels);
 }
 
 void rotary(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_stride, uintptr_t positions,
             uintptr_t cos_sin, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t rotary_dim,
-            int64_t limit, int dtype) {
+            int64_t limit, int dtype, bool interleaved, int64_t first) {
   const RotaryArgs args{at<void>(query),
                         at<void>(key),
                         at<int64_t>(positions),
@@ -215,7 +227,9 @@ void rotary(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_st
                         head_dim,
                         rotary_dim,
                         limit,
-                        static_cast<DType>(dtype)};
+                        static_cast<DType>(dtype),
+                        interleaved,
+                        first};
   const auto call = [=] {
     check_below(args.positions, tokens, limit, "positions: a position is outside the rows of cos_sin");
     current->kernels->rotary(args);
@@ -230,6 +244,34 @@ void activation(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride,
                             x_stride,    static_cast<Activation>(kind),
                             gated,       static_cast<DType>(dtype)};
   make([=] { current->kernels->activation(args); }, 4 * tokens * channels);
+}
+
+void clamped_swiglu(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, float alpha, float limit,
+                    bool interleaved, uintptr_t y, int dtype) {
+  const ClampedSwigluArgs args{
+      at<void>(x), at<void>(y), tokens, channels, x_stride, alpha, limit, interleaved, static_cast<DType>(dtype)};
+  make([=] { current->kernels->clamped_swiglu(args); }, 4 * tokens * channels);
+}
+
+void xielu(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t alpha_p, uintptr_t alpha_n,
+           uintptr_t beta, uintptr_t eps, uintptr_t y, int dtype) {
+  const XieluArgs args{
+      at<void>(x), at<void>(alpha_p), at<void>(alpha_n), at<float>(beta),          at<float>(eps), at<void>(y),
+      tokens,      channels,          x_stride,          static_cast<DType>(dtype)};
+  make([=] { current->kernels->xielu(args); }, 4 * tokens * channels);
+}
+
+void add(uintptr_t x, int64_t x_stride, uintptr_t added, int64_t added_stride, float scale, uintptr_t y, int64_t tokens,
+         int64_t channels, int dtype) {
+  const AddArgs args{at<void>(x), at<void>(added),          at<void>(y), tokens, channels, x_stride, added_stride,
+                     scale,       static_cast<DType>(dtype)};
+  make([=] { current->kernels->add(args); }, tokens * channels);
+}
+
+void scale(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, float factor, float cap, uintptr_t y,
+           int dtype) {
+  const ScaleArgs args{at<void>(x), at<void>(y), tokens, channels, x_stride, factor, cap, static_cast<DType>(dtype)};
+  make([=] { current->kernels->scale(args); }, (cap ? 4 : 1) * tokens * channels);
 }
 
 void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
@@ -277,6 +319,10 @@ PYBIND11_MODULE(_C, module) {
   module.def("rotary", &rotary);
   module.def("activation", &activation);
   module.def("write_kv", &write_kv);
+  module.def("clamped_swiglu", &clamped_swiglu);
+  module.def("xielu", &xielu);
+  module.def("add", &add);
+  module.def("scale", &scale);
 
   py::class_<Recording>(module, "Recording")
       .def(py::init<>())

@@ -117,9 +117,12 @@ def source(
         if name in unchecked:
             lines.append(f"{name}_at = 0")
             continue
+        sizes = [size for size in tensor.shape.split() if size.isidentifier() and size not in known]
         checks = _checks(name, tensor, device, known, name == own)
         if op.may_be_none(name):
-            checks = [f"if {name} is None:", f"    {name}_at = 0", "else:", *("    " + line for line in checks)]
+            stride = [f"{name}_stride"] if isinstance(tensor, (Rows, Heads)) else []
+            none = f"    {' = '.join([f'{name}_at', *stride, *sizes])} = 0"
+            checks = [f"if {name} is None:", none, "else:", *("    " + line for line in checks)]
         lines += [*checks, *_ready(op, waiting, known)]
     if waiting:
         raise ValueError(f"{op.name}: nothing says what is named in {waiting}")
@@ -181,9 +184,13 @@ def _ready(op: Op, waiting: list[Rule | Let], known: set[str]) -> list[str]:
             continue
         waiting.remove(one)
         if isinstance(one, Rule):
-            dtype = _dtype_name(op.tensors[one.argument])
             lines += [f"if not ({one.condition}):"]
-            lines += [f"    place.reject({one.argument!r}, {one.argument}, f{one.expected!r}, {dtype})"]
+            if one.argument in op.tensors:
+                dtype = _dtype_name(op.tensors[one.argument])
+                lines += [f"    place.reject({one.argument!r}, {one.argument}, f{one.expected!r}, {dtype})"]
+            else:
+                message = f"{one.argument}: expected {one.expected}, got {{{one.argument}!r}}"
+                lines += [f"    raise ValueError(f{message!r})"]
             continue
         lines.append(f"{one.names + ' = ' if one.names else ''}let_{op.lets.index(one)}({one.arguments})")
         known.update(one.names.replace(",", " ").split())

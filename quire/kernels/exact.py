@@ -75,6 +75,11 @@ def exp(x: torch.Tensor) -> torch.Tensor:
     return _function(torch.exp, math.exp, x)
 
 
+def expm1(x: torch.Tensor) -> torch.Tensor:
+    """e^x - 1 of float64, rounded to float32."""
+    return _function(torch.expm1, math.expm1, x)
+
+
 def erfc(x: torch.Tensor) -> torch.Tensor:
     """1 - erf(x) of float64, rounded to float32."""
     return _function(torch.erfc, math.erfc, x)

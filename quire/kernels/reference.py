@@ -131,16 +131,47 @@ def write_kv(
     values[block, :, offset] = value
 
 
-def embedding(ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+def embedding(
+    ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None = None, scale: float = 1.0
+) -> torch.Tensor:
     rows = F.embedding(ids, table)
+    if scale != 1.0:
+        wide = rows.float() * scale
+        return (wide if added is None else wide + added.float()).to(rows.dtype)
     return rows if added is None else rows + added
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None) -> torch.Tensor:
-    if residual is not None:
-        x = residual.add_(x)
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    weight_offset: float = 0.0,
+    x_scale: float = 1.0,
+) -> torch.Tensor:
+    x = _added(x, residual, x_scale)
     wide = x.float()
-    return (wide * _inverse_size(wide, eps) * weight.float()).to(x.dtype)
+    wide = wide * _inverse_size(wide, eps)
+    return (wide if weight is None else wide * _with_offset(weight, weight_offset)).to(x.dtype)
+
+
+def rms_norm_heads(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, weight_offset: float = 0.0
+) -> torch.Tensor:
+    return rms_norm(x, weight, eps, None, weight_offset).contiguous()
+
+
+def _added(x: torch.Tensor, residual: torch.Tensor | None, x_scale: float) -> torch.Tensor:
+    """What is to be normalised: the residual, to which x has been added, if there is one."""
+    if residual is None:
+        return x
+    if x_scale == 1.0:
+        return residual.add_(x)
+    return residual.copy_(residual.float() + x.float() * x_scale)
+
+
+def _with_offset(weight: torch.Tensor, offset: float) -> torch.Tensor:
+    return weight.float() + offset if offset else weight.float()
 
 
 def _inverse_size(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -155,27 +186,49 @@ def layer_norm(
     bias: torch.Tensor | None,
     eps: float,
     residual: torch.Tensor | None = None,
+    weight_offset: float = 0.0,
+    x_scale: float = 1.0,
 ) -> torch.Tensor:
-    if residual is not None:
-        x = residual.add_(x)
+    x = _added(x, residual, x_scale)
     wide = x.float()
     wide = wide - (exact.totals(wide.double()) / x.shape[-1]).unsqueeze(-1)
     wide = wide * _inverse_size(wide, eps)
     if weight is not None:
-        wide = wide * weight.float()
+        wide = wide * _with_offset(weight, weight_offset)
     if bias is not None:
         wide = wide + bias.float()
     return wide.to(x.dtype)
 
 
-def rotary(query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
-    half = cos_sin.shape[1] // 2
+def layer_norm_heads(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    weight_offset: float = 0.0,
+) -> torch.Tensor:
+    return layer_norm(x, weight, bias, eps, None, weight_offset).contiguous()
+
+
+def rotary(
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    interleaved: bool = False,
+    first: int = 0,
+) -> None:
+    size = cos_sin.shape[1]
     cos, sin = cos_sin[positions].unsqueeze(1).tensor_split(2, dim=-1)
     for x in (query, key):
+        if x is None:
+            continue
+        turned = x[..., first : first + size]
+        a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.tensor_split(2, dim=-1)
         # Clones: in float32, `.float()` would be a view of what the next line overwrites.
-        first, second = x[..., :half].float().clone(), x[..., half : 2 * half].float().clone()
-        x[..., :half] = (first * cos - second * sin).to(x.dtype)
-        x[..., half : 2 * half] = (second * cos + first * sin).to(x.dtype)
+        old_a, old_b = a.float().clone(), b.float().clone()
+        a.copy_(old_a * cos - old_b * sin)
+        b.copy_(old_b * cos + old_a * sin)
 
 
 def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
@@ -187,9 +240,48 @@ def activation_and_mul(x: torch.Tensor, kind: str) -> torch.Tensor:
     return (_ACTIVATIONS[kind](gate) * up).to(x.dtype)
 
 
+def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float, interleaved: bool = False) -> torch.Tensor:
+    wide = x.float()
+    gate, up = (wide[:, ::2], wide[:, 1::2]) if interleaved else wide.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ((up + 1) * _times_logistic(gate, gate.double() * alpha)).to(x.dtype)
+
+
+def xielu(
+    x: torch.Tensor, alpha_p: torch.Tensor, alpha_n: torch.Tensor, beta: torch.Tensor, eps: torch.Tensor
+) -> torch.Tensor:
+    wide, own = x.float(), torch.tensor([_softplus(float(alpha_p)), _softplus(float(alpha_n))])
+    positive, negative = own[0].to(x.device), own[1].to(x.device) + beta
+    below = exact.expm1(torch.minimum(wide, eps).double()) - wide
+    return (torch.where(wide > 0, positive * wide * wide, below * negative) + beta * wide).to(x.dtype)
+
+
+def _softplus(x: float) -> float:
+    return math.log1p(math.exp(x)) if x < 20 else x
+
+
+def add(x: torch.Tensor, added: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    return (x.float() + added.float() * scale).to(x.dtype)
+
+
+def scale(x: torch.Tensor, factor: float, cap: float = 0.0) -> torch.Tensor:
+    wide = x.float() * factor
+    return (_tanh(wide / cap) * cap if cap else wide).to(x.dtype)
+
+
 def _times_logistic(x: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:
     """x / (1 + e^-argument)"""
     return x / (1 + exact.exp(-argument))
+
+
+def _tanh(x: torch.Tensor) -> torch.Tensor:
+    e = exact.expm1(x.double().abs().clamp(max=10) * 2).double()
+    return (e / (e + 2)).float().copysign(x)
+
+
+def _mish(x: torch.Tensor) -> torch.Tensor:
+    e = exact.exp(x.double().clamp(max=20)).double()
+    return (x * (e * (e + 2) / (e * (e + 2) + 2))).to(x.dtype)
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
@@ -208,4 +300,9 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "quick_gelu": lambda x: _times_logistic(x, x.double() * 1.702),
+    "relu2": lambda x: F.relu(x).square(),
+    "relu6": F.relu6,
+    "sigmoid": lambda x: 1 / (1 + exact.exp(-x.double())),
+    "tanh": _tanh,
+    "mish": _mish,
 }

@@ -19,6 +19,7 @@ class Tensor:
     shape: a word for each dimension. A name that no tensor before had is bound to the size found; any other name, or an
     expression of names without spaces ("S+1"), is what the size must be.
     dtype: "" for the kernel's own (that of its first such tensor: float32, bfloat16 or float16), or a name of torch's.
+    The sizes that a tensor would bind, and its stride, are 0 where it may be None and is.
     """
 
     shape: str
@@ -41,8 +42,8 @@ class Heads(Tensor):
 class Rule:
     """What must hold of the sizes, besides each tensor's own shape.
 
-    condition: an expression of sizes and arguments. Where it is false, a ValueError says that `argument` was expected
-    to be `expected`, in which names in braces stand for their values.
+    condition: an expression of sizes and arguments. Where it is false, a ValueError says that `argument`, a tensor or
+    any other, was expected to be `expected`, in which names in braces stand for their values.
     """
 
     condition: str

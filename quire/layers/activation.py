@@ -1,11 +1,16 @@
-"""Hugging Face's activation names, and the kernels that compute them."""
+"""Hugging Face's activation names, and the kernels that compute them.
+
+gpt-oss's is `kernels.clamped_swiglu`: it has no name.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
+from torch import nn
 
 from quire import kernels
 from quire.errors import UnsupportedModelError
@@ -23,11 +28,40 @@ KERNEL_KINDS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python_tanh": "gelu_tanh",
     "quick_gelu": "quick_gelu",
+    "relu2": "relu2",
+    "relu6": "relu6",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "mish": "mish",
 }
 
 
+class XIELU(nn.Module):
+    """xIELU (arXiv:2411.13010), whose numbers are trained; named as transformers' is, `act_fn` in Apertus."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("alpha_p", "alpha_n"):
+            self.register_parameter(name, nn.Parameter(torch.empty(1), requires_grad=False))
+        for name in ("beta", "eps"):
+            self.register_buffer(name, torch.empty((), dtype=torch.float32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, C] -> [T, C]."""
+        parameters: Any = self._parameters
+        buffers: Any = self._buffers
+        return kernels.xielu(
+            x, parameters["alpha_p"], parameters["alpha_n"], buffers["beta"].view(1), buffers["eps"].view(1)
+        )
+
+
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return f for x [T, C] -> act(x) [T, C]. Raises UnsupportedModelError for an unknown name."""
+    """Return f for x [T, C] -> act(x) [T, C]: a function, or a module where there are weights to load.
+
+    Raises UnsupportedModelError for an unknown name, and for one with weights that quire does not load.
+    """
+    if name == "xielu":
+        return XIELU()
     if name in KERNEL_KINDS:
         kind = KERNEL_KINDS[name]
         return lambda x: kernels.activation(x, kind)

@@ -171,9 +171,15 @@ NormAdapters = SlotAdapters[NormChange]
 
 
 def adapt_embedding(
-    adapters: EmbeddingAdapters, table: torch.Tensor, ids: torch.Tensor, added: torch.Tensor | None, y: torch.Tensor
+    adapters: EmbeddingAdapters,
+    table: torch.Tensor,
+    ids: torch.Tensor,
+    added: torch.Tensor | None,
+    y: torch.Tensor,
+    table_scale: float = 1.0,
 ) -> None:
-    """Change y [T, C], the rows `ids` [T] of `table` plus `added` [T, C], for the rows of the active segments."""
+    """Change y [T, C] for the rows of the active segments: the rows `ids` [T] of `table`, times `table_scale`, plus
+    `added` [T, C]."""
     for start, end, slot, weight in adapters.context.for_rows(len(ids), adapters.name).rows:
         change = adapters.changes.get(slot)
         if change is None or end <= start:
@@ -181,7 +187,8 @@ def adapt_embedding(
         own = ids[start:end]
         delta = 0 if change.a is None or change.b is None else _low_rank(change, own, weight)
         if change.weight is None and change.tokens is None and change.scale is None:
-            y[start:end] = (y[start:end].float() + delta).to(y.dtype)  # on top of what a mixture has already added
+            # On top of what a mixture has already added.
+            y[start:end] = (y[start:end].float() + delta * table_scale).to(y.dtype)
             continue
         rows = kernels.embedding(own, table if change.weight is None else change.weight).float()
         if change.tokens is not None:
@@ -191,6 +198,8 @@ def adapt_embedding(
         rows = rows + delta
         if change.scale is not None:
             rows = rows * change.scale
+        if table_scale != 1.0:
+            rows = rows * table_scale
         if added is not None:
             rows = rows.to(y.dtype).float() + added[start:end].float()
         y[start:end] = rows.to(y.dtype)
@@ -206,7 +215,7 @@ def _low_rank(change: EmbeddingChange, ids: torch.Tensor, weight: float) -> torc
 def adapt_norm(
     adapters: NormAdapters, x: torch.Tensor, y: torch.Tensor, norm: Callable[[torch.Tensor, NormChange], torch.Tensor]
 ) -> None:
-    """Do the rows of x [T, C] over whose norm an adapter changes: y[rows] = norm(x[rows], change)."""
+    """Do the rows of x, [T, C] or [T, H, D], over whose norm an adapter changes: y[rows] = norm(x[rows], change)."""
     for start, end, slot, _ in adapters.context.for_rows(len(y), adapters.name).rows:
         change = adapters.changes.get(slot)
         if change is not None and end > start:

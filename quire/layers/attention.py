@@ -76,7 +76,7 @@ class PagedAttention:
 
     def rotate(self, query: torch.Tensor, key: torch.Tensor, rope: RotaryTable) -> None:
         """Turn query and key by their positions, in place."""
-        kernels.rotary(query, key, rope.rows, rope.cos_sin)
+        kernels.rotary(query, key, rope.rows, rope.cos_sin, rope.interleaved, rope.first)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, ctx: ForwardContext, cache: KVCache) -> None:
         """Write key and value, [T, num_kv_heads, head_dim], to the pool."""

@@ -10,20 +10,24 @@ from quire.layers.adapters import EmbeddingAdapters, adapt_embedding
 
 
 class Embedding(nn.Module):
-    """Rows of weight [num_embeddings, size].
+    """Rows of weight [num_embeddings, size], times `scale`.
 
     adapters: what LoRA adapters change here; None while none does.
     """
 
     adapters: EmbeddingAdapters | None = None
 
-    def __init__(self, num_embeddings: int, size: int) -> None:
+    def __init__(self, num_embeddings: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.weight = nn.Parameter(torch.empty(num_embeddings, size), requires_grad=False)
 
     def forward(self, ids: torch.Tensor, added: torch.Tensor | None = None, first: int = 0) -> torch.Tensor:
-        """Return the rows `first + ids`, plus `added` [T, size] where it is given. ids: [T] int64 -> [T, size]."""
-        y = kernels.embedding(ids, self.weight[first:] if first else self.weight, added)
+        """Return the rows `first + ids` times `scale`, plus `added` [T, size] where it is given.
+
+        ids: [T] int64 -> [T, size].
+        """
+        y = kernels.embedding(ids, self.weight[first:] if first else self.weight, added, self.scale)
         if self.adapters is not None and self.adapters.context.segments is not None:
-            adapt_embedding(self.adapters, self.weight, ids + first if first else ids, added, y)
+            adapt_embedding(self.adapters, self.weight, ids + first if first else ids, added, y, self.scale)
         return y

@@ -12,11 +12,14 @@ That is what transformers computes for a request alone: the whole prompt at once
 
 Multimodal rotation (M-RoPE, arXiv:2409.12191) turns sections of a head by a token's place in time, in height and in
 width (`mrope_section`, in frequencies of each). The three are one number for text.
+
+A model whose layers turn by different tables (Gemma 3's local and global ones) has a RotaryEmbedding for each, and
+calls each once a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -46,6 +49,12 @@ ROPE_KEYS = frozenset({
 })  # fmt: skip
 # What transformers' functions do not look at, in any model.
 SILENT_ROPE_KEYS = frozenset({"finetuned"})
+# What a RotaryEmbedding takes besides is what single models' classes read, and others' ignore: mrope_interleaved
+# (Qwen3-VL), short_mscale and long_mscale (Phi-3.5-MoE), parameters by type of layer (Gemma 3's full_attention and
+# sliding_attention). A class that reads them says "rope_parameters.mrope_interleaved" among its `supported_fields`.
+
+# Types whose frequencies depend on the length that the model was first trained for.
+_WITH_ORIGINAL = ("llama3", "yarn", "longrope")
 
 # (inverse frequencies [R / 2] float32, factor on cosine and sine)
 Frequencies = tuple[torch.Tensor, float]
@@ -53,10 +62,12 @@ Frequencies = tuple[torch.Tensor, float]
 
 @dataclass(frozen=True, slots=True)
 class RotaryTable:
-    """One step's rotation: token t turns by row rows[t] of cos_sin. The same for every layer."""
+    """One step's rotation: token t turns by row rows[t] of cos_sin. The same for every layer that turns by it."""
 
     rows: torch.Tensor  # [T] int64
     cos_sin: torch.Tensor  # [P, R] float32: R / 2 cosines, then R / 2 sines
+    interleaved: bool = False  # dimensions 2i and 2i + 1 are a pair, not i and i + R / 2
+    first: int = 0  # dimensions first .. first + R of each head are turned
 
 
 class RotaryEmbedding:
@@ -66,26 +77,53 @@ class RotaryEmbedding:
     `head_dim` and `max_position_embeddings`.
 
     max_positions: how far the embedding reaches; types that stretch the context by a factor reach that much
-    further.
+    further. Of several tables in a model, the least counts.
     threshold: None for a static type, or the length above which the frequencies depend on it.
     mrope: whether the configuration has `mrope_section`, so that steps need `rotary_positions`.
     """
 
-    def __init__(self, config: PretrainedConfig) -> None:
-        parameters = rope_parameters(config)
+    def __init__(
+        self,
+        config: PretrainedConfig,
+        *,
+        interleaved: bool = False,
+        first: int = 0,
+        head_dim: int | None = None,
+        layer_type: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        theta: float | None = None,
+    ) -> None:
+        """Make the tables of one rotation; without more than `config`, of the whole head in halves.
+
+        interleaved, first: see `RotaryTable`. head_dim: the dimensions that are turned where `partial_rotary_factor` is
+        1, if that is not the configuration's `head_dim` (DeepSeek's qk_rope_head_dim, GPT-J's rotary_dim).
+        layer_type: which of the configuration's rotary parameters, where they are by type of layer. parameters: these
+        instead of the configuration's, in transformers 5's form; theta: this instead of their rope_theta.
+        Raises UnsupportedModelError for parameters of which no table can be made.
+        """
+        parameters = rope_parameters(config, layer_type, parameters)
+        by_layer = [name for name, value in parameters.items() if isinstance(value, Mapping)]
+        if by_layer:
+            raise UnsupportedModelError(f"config.json: rope_parameters are by type of layer: {', '.join(by_layer)}.")
+        if theta is not None:
+            parameters["rope_theta"] = theta
+        head_dim = _head_dim(config) if head_dim is None else head_dim
         kind = parameters["rope_type"]
         original = _original_length(config, parameters)
-        self._init = _init_function(config, kind, parameters)
+        self._interleaved, self._first = interleaved, first
+        self._init = _init_function(_Settings(config, parameters, head_dim), kind)
         # The loader builds models on the meta device; these numbers are real.
         with torch.device("cpu"):
             self._base = self._init(None)
+            if kind == "longrope" and parameters.get("short_mscale") is not None:
+                self._base = self._base[0], parameters["short_mscale"]
             self._table = torch.empty(0, 2 * len(self._base[0]))
         # Recorded steps know a table by its address, and stay when it is outgrown. Together they are no larger than it.
         self._outgrown: list[torch.Tensor] = []
-        if self._table.shape[1] > _head_dim(config) or not self._base[0].isfinite().all():
+        if self._table.shape[1] > head_dim or not self._base[0].isfinite().all():
             raise UnsupportedModelError(
                 f"config.json: {len(self._base[0])} rotary frequencies of rope_type {kind!r} do not fit heads of "
-                f"{_head_dim(config)} dimensions: head_dim must be even, and the frequencies finite."
+                f"{head_dim} dimensions: head_dim must be even, and the frequencies finite."
             )
         self.max_positions = _max_positions(config, kind, parameters, original)
         self.threshold: int | None = None
@@ -101,6 +139,7 @@ class RotaryEmbedding:
             )
         # longrope has one other set of frequencies; dynamic has one for every length
         self._two_sets = kind == "longrope"
+        self._long_factor = parameters.get("long_mscale")
         self._long = lru_cache(maxsize=4096)(self._long_frequencies)
 
     def __call__(self, ctx: ForwardContext) -> RotaryTable:
@@ -109,18 +148,19 @@ class RotaryEmbedding:
             return self._by_length(ctx)
         table = self._static(min(ctx.position_limit, self.max_positions), ctx.positions.device)
         if ctx.rotary_positions is None:
-            return RotaryTable(ctx.positions, table)
+            return RotaryTable(ctx.positions, table, self._interleaved, self._first)
         if ctx.rotary_positions.dim() == 1:
-            return RotaryTable(ctx.rotary_positions, table)
+            return RotaryTable(ctx.rotary_positions, table, self._interleaved, self._first)
         return self._by_axis(ctx.rotary_positions, table)
 
     def _by_axis(self, positions: torch.Tensor, table: torch.Tensor) -> RotaryTable:
         """A table with one row for each of the step's tokens; positions: [3, T]."""
         assert self._axes is not None
         axes = self._axes.to(table.device).repeat(2)  # of cosines, then of sines
-        rows = table[positions]  # [3, T, R]
-        own = rows.gather(0, axes.expand(1, *rows.shape[1:])).squeeze(0)
-        return RotaryTable(torch.arange(positions.shape[1], device=table.device), own.contiguous())
+        by_axis = table[positions]  # [3, T, R]
+        own = by_axis.gather(0, axes.expand(1, *by_axis.shape[1:])).squeeze(0)
+        rows = torch.arange(positions.shape[1], device=table.device)
+        return RotaryTable(rows, own.contiguous(), self._interleaved, self._first)
 
     def _static(self, rows: int, device: torch.device) -> torch.Tensor:
         """The table of the model's own frequencies, [at least `rows`, R]."""
@@ -149,7 +189,8 @@ class RotaryEmbedding:
         short = lengths <= self.threshold  # these take the static rows, bit by bit
         table[short] = self._static(int(positions.max()) + 1, table.device)[positions[short]]
         device = ctx.positions.device
-        return RotaryTable(torch.arange(len(positions), device=device), table.to(device))
+        rows = torch.arange(len(positions), device=device)
+        return RotaryTable(rows, table.to(device), self._interleaved, self._first)
 
     def _for_length(self, length: int) -> Frequencies:
         assert self.threshold is not None
@@ -159,17 +200,55 @@ class RotaryEmbedding:
 
     def _long_frequencies(self, length: int) -> Frequencies:
         frequencies, factor = self._init(torch.tensor(length))
+        if self._long_factor is not None:
+            return frequencies, self._long_factor
         # Transformers takes the factor anew for dynamic types, and keeps the model's for longrope.
-        return frequencies.float(), self._base[1] if self._two_sets else factor
+        return frequencies, self._base[1] if self._two_sets else factor
 
 
-def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
-    """The rotary settings in transformers 5's form, whichever version wrote or read the configuration."""
-    parameters = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
+def rope_parameters(
+    config: PretrainedConfig, layer_type: str | None = None, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The rotary settings in transformers 5's form, whichever version wrote or read the configuration.
+
+    layer_type: where it has them by type of layer, which; a type that it does not have, or has as null, raises
+    UnsupportedModelError. given: settings instead of the configuration's.
+    """
+    if given is None:
+        given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+        if layer_type is not None:
+            own = given.get(layer_type)
+            if not isinstance(own, Mapping):
+                raise UnsupportedModelError(f"config.json: rope_parameters has no rotation for layers {layer_type!r}.")
+            given = own
+    parameters = dict(given)
     parameters.setdefault("rope_type", parameters.get("type", "default"))
-    parameters.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
-    parameters.setdefault("partial_rotary_factor", getattr(config, "partial_rotary_factor", None) or 1.0)
+    if parameters.get("rope_theta") is None:
+        parameters["rope_theta"] = getattr(config, "rope_theta", None) or 10000.0
+    if parameters.get("partial_rotary_factor") is None:
+        parameters["partial_rotary_factor"] = getattr(config, "partial_rotary_factor", None) or 1.0
     return parameters
+
+
+class _Settings:
+    """A configuration as transformers' functions read one, with other rotary parameters and another head size."""
+
+    def __init__(self, config: PretrainedConfig, parameters: dict[str, Any], head_dim: int) -> None:
+        self._config = config
+        self.head_dim = head_dim
+        # In transformers 5's words, then in 4's.
+        self.rope_parameters = self.rope_scaling = parameters
+        self.rope_theta = parameters["rope_theta"]
+        self.partial_rotary_factor = parameters["partial_rotary_factor"]
+        if parameters["rope_type"] in _WITH_ORIGINAL:
+            original = _original_length(config, parameters)
+            self.rope_parameters = self.rope_scaling = {**parameters, "original_max_position_embeddings": original}
+
+    def standardize_rope_params(self) -> None:
+        """Of transformers 5, which calls it: they are."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._config, name)
 
 
 def check_rope(config: PretrainedConfig, supported: Collection[str]) -> None:
@@ -178,7 +257,13 @@ def check_rope(config: PretrainedConfig, supported: Collection[str]) -> None:
     supported: of a class, where such a field is called "rope_parameters.mrope_interleaved". Raises
     UnsupportedModelError, which names the parameter.
     """
-    for field, value in rope_parameters(config).items():
+    parameters = rope_parameters(config)
+    by_layer = [
+        value
+        for field, value in parameters.items()
+        if isinstance(value, Mapping) and f"rope_parameters.{field}" in supported
+    ]
+    for field, value in (item for one in (parameters, *by_layer) for item in one.items()):
         if field in ROPE_KEYS or field in SILENT_ROPE_KEYS or f"rope_parameters.{field}" in supported:
             continue
         if value is not None and value is not False:
@@ -203,16 +288,19 @@ def _axes(parameters: dict[str, Any], frequencies: int) -> torch.Tensor | None:
             "frequencies of a head."
         )
     with torch.device("cpu"):
+        if parameters.get("mrope_interleaved"):
+            if len(sections) != 3:
+                raise UnsupportedModelError(f"config.json: mrope_section={sections!r} must be three, interleaved.")
+            # Time, height, width, time, height, width .. for as long as height and width have any left; then time.
+            return torch.tensor([i % 3 if i < 3 * sections[i % 3] else 0 for i in range(frequencies)])
         axes = torch.tensor([section % 3 for section in range(len(sections))])
         return axes.repeat_interleave(torch.tensor(sections))
 
 
-def _init_function(
-    config: PretrainedConfig, kind: str, parameters: dict[str, Any]
-) -> Callable[[torch.Tensor | None], Frequencies]:
+def _init_function(config: _Settings, kind: str) -> Callable[[torch.Tensor | None], Frequencies]:
     """Return f(sequence length or None) -> frequencies of that type."""
     if kind == "default":
-        return lambda length: (_default_frequencies(config, parameters), 1.0)
+        return lambda length: (_default_frequencies(config), 1.0)
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if kind not in ROPE_INIT_FUNCTIONS:
@@ -234,16 +322,17 @@ def _head_dim(config: PretrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def _default_frequencies(config: PretrainedConfig, parameters: dict[str, Any]) -> torch.Tensor:
-    size = int(_head_dim(config) * parameters["partial_rotary_factor"])
-    return 1.0 / (parameters["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+def _default_frequencies(config: _Settings) -> torch.Tensor:
+    size = int(config.head_dim * config.partial_rotary_factor)
+    return 1.0 / (config.rope_theta ** (torch.arange(0, size, 2, dtype=torch.float) / size))
 
 
 def _original_length(config: PretrainedConfig, parameters: dict[str, Any]) -> int:
     """The length that the model was first trained for."""
+    # Phi-3 has it beside the rotary parameters, and there it counts first, as in transformers.
     return (
-        parameters.get("original_max_position_embeddings")
-        or getattr(config, "original_max_position_embeddings", None)
+        getattr(config, "original_max_position_embeddings", None)
+        or parameters.get("original_max_position_embeddings")
         or config.max_position_embeddings
     )
 

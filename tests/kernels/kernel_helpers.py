@@ -52,3 +52,11 @@ def assert_close(got: torch.Tensor, exact: torch.Tensor, error: float | torch.Te
     excess = (got.double() - exact).abs() - limit
     assert not got.isnan().any(), f"{int(got.isnan().sum())} elements are NaN"
     assert (excess <= 0).all(), f"worst excess {excess.max().item():.3g} over a limit of {limit.max().item():.3g}"
+
+
+def exact_norm(x: torch.Tensor, eps: float, centred: bool) -> torch.Tensor:
+    """RMSNorm, or LayerNorm, of the last dimension, without weight and bias: float64."""
+    wide = x.double()
+    if centred:
+        wide = wide - wide.mean(-1, keepdim=True)
+    return wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt()

@@ -1,4 +1,4 @@
-"""The kernels that go head by head: rotary embedding and the write into the cache."""
+"""The kernels that go head by head: norms, rotary embedding and the write into the cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_helpers import assert_close, misaligned, randn, same_bits
+from kernel_helpers import assert_close, exact_norm, misaligned, randn, same_bits
 
 from quire.kernels import reference
 
@@ -49,6 +49,89 @@ def test_rotary(
             twin = [x.clone() for x in before]
             reference.rotary(twin[0], twin[1], positions, cos_sin)
             assert same_bits(query, twin[0]) and same_bits(key, twin[1])
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "rotary_dim", "first"),
+    [
+        (64, 64, 0),
+        (128, 64, 0),
+        (192, 64, 128),
+        (80, 24, 0),
+        (96, 32, 5),
+        (7, 2, 4),
+        (16, 6, 10),
+        (100, 50, 3),
+        (8, 0, 8),
+    ],
+)
+def test_rotary_of_some_dimensions(
+    kernels: Any, dtype: torch.dtype, dim: int, rotary_dim: int, first: int, interleaved: bool, aligned: bool
+) -> None:
+    cos_sin, half = randn(50, rotary_dim, dtype=torch.float32, seed=1), rotary_dim // 2
+    places = torch.arange(rotary_dim) + first
+    places = places.view(half, 2) if interleaved else places.view(2, half).t()  # [pairs, 2]
+    for tokens, heads in ((0, (1, 1)), (1, (9, 3)), (17, (4, 1))):
+        query, key, value = fused(tokens, heads, dim, dtype, aligned)
+        before = [query.clone(), key.clone(), value.clone()]
+        positions = torch.arange(tokens).mul(7).remainder(50)
+        kernels.rotary(query, key, positions, cos_sin, interleaved, first)
+        cos, sin = cos_sin.double()[positions, None].split(half, -1) if half else (cos_sin, cos_sin)
+        for got, old in zip((query, key), before, strict=False):
+            if half:
+                a, b = old.double()[..., places].unbind(-1)
+                error = (a.abs() + b.abs()) * (cos.abs() + sin.abs()) * 1e-6
+                assert_close(got[..., places[:, 0]], a * cos - b * sin, error)
+                assert_close(got[..., places[:, 1]], b * cos + a * sin, error)
+            for rest in (slice(0, first), slice(first + rotary_dim, None)):
+                assert same_bits(got[..., rest], old[..., rest])
+        assert same_bits(value, before[2])
+        twin, alone = before[0].clone(), before[0].clone()
+        reference.rotary(twin, None, positions, cos_sin, interleaved, first)
+        kernels.rotary(alone, None, positions, cos_sin, interleaved, first)
+        assert same_bits(query, twin) and same_bits(alone, twin)
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("own", [False, True], ids=["one weight", "one a head"])
+@pytest.mark.parametrize(
+    ("dim", "offset"), [(1, 0.0), (7, 1.0), (16, 0.0), (64, 1.0), (96, 0.0), (128, 0.0), (250, 1.0)]
+)
+def test_norms_of_heads(kernels: Any, dtype: torch.dtype, dim: int, offset: float, own: bool, aligned: bool) -> None:
+    """Of a slice of a projection, without a copy: bit by bit the norm of its rows."""
+    for tokens, heads in ((0, (1, 1)), (1, (9, 3)), (17, (4, 1)), (5, (3, 2))):
+        for x in fused(tokens, heads, dim, dtype, aligned)[:2]:
+            before, count = x.clone(), x.shape[1]
+            rows = x.reshape(-1, dim)
+            weight = randn(count if own else 1, dim, dtype=dtype, seed=1)
+            bias = randn(count if own else 1, dim, dtype=dtype, seed=2)
+            got = kernels.rms_norm_heads(x, weight, 1e-5, offset)
+            assert got.is_contiguous() and same_bits(x, before)
+            exact = exact_norm(x, 1e-5, False) * (weight.double() + offset)
+            assert_close(got, exact, exact.abs() * 1e-6)
+            centred = kernels.layer_norm_heads(x, weight, bias, 1e-5, offset)
+            for h in range(count):
+                w, b = (weight[h], bias[h]) if own else (weight[0], bias[0])
+                mine = slice(h, None, count)
+                assert same_bits(got[:, h], kernels.rms_norm(rows, w, 1e-5, None, offset)[mine])
+                assert same_bits(centred[:, h], kernels.layer_norm(rows, w, b, 1e-5, None, offset)[mine])
+            ones = torch.ones_like(weight)
+            assert same_bits(kernels.rms_norm_heads(x, None, 1e-5), kernels.rms_norm_heads(x, ones, 1e-5))
+            bare, whole = (kernels.layer_norm_heads(x, one, None, 1e-5) for one in (None, ones))
+            assert same_bits(bare, whole)
+
+
+def test_a_norm_over_all_heads_takes_a_slice(kernels: Any, dtype: torch.dtype) -> None:
+    """OLMo 2's: over the whole width of query or key, where they lie in the projection."""
+    for aligned in (True, False):
+        for x in fused(5, (9, 3), 40, dtype, aligned)[:2]:
+            weight = randn(x.shape[1] * 40, dtype=dtype, seed=1)
+            got = kernels.rms_norm(x.flatten(1), weight, 1e-6)
+            assert x.flatten(1).data_ptr() == x.data_ptr()
+            exact = exact_norm(x.flatten(1), 1e-6, False) * weight.double()
+            assert_close(got, exact, exact.abs() * 1e-6)
 
 
 def test_a_position_outside_the_table_leaves_its_token(cuda: Any, dtype: torch.dtype) -> None:

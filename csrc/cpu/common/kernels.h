@@ -14,6 +14,10 @@ struct Kernels {
   void (*rotary)(const RotaryArgs&);
   void (*activation)(const ActivationArgs&);
   void (*write_kv)(const WriteKvArgs&);
+  void (*clamped_swiglu)(const ClampedSwigluArgs&);
+  void (*xielu)(const XieluArgs&);
+  void (*add)(const AddArgs&);
+  void (*scale)(const ScaleArgs&);
 };
 
 // Defined by the files that are compiled once for each instruction set.
@@ -27,6 +31,10 @@ void layer_norm(const NormArgs&);
 void rotary(const RotaryArgs&);
 void activation(const ActivationArgs&);
 void write_kv(const WriteKvArgs&);
+void clamped_swiglu(const ClampedSwigluArgs&);
+void xielu(const XieluArgs&);
+void add(const AddArgs&);
+void scale(const ScaleArgs&);
 
 extern const Kernels kernels;
 }  // namespace QUIRE_ISA

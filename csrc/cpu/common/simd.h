@@ -4,10 +4,12 @@
 // Element types: float, bf16, fp16. Arithmetic is in float whatever the element type.
 //   load(p) / store(p, v)                     16 elements at any address, converted (round to nearest even)
 //   load_first(p, n) / store_first(p, v, n)   only the first n, 0 <= n <= 16; lanes past n load as zero
-//   zero set1 add sub mul div min max abs round exp sigmoid
+//   zero set1 add sub mul div min max abs round exp expm1 sigmoid tanh
 //   fma(a, b, c)              a * b + c, with one rounding except in the portable build
 //   keep_first(a, n, rest)    the first n lanes of a, the others of rest
 //   select_negative(s, a, b)  a where s < 0, else b
+//   evens(a, b), odds(a, b)   every other lane of a, then of b: the first, third ..; the second, fourth ..
+//   zip(a, b, ab)             the reverse: ab[0] and ab[1] become a0 b0 a1 b1 ..
 //   reduce_add, reduce_max    in one fixed order: lanes i and i + 8 first, then i + 4, i + 2, i + 1
 // max(a, b) and min(a, b) give b where either is NaN (reduce_max says nothing of NaN).
 //
@@ -74,7 +76,31 @@ inline Vec exp(Vec a) {
   return scale_by_power(p, n);
 }
 
+// e to the a, less 1, for a below 87; relative error as of exp.
+inline Vec expm1(Vec a) {
+  const Vec x = max(set1(-104.0f), min(set1(87.0f), a));
+  const Vec n = round(mul(x, set1(1.44269504f)));
+  Vec r = sub(x, mul(n, set1(0.693359375f)));
+  r = fma(n, set1(2.12194440e-4f), r);
+  // e^r - 1 = r + r^2 q(r), as in exp, with two more terms: where n is 0, nothing hides what q leaves out.
+  Vec q = set1(1.98412698e-4f);
+  q = fma(q, r, set1(0.00138888889f));
+  q = fma(q, r, set1(0.00833333333f));
+  q = fma(q, r, set1(0.0416666667f));
+  q = fma(q, r, set1(0.166666667f));
+  q = fma(q, r, set1(0.5f));
+  const Vec p = fma(mul(r, r), q, r);
+  return add(scale_by_power(p, n), sub(scale_by_power(set1(1.0f), n), set1(1.0f)));
+}
+
 inline Vec sigmoid(Vec a) { return div(set1(1.0f), add(set1(1.0f), exp(sub(zero(), a)))); }
+
+// (e^2|a| - 1) / (e^2|a| + 1), with a's sign: no difference of numbers that are nearly the same.
+inline Vec tanh(Vec a) {
+  const Vec e = expm1(mul(min(set1(10.0f), abs(a)), set1(2.0f)));
+  const Vec t = div(e, add(e, set1(2.0f)));
+  return select_negative(a, sub(zero(), t), t);
+}
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

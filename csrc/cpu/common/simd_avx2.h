@@ -60,6 +60,21 @@ inline Vec select_negative(Vec sign, Vec a, Vec b) {
   return {_mm256_blendv_ps(b.lo, a.lo, _mm256_cmp_ps(sign.lo, o, _CMP_LT_OQ)),
           _mm256_blendv_ps(b.hi, a.hi, _mm256_cmp_ps(sign.hi, o, _CMP_LT_OQ))};
 }
+template <int kWhich>
+inline __m256 every_other8(__m256 a, __m256 b) {
+  const __m256d mixed = _mm256_castps_pd(_mm256_shuffle_ps(a, b, kWhich));  // a's first two, b's, a's last two, b's
+  return _mm256_castpd_ps(_mm256_permute4x64_pd(mixed, 0xd8));
+}
+inline Vec evens(Vec a, Vec b) { return {every_other8<0x88>(a.lo, a.hi), every_other8<0x88>(b.lo, b.hi)}; }
+inline Vec odds(Vec a, Vec b) { return {every_other8<0xdd>(a.lo, a.hi), every_other8<0xdd>(b.lo, b.hi)}; }
+inline Vec zip8(__m256 a, __m256 b) {
+  const __m256 low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+  return {_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)};
+}
+inline void zip(Vec a, Vec b, Vec* ab) {
+  ab[0] = zip8(a.lo, b.lo);
+  ab[1] = zip8(a.hi, b.hi);
+}
 inline Vec keep_first(Vec a, int n, Vec rest) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
   const __m256i lo = _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);

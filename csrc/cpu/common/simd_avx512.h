@@ -61,6 +61,20 @@ inline Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEARES
 inline Vec select_negative(Vec sign, Vec a, Vec b) {
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(sign.v, _mm512_setzero_ps(), _CMP_LT_OQ), b.v, a.v)};
 }
+inline Vec evens(Vec a, Vec b) {
+  const __m512i lanes = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  return {_mm512_permutex2var_ps(a.v, lanes, b.v)};
+}
+inline Vec odds(Vec a, Vec b) {
+  const __m512i lanes = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  return {_mm512_permutex2var_ps(a.v, lanes, b.v)};
+}
+inline void zip(Vec a, Vec b, Vec* ab) {
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i second = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  ab[0].v = _mm512_permutex2var_ps(a.v, first, b.v);
+  ab[1].v = _mm512_permutex2var_ps(a.v, second, b.v);
+}
 inline Vec keep_first(Vec a, int n, Vec rest) { return {_mm512_mask_blend_ps(first_lanes(n), rest.v, a.v)}; }
 
 // a times two to the power n, n a whole number in [-150, 128].

@@ -71,6 +71,19 @@ inline Vec abs(Vec a) { return {(Floats)((Bits)a.v & 0x7fffffff)}; }
 // Adding and taking away 1.5 * 2^23 leaves no room for a fraction. Holds for |a| < 2^22.
 inline Vec round(Vec a) { return {(a.v + 0x1.8p23f) - 0x1.8p23f}; }
 inline Vec select_negative(Vec sign, Vec a, Vec b) { return {(Floats)choose(sign.v < 0.0f, (Bits)a.v, (Bits)b.v)}; }
+inline Vec every_other(Vec a, Vec b, int first) {
+  Vec result;
+  for (int i = 0; i < 8; ++i) {
+    result.v[i] = a.v[2 * i + first];
+    result.v[8 + i] = b.v[2 * i + first];
+  }
+  return result;
+}
+inline Vec evens(Vec a, Vec b) { return every_other(a, b, 0); }
+inline Vec odds(Vec a, Vec b) { return every_other(a, b, 1); }
+inline void zip(Vec a, Vec b, Vec* ab) {
+  for (int i = 0; i < 32; ++i) ab[i / 16].v[i % 16] = (i % 2 ? b : a).v[i / 2];
+}
 inline Vec keep_first(Vec a, int n, Vec rest) {
   const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   return {(Floats)choose(lane < n, (Bits)a.v, (Bits)rest.v)};

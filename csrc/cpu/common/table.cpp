@@ -4,7 +4,10 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-const Kernels kernels = {linear, paged_attention, embedding, rms_norm, layer_norm, rotary, activation, write_kv};
+const Kernels kernels = {
+    linear,     paged_attention, embedding,      rms_norm, layer_norm, rotary,
+    activation, write_kv,        clamped_swiglu, xielu,    add,        scale,
+};
 
 }  // namespace QUIRE_ISA
 }  // namespace quire

@@ -47,13 +47,6 @@ struct UnitsOfPairs {
     return {_mm512_castsi512_ps(kPart == 0 ? _mm512_slli_epi32(pairs, 16)
                                            : _mm512_and_si512(pairs, _mm512_set1_epi32(~0xffff)))};
   }
-  static void in_order(Vec* parts) {
-    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    const __m512i second = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-    const __m512 even = parts[0].v, odd = parts[1].v;
-    parts[0].v = _mm512_permutex2var_ps(even, first, odd);
-    parts[1].v = _mm512_permutex2var_ps(even, second, odd);
-  }
 #elif defined(__AVX2__)
   static Vec load(const bf16* p) { return QUIRE_ISA::load(reinterpret_cast<const float*>(p)); }
   template <int kPart>
@@ -66,26 +59,14 @@ struct UnitsOfPairs {
   static Vec part(Vec units) {
     return {part8<kPart>(units.lo), part8<kPart>(units.hi)};
   }
-  static Vec ordered(__m256 even, __m256 odd) {
-    const __m256 a = _mm256_unpacklo_ps(even, odd), b = _mm256_unpackhi_ps(even, odd);
-    return {_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)};
-  }
-  static void in_order(Vec* parts) {
-    const Vec even = parts[0], odd = parts[1];
-    parts[0] = ordered(even.lo, odd.lo);
-    parts[1] = ordered(even.hi, odd.hi);
-  }
 #else
   static Vec load(const bf16* p) { return QUIRE_ISA::load(reinterpret_cast<const float*>(p)); }
   template <int kPart>
   static Vec part(Vec units) {
     return {(Floats)(kPart == 0 ? (Bits)units.v << 16 : (Bits)units.v & 0xffff0000)};
   }
-  static void in_order(Vec* parts) {
-    const Floats even = parts[0].v, odd = parts[1].v;
-    for (int i = 0; i < 2 * kLanes; ++i) parts[i / kLanes].v[i % kLanes] = (i % 2 ? odd : even)[i / 2];
-  }
 #endif
+  static void in_order(Vec* parts) { zip(parts[0], parts[1], parts); }
 #if !defined(__AVX512F__)
   static Vec load(const bf16* p, int n) {
     bf16 buffer[kStep] = {};

@@ -1,4 +1,5 @@
-// Activations of feed-forward layers, alone or times a second half (the gated form).
+// Activations of feed-forward layers, alone or times a second half (the gated form). Those with numbers of their own
+// follow: gpt-oss's clamped SwiGLU, and xIELU.
 #include "cpu/common/kernels.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/simd.h"
@@ -41,6 +42,31 @@ struct Gelu {
   }
 };
 
+struct Relu2 {
+  Vec operator()(Vec x) const {
+    const Vec positive = max(zero(), x);
+    return mul(positive, positive);
+  }
+};
+struct Relu6 {
+  Vec operator()(Vec x) const { return min(set1(6.0f), max(zero(), x)); }
+};
+struct Sigmoid {
+  Vec operator()(Vec x) const { return sigmoid(x); }
+};
+struct Tanh {
+  Vec operator()(Vec x) const { return tanh(x); }
+};
+
+// x tanh(ln(1 + e)), of e = e^x, is x s / (s + 2) with s = e (e + 2). Above 20 that is x.
+struct Mish {
+  Vec operator()(Vec x) const {
+    const Vec e = exp(min(set1(20.0f), x));
+    const Vec s = mul(e, add(e, set1(2.0f)));
+    return mul(x, div(s, add(s, set1(2.0f))));
+  }
+};
+
 template <class T, class Function>
 void rows(const ActivationArgs& args, const Function& function) {
   parallel_for(args.tokens, kGrainElements / (args.channels + 1), [&](int64_t begin, int64_t end) {
@@ -70,10 +96,83 @@ void activation_as(const ActivationArgs& args) {
     case Activation::gelu: return rows<T>(args, Gelu{});
     case Activation::gelu_tanh: return rows<T>(args, GeluTanh{});
     case Activation::quick_gelu: return rows<T>(args, QuickGelu{});
+    case Activation::relu2: return rows<T>(args, Relu2{});
+    case Activation::relu6: return rows<T>(args, Relu6{});
+    case Activation::sigmoid: return rows<T>(args, Sigmoid{});
+    case Activation::tanh: return rows<T>(args, Tanh{});
+    case Activation::mish: return rows<T>(args, Mish{});
   }
 }
 
+// Each row of y from that of x: step(x, c, n) makes elements c .. c + n of it.
+template <class T, class Args, class Step>
+void each_row(const Args& args, const Step& step) {
+  parallel_for(args.tokens, kGrainElements / (args.channels + 1), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const T* x = static_cast<const T*>(args.x) + t * args.x_stride;
+      T* y = static_cast<T*>(args.y) + t * args.channels;
+      for (int64_t c = 0; c < args.channels; c += kLanes) {
+        const int n = static_cast<int>(args.channels - c < kLanes ? args.channels - c : kLanes);
+        store_first(y + c, step(x, c, n), n);
+      }
+    }
+  });
+}
+
+template <class T>
+void clamped_swiglu_as(const ClampedSwigluArgs& args) {
+  const Vec alpha = set1(args.alpha), most = set1(args.limit), least = set1(-args.limit), one = set1(1.0f);
+  each_row<T>(args, [&](const T* x, int64_t c, int n) {
+    Vec gate, up;
+    if (args.interleaved) {
+      const int n0 = 2 * n < kLanes ? 2 * n : kLanes;
+      const Vec x0 = load_first(x + 2 * c, n0), x1 = load_first(x + 2 * c + n0, 2 * n - n0);
+      gate = evens(x0, x1), up = odds(x0, x1);
+    } else {
+      gate = load_first(x + c, n), up = load_first(x + args.channels + c, n);
+    }
+    gate = min(most, gate), up = max(least, min(most, up));
+    return mul(add(up, one), mul(gate, sigmoid(mul(gate, alpha))));
+  });
+}
+
+template <class T>
+float number(const void* at) {
+  float lanes[kLanes];
+  store(lanes, load_first(static_cast<const T*>(at), 1));
+  return lanes[0];
+}
+
+float softplus(float x) { return static_cast<float>(x > 20 ? x : __builtin_log1p(__builtin_exp(x))); }
+
+template <class T>
+void xielu_as(const XieluArgs& args) {
+  const Vec beta = set1(*args.beta), eps = set1(*args.eps), positive = set1(softplus(number<T>(args.alpha_p)));
+  const Vec negative = set1(*args.beta + softplus(number<T>(args.alpha_n)));
+  each_row<T>(args, [&](const T* x, int64_t c, int n) {
+    const Vec v = load_first(x + c, n);
+    const Vec above = mul(mul(positive, v), v), below = mul(sub(expm1(min(eps, v)), v), negative);
+    return add(select_negative(sub(zero(), v), above, below), mul(beta, v));
+  });
+}
+
 }  // namespace
+
+void clamped_swiglu(const ClampedSwigluArgs& args) {
+  switch (args.dtype) {
+    case DType::float32: return clamped_swiglu_as<float>(args);
+    case DType::bfloat16: return clamped_swiglu_as<bf16>(args);
+    case DType::float16: return clamped_swiglu_as<fp16>(args);
+  }
+}
+
+void xielu(const XieluArgs& args) {
+  switch (args.dtype) {
+    case DType::float32: return xielu_as<float>(args);
+    case DType::bfloat16: return xielu_as<bf16>(args);
+    case DType::float16: return xielu_as<fp16>(args);
+  }
+}
 
 void activation(const ActivationArgs& args) {
   switch (args.dtype) {

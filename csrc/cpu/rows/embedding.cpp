@@ -1,4 +1,4 @@
-// Rows of a table, each with a row of another matrix added where there is one.
+// Rows of a table, times a number, each with a row of another matrix added where there is one.
 #include "cpu/common/kernels.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/simd.h"
@@ -15,14 +15,16 @@ void embedding_as(const EmbeddingArgs& args) {
     for (int64_t t = begin; t < end; ++t) {
       const T* row = static_cast<const T*>(args.table) + args.ids[t] * args.channels;
       T* y = static_cast<T*>(args.y) + t * args.channels;
-      if (!args.added) {
+      if (!args.added && args.scale == 1.0f) {
         __builtin_memcpy(y, row, args.channels * sizeof(T));
         continue;
       }
-      const T* added = static_cast<const T*>(args.added) + t * args.channels;
+      const T* added = args.added ? static_cast<const T*>(args.added) + t * args.channels : nullptr;
+      const Vec scale = set1(args.scale);
       for (int64_t c = 0; c < args.channels; c += kLanes) {
         const int n = static_cast<int>(args.channels - c < kLanes ? args.channels - c : kLanes);
-        store_first(y + c, add(load_first(row + c, n), load_first(added + c, n)), n);
+        const Vec v = mul(load_first(row + c, n), scale);
+        store_first(y + c, added ? add(v, load_first(added + c, n)) : v, n);
       }
     }
   });
