@@ -86,6 +86,7 @@ FINE = {
     ("activation_and_mul", "x", "too long"),
     ("clamped_swiglu", "x", "too long"),
     ("xielu", "x", "too long"),
+    *(("xielu", name, "elements apart") for name in ("alpha_p", "alpha_n", "beta", "eps")),  # of one, there are none
     ("scale", "x", "too long"),
     ("paged_attention", "block_table", "too long"),
     ("sample", "logits", "too long"),
