@@ -1,13 +1,14 @@
 """The kernels: one Python function for each, whose implementation is chosen by the device of the tensors.
 
-`ops.py` is the table of them: signatures, shapes, dtypes, checks. `backends.py` says which back end answers: the
-compiled kernels of the CPU (`native.py`) or of a GPU (`cuda.py`), or plain torch (`reference.py`).
+`ops.py` and `row_ops.py` are the table of them: signatures, shapes, dtypes, checks. `backends.py` says which back end
+answers: the compiled kernels of the CPU (`native.py`) or of a GPU (`cuda.py`), or plain torch (`reference.py`).
 """
 
 from __future__ import annotations
 
 from quire.kernels.backends import backend, backend_of, cuda_backend
-from quire.kernels.ops import (
+from quire.kernels.ops import linear, paged_attention, write_kv
+from quire.kernels.row_ops import (
     ACTIVATION_KINDS,
     activation,
     activation_and_mul,
@@ -16,13 +17,10 @@ from quire.kernels.ops import (
     embedding,
     layer_norm,
     layer_norm_heads,
-    linear,
-    paged_attention,
     rms_norm,
     rms_norm_heads,
     rotary,
     scale,
-    write_kv,
     xielu,
 )
 

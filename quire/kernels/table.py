@@ -1,4 +1,4 @@
-"""The words in which `ops.py` writes its table of kernels: what a row says of its tensors, and the row itself."""
+"""The words in which `ops.py` and `row_ops.py` write the table of kernels: what a row says of tensors, and the row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-TABLE: dict[str, Op] = {}  # the rows, by name; `ops.py` enters them
+TABLE: dict[str, Op] = {}  # the rows, by name; `ops.py` and `row_ops.py` enter them
 
 
 @dataclass(frozen=True, slots=True)
