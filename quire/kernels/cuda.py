@@ -204,7 +204,7 @@ def functions(extension: Any, device: str) -> dict[str, Callable[..., Any]]:
         "rotary": _rotary,
         **dict.fromkeys(("activation", "activation_and_mul"), _activation),
         **dict.fromkeys(("rms_norm_heads", "layer_norm_heads"), _norm_heads),
-        **dict.fromkeys(("clamped_swiglu", "xielu", "add", "scale"), _elementwise),
+        **dict.fromkeys(("clamped_swiglu", "xielu", "add", "add_to", "scale"), _elementwise),
     }
     return column(device, extension, _stream, done_by, gpu=True)
 

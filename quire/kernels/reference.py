@@ -264,6 +264,10 @@ def add(x: torch.Tensor, added: torch.Tensor, scale: float = 1.0) -> torch.Tenso
     return (x.float() + added.float() * scale).to(x.dtype)
 
 
+def add_to(x: torch.Tensor, added: torch.Tensor, scale: float = 1.0) -> None:
+    x.copy_(add(x, added, scale))
+
+
 def scale(x: torch.Tensor, factor: float, cap: float = 0.0) -> torch.Tensor:
     wide = x.float() * factor
     return (_tanh(wide / cap) * cap if cap else wide).to(x.dtype)

@@ -225,6 +225,16 @@ def add(x: torch.Tensor, added: torch.Tensor, scale: float = 1.0) -> torch.Tenso
 
 
 @kernel(
+    tensors={"x": Contiguous("T C"), "added": Rows("T C")},
+    calls="add",
+    passes="x_at, C, added_at, added_stride, scale, x_at, T, C, code",
+)
+def add_to(x: torch.Tensor, added: torch.Tensor, scale: float = 1.0) -> None:
+    """x += scale * added, in place: a residual stream [T, C] to which no norm adds."""
+    backend_of(x).add_to(x, added, scale)
+
+
+@kernel(
     tensors={"x": Rows("T C")},
     rules=(Rule("cap >= 0", "cap", "0 or more"),),
     out="T C",

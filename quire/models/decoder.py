@@ -12,11 +12,12 @@ max_position_embeddings, and the rotary ones (see `layers/rotary.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
+from quire import kernels
 from quire.errors import UnsupportedModelError
 from quire.layers import (
     ROTARY_FIELDS,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 # Windows in the layers that layer_types calls sliding, for a family's `supported_fields`. Where a family has
 # sliding_window alone there, all its layers have that.
 WINDOW_FIELDS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
+# Rotary parameters by type of layer, see `rotaries_by_type`.
+ROTARY_BY_TYPE = frozenset({"rope_parameters.full_attention", "rope_parameters.sliding_attention"})
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
@@ -48,6 +51,19 @@ class Biases(NamedTuple):
     qkv: bool = False
     out: bool = False
     mlp: bool = False
+
+
+class Multipliers(NamedTuple):
+    """Numbers that a family multiplies by.
+
+    embedding: the embeddings. residual: what attention and feed-forward add to the residual stream. logits: the scores;
+    softcap: then the scores become softcap * tanh(score / softcap), unless it is 0.
+    """
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    softcap: float = 0.0
 
 
 class DecoderAttention(nn.Module):
@@ -200,6 +216,45 @@ class SandwichLayer(DecoderLayer):
         return after_mlp(self.mlp(before_mlp(residual, x)))
 
 
+class PostNormLayer(DecoderLayer):
+    """Attention and feed-forward read the residual stream as it is, and a norm of each is added to it."""
+
+    norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
+
+    def forward(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor | None,
+        rope: RotaryTable | None,
+        ctx: ForwardContext,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        after_attention, after_mlp = self.norms
+        if x is not None:
+            kernels.add_to(residual, x)
+        kernels.add_to(residual, after_attention(self.self_attn(residual, rope, ctx, cache)))
+        return after_mlp(self.mlp(residual))
+
+
+class ParallelLayer(DecoderLayer):
+    """Attention and feed-forward read the same norm of the residual stream; their sum is added to it."""
+
+    norm_names = ("input_layernorm",)
+
+    def forward(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor | None,
+        rope: RotaryTable | None,
+        ctx: ForwardContext,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        x = self.norms[0](residual, x)
+        attended: torch.Tensor = self.self_attn(x, rope, ctx, cache)
+        kernels.add_to(attended, self.mlp(x))
+        return attended
+
+
 class Decoder(nn.Module):
     """Embeddings, layers and the last norm.
 
@@ -209,8 +264,8 @@ class Decoder(nn.Module):
     def __init__(self, config: PretrainedConfig, family: type[DecoderForCausalLM]) -> None:
         super().__init__()
         layers = range(config.num_hidden_layers)
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(family.layer_class(config, family, layer) for layer in layers)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, family.multipliers(config).embedding)
+        self.layers = nn.ModuleList(family.layer(config, layer) for layer in layers)
         self.norm = family.norm(config, config.hidden_size)
         self.rotaries = tuple(family.rotaries(config))
         self.rotary = self.rotaries[0]
@@ -241,6 +296,7 @@ class DecoderForCausalLM(CausalLM):
         super().__init__(config)
         self.model = Decoder(config, type(self))
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.multiply = self.multipliers(config)
         self.kv_spec = KVSpec.of(self.attention_spec(config, layer) for layer in range(config.num_hidden_layers))
         self.max_model_len = min(rotary.max_positions for rotary in self.model.rotaries)
         thresholds = [rotary.threshold for rotary in self.model.rotaries if rotary.threshold is not None]
@@ -270,9 +326,18 @@ class DecoderForCausalLM(CausalLM):
         return Biases()
 
     @classmethod
+    def multipliers(cls, config: PretrainedConfig) -> Multipliers:
+        return Multipliers()
+
+    @classmethod
+    def layer(cls, config: PretrainedConfig, layer: int) -> DecoderLayer:
+        """Layer number `layer`."""
+        return cls.layer_class(config, cls, layer)
+
+    @classmethod
     def norm(cls, config: PretrainedConfig, size: int) -> nn.Module:
-        """A norm of the residual stream."""
-        return RMSNorm(size, config.rms_norm_eps)
+        """A norm of the residual stream. What it adds to the stream, it multiplies by the residual's multiplier."""
+        return RMSNorm(size, config.rms_norm_eps, added_scale=cls.multipliers(config).residual)
 
     @classmethod
     def rotaries(cls, config: PretrainedConfig) -> Sequence[RotaryEmbedding]:
@@ -289,6 +354,22 @@ class DecoderForCausalLM(CausalLM):
 
     def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
         return self.model(embeddings, ctx, kv)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        scores = super().logits(hidden)
+        if self.multiply.logits == 1.0 and not self.multiply.softcap:
+            return scores
+        return kernels.scale(scores, self.multiply.logits, self.multiply.softcap)
+
+
+def rotaries_by_type(config: PretrainedConfig, **settings: Any) -> Sequence[RotaryEmbedding]:
+    """A table for each type of layer that there is, where rotary parameters are by type; see `type_of_layer`."""
+    return [RotaryEmbedding(config, layer_type=kind, **settings) for kind in sorted(set(config.layer_types))]
+
+
+def type_of_layer(config: PretrainedConfig, layer: int) -> int:
+    """The number of a layer's type, in the order of `rotaries_by_type`."""
+    return sorted(set(config.layer_types)).index(config.layer_types[layer])
 
 
 def head_dim(config: PretrainedConfig) -> int:

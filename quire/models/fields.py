@@ -82,7 +82,8 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
 # What a field has that does nothing, if nothing else is known of it.
 NEUTRAL: tuple[Any, ...] = (None, False, "", [], {}, ())
 
-# All others that transformers' configurations have, of texts, images and sounds.
+# All others that transformers' configurations have, of texts, images and sounds, and those that single families' files
+# have beside them (post_norm, qk_norm, rotary_pct).
 OTHERS = frozenset(
     """
     _remove_final_layer_norm activation activation_sparsity_pattern adapter_attn_dim adapter_layer_norm
@@ -145,18 +146,18 @@ OTHERS = frozenset(
     pooling_epsilon pos_embed_rescale position_bias_max_distance position_bias_num_buckets position_biased_input
     position_bins position_buckets position_embedding_size position_embeddings_type position_id_per_seconds
     positional_embedding_temperature positional_encoding_temperature positional_encoding_type
-    positionwise_conv_kernel_size post_attention_groups post_norm_eps pre_norm pred_num_attention_heads
+    positionwise_conv_kernel_size post_attention_groups post_norm post_norm_eps pre_norm pred_num_attention_heads
     prefix_dense_sliding_window_pattern pretrained_window_sizes proj_bias projection_hidden_act
     projection_layer_norm_eps projector_bias projector_hidden_act projector_layernorm_eps projector_scale_factors
     projector_use_layernorm projectors_bias prompt_hidden_act prompt_num_attention_heads qk_channels qk_dim_factor
-    qk_head_dim qk_l2_clip_threshold qk_layer_norms qk_layer_norms_perceiver qk_ln qk_nope_head_dim qk_norm_type
+    qk_head_dim qk_l2_clip_threshold qk_layer_norms qk_layer_norms_perceiver qk_ln qk_norm qk_nope_head_dim qk_norm_type
     qk_rope_head_dim qk_scale_factor qkv_bias qkv_projection_method query_bias query_pre_attn_scalar qv_bias
     readout_activation reg_scale relation_bias_embed_dim relation_bias_scale relation_bias_theta relative_attention
     relative_attention_max_distance relative_attention_num_buckets relative_bias_args relative_max_distance
     reorder_and_upcast_attn rescale_embeddings rescale_every rescale_prenorm_residual reset_position_index_per_cell
     residual_block_indices residual_gate_temperature residual_in_fp32 residual_kernel_size
     right_max_position_embeddings rms_norm_eps_moe_gate rope_interleave rope_scaling_layers rope_theta rotary_dim
-    rotary_embedding_base rotary_value router_bias scale scale_attn_by_inverse_layer_idx scale_attn_weights
+    rotary_embedding_base rotary_pct rotary_value router_bias scale scale_attn_by_inverse_layer_idx scale_attn_weights
     scale_conv_kernel_size scale_conv_kernel_sizes scale_conv_out_channels scale_depth scale_embedding scale_factor
     scale_factor_list scale_factors scale_final_hidden_sizes scale_final_input_size scale_input scale_sqrt_depth
     scaled_images_feature_dims scaled_images_overlap_ratios scaled_images_ratios scaling

@@ -55,6 +55,7 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
         "xielu": {"x": rows, "alpha_p": torch.ones(1), "alpha_n": torch.ones(1), "beta": torch.ones(1),
                   "eps": -torch.ones(1)},
         "add": {"x": rows, "added": rows.clone()},
+        "add_to": {"x": rows.clone(), "added": rows},
         "scale": {"x": rows, "factor": 0.5, "cap": 30.0},
         **(only_there if gpu else {}),
     }  # fmt: skip

@@ -239,6 +239,8 @@ def test_add_and_scale(kernels: Any, dtype: torch.dtype, channels: int) -> None:
             assert_close(got, wide + more.double() * 0.22, (wide.abs() + more.double().abs()) * 1e-7)
             assert same_bits(got, reference.add(plain, more, 0.22))
             assert same_bits(kernels.add(x, added), plain + more)
+            total = plain.clone()
+            assert kernels.add_to(total, added, 0.22) is None and same_bits(total, got)
             assert_close(kernels.scale(added, 0.3), more.double() * 0.3, more.double().abs() * 1e-7)
             assert same_bits(kernels.scale(added, 0.3), reference.scale(more, 0.3))
             capped = kernels.scale(added, 0.5, 30.0)

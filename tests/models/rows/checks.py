@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from quire import LLM
+from quire.models.loader import load_model
+from tests.models import run_model
+from tests.models.tiny import make, save
+from tests.platform.engine.parity import prompts
+
+
+def bfloat16_errors(architecture: str, variant: str, folder: Path) -> tuple[float, float]:
+    """Mean distances of all log-probabilities to those in float64, of the same weights: quire's and transformers'."""
+    theirs = make(architecture, variant).to(torch.bfloat16)
+    ours = load_model(save(theirs, folder), torch.bfloat16)
+    exact = copy.deepcopy(theirs).double()
+    sums, count = torch.zeros(2, dtype=torch.float64), 0
+    for ids in prompts(theirs.config.vocab_size):
+        with torch.inference_mode():
+            truth, half = (model(torch.tensor([ids])).logits[0].double().log_softmax(-1) for model in (exact, theirs))
+        own = run_model.logits(ours, ids).double().log_softmax(-1)
+        sums += torch.stack([(own - truth).abs().sum(), (half - truth).abs().sum()])
+        count += truth.numel()
+    return tuple((sums / count).tolist())  # type: ignore[return-value]  # of two
 
 
 def recorded_shapes(llm: LLM) -> list[Any]:

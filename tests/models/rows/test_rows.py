@@ -15,9 +15,9 @@ from peft import LoraConfig
 from quire import kernels
 from tests.lora.peft_world import World, text_world
 from tests.models.rows import all_rows
-from tests.models.rows.checks import recorded_shapes
+from tests.models.rows.checks import bfloat16_errors, recorded_shapes
 from tests.models.tiny import build, make, save
-from tests.platform.engine.parity import check_bfloat16, check_forks, check_greedy
+from tests.platform.engine.parity import check_forks, check_greedy
 
 ROWS = all_rows()
 CASES = [
@@ -46,7 +46,8 @@ def test_greedy_tokens_and_prompt_logprobs(architecture: str, variant: str, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "variant"), [(one, row.first) for one, row in ROWS.items()])
 def test_bfloat16_is_as_close_to_float64_as_transformers_is(architecture: str, variant: str, tmp_path: Path) -> None:
-    check_bfloat16(architecture, variant, tmp_path)
+    ours, theirs = bfloat16_errors(architecture, variant, tmp_path)
+    assert 0 < ours <= theirs
 
 
 @pytest.mark.slow
