@@ -105,8 +105,10 @@ def test_common_names_mean_something_where_a_class_has_them(field: str) -> None:
 
 
 def test_what_a_class_says_that_it_implements_is_in_a_table() -> None:
+    """Or is a rotary parameter, of which `check_rope` refuses all that nobody names."""
     for row in registry.BUILT_IN:
-        assert registry.resolve([row.architecture]).supported_fields <= KNOWN
+        own = {field for field in registry.resolve([row.architecture]).supported_fields if "." not in field}
+        assert own <= KNOWN
 
 
 @pytest.mark.parametrize(
