@@ -35,7 +35,7 @@ NUMBERS: Mapping[str, bool] = {"rms_norm_eps": True, "layer_norm_eps": True, "la
 ROPE_NUMBERS: Mapping[str, bool] = {
     "rope_theta": False, "partial_rotary_factor": False, "factor": False, "attention_factor": True,
     "low_freq_factor": False, "high_freq_factor": False, "beta_fast": False, "beta_slow": False,
-    "mscale": True, "mscale_all_dim": True,
+    "mscale": True, "mscale_all_dim": True, "short_mscale": False, "long_mscale": False,
 }  # fmt: skip
 
 
@@ -136,6 +136,13 @@ def _check_values(config: PretrainedConfig) -> None:
         if field not in aliases and hasattr(config, field) and not _is_number(getattr(config, field), zero):
             refuse(config, field, f"it must be a finite number {'not below' if zero else 'above'} 0")
     rope = rope_parameters(config)
+    _check_rope_values(config, rope)
+    for by_layer in rope.values():
+        if isinstance(by_layer, Mapping):
+            _check_rope_values(config, by_layer)
+
+
+def _check_rope_values(config: PretrainedConfig, rope: Mapping[str, Any]) -> None:
     for field, zero in ROPE_NUMBERS.items():
         if rope.get(field) is not None and not _is_number(rope[field], zero):
             reason = f"it must be a finite number {'not below' if zero else 'above'} 0"

@@ -47,12 +47,8 @@ class Qwen3Attention(DecoderAttention):
         self.q_norm = RMSNorm(spec.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(spec.head_dim, config.rms_norm_eps)
 
-    def project(self, x):
-        tokens, size = len(x), self.attend.head_dim  # each by itself: norms take a projection as it lies
-        return tuple(one(x).view(tokens, -1, size) for one in (self.q_proj, self.k_proj, self.v_proj))
-
     def norm_heads(self, query, key):
-        return self.q_norm(query), self.k_norm(key)  # [T, H, D]: each head by itself
+        return self.q_norm(query), self.k_norm(key)  # [T, H, D], slices of the merged projection
 
 
 class Qwen3ForCausalLM(llama.LlamaForCausalLM):
@@ -61,7 +57,7 @@ class Qwen3ForCausalLM(llama.LlamaForCausalLM):
 
 class _FlatNorm(RMSNorm):
     def forward(self, residual: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
-        return super().forward(residual.view(-1, residual.shape[-1])).view(residual.shape)
+        return super().forward(residual.reshape(-1, residual.shape[-1])).view(residual.shape)
 
 
 class FlatAttention(Qwen3Attention):

@@ -98,7 +98,7 @@ TABLE: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "gelu_tanh": {"hidden_act": "gelu_pytorch_tanh"},
             "quick_gelu": {"hidden_act": "quick_gelu"},
             "relu": {"hidden_act": "relu"},
-            "mish": {"hidden_act": "mish"},
+            "gelu_10": {"hidden_act": "gelu_10"},  # no kernel has it
             "eps": {"rms_norm_eps": 1e-2},
             "odd_sizes": {"hidden_size": 36, "intermediate_size": 51, "head_dim": 10, "vocab_size": 101},
             **_ROPE,

@@ -9,6 +9,16 @@ namespace {
 
 constexpr int64_t kGrainElements = 16384;  // about 5 microseconds on one core
 
+// y = term(row), plus `added` where there is one.
+template <class T, class Term>
+void sum_row(const T* row, const T* added, int64_t channels, T* y, const Term& term) {
+  for (int64_t c = 0; c < channels; c += kLanes) {
+    const int n = static_cast<int>(channels - c < kLanes ? channels - c : kLanes);
+    const Vec v = term(load_first(row + c, n));
+    store_first(y + c, added ? add(v, load_first(added + c, n)) : v, n);
+  }
+}
+
 template <class T>
 void embedding_as(const EmbeddingArgs& args) {
   parallel_for(args.tokens, kGrainElements / (args.channels + 1), [&](int64_t begin, int64_t end) {
@@ -20,12 +30,10 @@ void embedding_as(const EmbeddingArgs& args) {
         continue;
       }
       const T* added = args.added ? static_cast<const T*>(args.added) + t * args.channels : nullptr;
-      const Vec scale = set1(args.scale);
-      for (int64_t c = 0; c < args.channels; c += kLanes) {
-        const int n = static_cast<int>(args.channels - c < kLanes ? args.channels - c : kLanes);
-        const Vec v = mul(load_first(row + c, n), scale);
-        store_first(y + c, added ? add(v, load_first(added + c, n)) : v, n);
-      }
+      if (args.scale == 1.0f)
+        sum_row(row, added, args.channels, y, [](Vec v) { return v; });
+      else
+        sum_row(row, added, args.channels, y, [&](Vec v) { return mul(v, set1(args.scale)); });
     }
   });
 }

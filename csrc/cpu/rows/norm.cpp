@@ -35,17 +35,16 @@ float sum(const T* x, int64_t channels, Vec padding, const Term& term) {
 
 // y = (x - shift) * factor * (weight + weight_offset) + bias, with the weight and bias of head h. Without an offset nothing
 // is added: it would make a 0 of -0.
-template <class T>
+template <class T, bool kOffset>
 void scale_row(const NormArgs& args, int64_t h, const T* x, Vec shift, Vec factor, T* y) {
   const T* weight = args.weight ? static_cast<const T*>(args.weight) + h * args.weight_stride : nullptr;
   const T* bias = args.bias ? static_cast<const T*>(args.bias) + h * args.weight_stride : nullptr;
-  const bool has_offset = args.weight_offset != 0;
   const Vec offset = set1(args.weight_offset);
   for (int64_t c = 0; c < args.channels; c += kLanes) {
     const int n = static_cast<int>(args.channels - c < kLanes ? args.channels - c : kLanes);
     const auto get = [&](const T* row) { return n == kLanes ? load(row + c) : load_first(row + c, n); };
     Vec v = mul(sub(get(x), shift), factor);
-    if (weight) v = mul(v, has_offset ? add(get(weight), offset) : get(weight));
+    if (weight) v = mul(v, kOffset ? add(get(weight), offset) : get(weight));
     if (bias) v = add(v, get(bias));
     if (n == kLanes)
       store(y + c, v);
@@ -65,7 +64,10 @@ void norm_row(const NormArgs& args, int64_t h, const T* x, T* y) {
     return fma(centred, centred, s);
   });
   const Vec factor = set1(1.0f / __builtin_sqrtf(squares * scale + args.eps));
-  scale_row(args, h, x, shift, factor, y);
+  if (args.weight_offset != 0)
+    scale_row<T, true>(args, h, x, shift, factor, y);
+  else
+    scale_row<T, false>(args, h, x, shift, factor, y);
 }
 
 template <class T, bool kCentred>
