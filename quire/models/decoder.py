@@ -258,7 +258,7 @@ class ParallelLayer(DecoderLayer):
 class Decoder(nn.Module):
     """Embeddings, layers and the last norm.
 
-    rotaries: tables of rotations; rotary: the first. rotary_of: for each layer the number of its own; -1: it has none.
+    rotaries: tables of rotations. rotary_of: for each layer the number of its own; -1: it has none.
     """
 
     def __init__(self, config: PretrainedConfig, family: type[DecoderForCausalLM]) -> None:
@@ -268,7 +268,6 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(family.layer(config, layer) for layer in layers)
         self.norm = family.norm(config, config.hidden_size)
         self.rotaries = tuple(family.rotaries(config))
-        self.rotary = self.rotaries[0]
         self.rotary_of = [family.rotary_of(config, layer) for layer in layers]
 
     def forward(self, residual: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
@@ -298,7 +297,8 @@ class DecoderForCausalLM(CausalLM):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.multiply = self.multipliers(config)
         self.kv_spec = KVSpec.of(self.attention_spec(config, layer) for layer in range(config.num_hidden_layers))
-        self.max_model_len = min(rotary.max_positions for rotary in self.model.rotaries)
+        reach = (rotary.max_positions for rotary in self.model.rotaries)
+        self.max_model_len = min(reach, default=config.max_position_embeddings)
         thresholds = [rotary.threshold for rotary in self.model.rotaries if rotary.threshold is not None]
         self.rope_threshold = min(thresholds, default=None)
 

@@ -46,10 +46,11 @@ EVERYWHERE = frozenset({
 # These do not change what a served model answers: how it was trained, what else a call returns, which kernels run.
 SILENT = frozenset({
     "attention_softmax_in_fp32", "attn_impl", "attn_implementation", "batch_norm_momentum", "classifier_activation",
-    "classifier_bias", "convert_sync_batchnorm", "cross_attention_hidden_size", "deterministic_flash_attn", "fast_qkv",
-    "ignore_keys_at_rope_validation", "max_window_layers", "model_parallel_size", "num_logits_to_keep",
-    "output_attentions", "output_auxiliary_logits", "output_router_logits", "scale_attention_softmax_in_fp32",
-    "summary_activation", "temperature", "use_flash_attention", "use_flash_attn", "use_flash_attention_2",
+    "classifier_bias", "convert_sync_batchnorm", "cross_attention_hidden_size", "deterministic_flash_attn",
+    "fast_qkv", "ignore_keys_at_rope_validation", "masked_softmax_fusion", "max_window_layers", "model_parallel_size",
+    "num_logits_to_keep", "offset_alibi", "output_attentions", "output_auxiliary_logits", "output_router_logits",
+    "scale_attention_softmax_in_fp32", "summary_activation", "temperature", "use_flash_attention",
+    "use_flash_attention_2", "use_flash_attn",
 })  # fmt: skip
 
 # Fields, with the values under which they do nothing.
@@ -86,6 +87,7 @@ NEUTRAL: tuple[Any, ...] = (None, False, "", [], {}, ())
 # have beside them (post_norm, qk_norm, rotary_pct).
 OTHERS = frozenset(
     """
+    multi_query_attention norm_head original_rope rope_ratio
     _remove_final_layer_norm activation activation_sparsity_pattern adapter_attn_dim adapter_layer_norm
     adapter_layer_norm_eps adapter_reuse_layer_norm add_bias_linear add_out_norm aggregation_temperature alibi
     alibi_bias_max aligner_enable_bias altup_correct_scale apply_l2norm apply_layernorm

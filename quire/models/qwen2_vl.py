@@ -47,7 +47,7 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
         self.patch: int = vision.patch_size
         self.columns: int = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2  # of a patch
         text = Qwen2ForCausalLM(config.text_config)
-        if not text.model.rotary.mrope:
+        if not text.model.rotaries[0].mrope:
             refuse(config, "text_config", "its rotary parameters have no mrope_section")
         self.adopt(text)
 

@@ -22,6 +22,9 @@ from quire.registry.row import IMAGES, Row
 logger = logging.getLogger("quire")
 
 
+# What reads config.json where only the checkpoints' own code, which is never run, has a class for it.
+_CHATGLM = "quire.models.chatglm:ChatGLMConfig"
+
 BUILT_IN = (
     Row("LlamaForCausalLM", "quire.models.llama:LlamaForCausalLM"),
     Row("Qwen2ForCausalLM", "quire.models.qwen2:Qwen2ForCausalLM"),
@@ -43,6 +46,14 @@ BUILT_IN = (
     Row("SeedOssForCausalLM", "quire.models.seed_oss:SeedOssForCausalLM"),
     Row("SmolLM3ForCausalLM", "quire.models.smollm3:SmolLM3ForCausalLM"),
     Row("StableLmForCausalLM", "quire.models.stablelm:StableLmForCausalLM"),
+    Row("ChatGLMModel", "quire.models.chatglm:ChatGLMModel", config=_CHATGLM),
+    Row("ChatGLMForConditionalGeneration", "quire.models.chatglm:ChatGLMModel", config=_CHATGLM),
+    Row("CodeGenForCausalLM", "quire.models.codegen:CodeGenForCausalLM"),
+    Row("FalconForCausalLM", "quire.models.falcon:FalconForCausalLM"),
+    Row("GPTBigCodeForCausalLM", "quire.models.gpt_bigcode:GPTBigCodeForCausalLM"),
+    Row("GPTJForCausalLM", "quire.models.gptj:GPTJForCausalLM"),
+    Row("GPTNeoXForCausalLM", "quire.models.gpt_neox:GPTNeoXForCausalLM"),
+    Row("PhiForCausalLM", "quire.models.phi:PhiForCausalLM"),
     Row("LlavaForConditionalGeneration", "quire.models.llava:LlavaForConditionalGeneration", IMAGES),
     Row("LlavaNextForConditionalGeneration", "quire.models.llava_next:LlavaNextForConditionalGeneration", IMAGES),
     Row("Qwen2VLForConditionalGeneration", "quire.models.qwen2_vl:Qwen2VLForConditionalGeneration", IMAGES),

@@ -32,7 +32,8 @@ def refused(*architectures: str) -> str:
 def test_built_in_rows_resolve() -> None:
     from quire.models.base import CausalLM
 
-    text = {*tiny.TABLE, *all_rows()}  # each is compared with transformers
+    aliases = {alias for row in all_rows().values() for alias in row.aliases}
+    text = {*tiny.TABLE, *all_rows(), *aliases}  # each is compared with transformers
     seeing = {f"{name}ForConditionalGeneration" for name in ("Llava", "LlavaNext", "Qwen2VL")}
     assert {row.architecture for row in registry.BUILT_IN} == text | seeing
     for row in registry.BUILT_IN:

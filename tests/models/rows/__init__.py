@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.models.rows.row import ModelRow
 
-_OTHERS = ("row", "checks")
+_OTHERS = ("row", "checks", "oracles")
 
 
 @cache

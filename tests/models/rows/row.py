@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,9 @@ class ModelRow:
     linears: names of the layers that an adapter of "all-linear" changes. saved: of modules, beside the projection to
     the vocabulary, that an adapter saves whole. embedding: the name of the table of tokens.
     adapted: settings, beside those of the first variant, of the model whose adapters are compared with PEFT's.
-    recorded: whether steps of one token a sequence are recorded.
+    recorded: whether steps of one token a sequence are recorded. aliases: other names that it is published under.
+    head: the projection to the vocabulary.
+    oracle: makes the model to compare with of a variant's settings, where transformers has no class for it.
     """
 
     architecture: str
@@ -49,6 +51,9 @@ class ModelRow:
     embedding: str = "embed_tokens"
     adapted: Mapping[str, Any] = field(default_factory=dict)
     recorded: bool = True
+    head: str = "lm_head"
+    aliases: tuple[str, ...] = ()
+    oracle: Callable[[dict[str, Any]], Any] | None = None
 
     @property
     def first(self) -> str:
@@ -58,7 +63,7 @@ class ModelRow:
         """Fields of PEFT's LoraConfig by the name of a case."""
         first, last = self.linears[0], self.linears[-1]
         patterns = {"rank_pattern": {first: 7, f"layers.0.*{last}": 2}, "alpha_pattern": {last: 3}}
-        saved = {"target_modules": [self.embedding, first], "modules_to_save": ["lm_head", *self.saved]}
+        saved = {"target_modules": [self.embedding, first], "modules_to_save": [self.head, *self.saved]}
         return {
             "all_linear": {"r": 4, "target_modules": "all-linear"},
             "dora_patterns": {"r": 4, "target_modules": list(self.linears), "use_dora": True, **patterns},

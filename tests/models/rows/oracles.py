@@ -1,0 +1,136 @@
+"""Models that transformers has no class for, in plain torch on its Llama: to compare with, and for PEFT to adapt.
+
+Parts are named as in the published files. `test_oracles.py` compares them with transformers' own relatives.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+
+def causal(scores: torch.Tensor) -> torch.Tensor:
+    """scores: [batch, heads, T, T]; what is ahead is hidden."""
+    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return scores.masked_fill(hidden, -torch.inf)
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | float = 0.0
+) -> torch.Tensor:
+    """[batch, heads, T, size] each -> [batch, T, heads * size]; bias: [heads, 1, T], added to the scores."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+    scores = causal(query @ key.mT / math.sqrt(query.shape[-1]) + bias)
+    return (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+
+def heads_of(x: torch.Tensor, size: int) -> torch.Tensor:
+    """[batch, T, heads * size] -> [batch, heads, T, size]"""
+    return x.view(*x.shape[:2], -1, size).transpose(1, 2)
+
+
+class Published(PreTrainedModel):
+    """A model saved with a config.json of the family's own fields."""
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+        super().save_pretrained(save_directory, **options)
+        (Path(save_directory) / "config.json").write_text(json.dumps(self.published))
+
+
+class ChatGLMAttention(nn.Module):
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__()
+        self.fields, hidden, size = fields, fields["hidden_size"], fields["kv_channels"]
+        heads, groups = fields["num_attention_heads"], fields["multi_query_group_num"]
+        self.widths = [heads * size, groups * size, groups * size]
+        self.query_key_value = nn.Linear(hidden, sum(self.widths), bias=fields["add_qkv_bias"])
+        self.dense = nn.Linear(heads * size, hidden, bias=fields["add_bias_linear"])
+
+    def forward(self, hidden_states: torch.Tensor, **rest: Any) -> Any:
+        size, tokens = self.fields["kv_channels"], hidden_states.shape[1]
+        parts = self.query_key_value(hidden_states).split(self.widths, -1)
+        query, key, value = (heads_of(part, size) for part in parts)
+        query, key = (self.turn(x, torch.arange(tokens)) for x in (query, key))
+        return self.dense(attend(query, key, value)), None
+
+    def turn(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The first half of a head, each pair of neighbours as a complex number."""
+        turned = x.shape[-1] // 2
+        theta = 1.0 / (10000 * self.fields.get("rope_ratio", 1)) ** (torch.arange(0, turned, 2).double() / turned)
+        angles = positions.double().unsqueeze(1) * theta
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        even, odd = x[..., :turned:2], x[..., 1:turned:2]
+        pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+        return torch.cat((pairs, x[..., turned:]), -1)
+
+
+class ChatGLMMLP(nn.Module):
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__()
+        hidden, inner, bias = fields["hidden_size"], fields["ffn_hidden_size"], fields["add_bias_linear"]
+        self.dense_h_to_4h = nn.Linear(hidden, 2 * inner, bias=bias)
+        self.dense_4h_to_h = nn.Linear(inner, hidden, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.dense_h_to_4h(x).chunk(2, -1)
+        return self.dense_4h_to_h(F.silu(gate) * up)
+
+
+class ChatGLMBlock(nn.Module):
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__()
+        self.input_layernorm = LlamaRMSNorm(fields["hidden_size"], fields["layernorm_epsilon"])
+        self.self_attention = ChatGLMAttention(fields)
+        self.post_attention_layernorm = LlamaRMSNorm(fields["hidden_size"], fields["layernorm_epsilon"])
+        self.mlp = ChatGLMMLP(fields)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.self_attention(self.input_layernorm(x))[0]
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class ChatGLMModel(Published):
+    config_class = LlamaConfig
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        fields = self.published = config.published
+        vocab, hidden = fields["padded_vocab_size"], fields["hidden_size"]
+        encoder = nn.ModuleDict({
+            "layers": nn.ModuleList(ChatGLMBlock(fields) for _ in range(fields["num_layers"])),
+            "final_layernorm": LlamaRMSNorm(hidden, fields["layernorm_epsilon"]),
+        })  # fmt: skip
+        self.transformer = nn.ModuleDict({
+            "embedding": nn.ModuleDict({"word_embeddings": nn.Embedding(vocab, hidden)}),
+            "encoder": encoder,
+            "output_layer": nn.Linear(hidden, vocab, bias=False),
+        })  # fmt: skip
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.transformer.embedding.word_embeddings
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.transformer.output_layer
+
+    def forward(self, input_ids: torch.Tensor, **rest: Any) -> CausalLMOutput:
+        x = self.get_input_embeddings()(input_ids)
+        for block in self.transformer.encoder.layers:
+            x = block(x)
+        return CausalLMOutput(logits=self.get_output_embeddings()(self.transformer.encoder.final_layernorm(x)))
+
+
+def chatglm(settings: dict[str, Any]) -> ChatGLMModel:
+    config = LlamaConfig(vocab_size=settings["padded_vocab_size"], hidden_size=settings["hidden_size"])
+    config.published = {"architectures": ["ChatGLMModel"], "model_type": "chatglm", **settings}
+    return ChatGLMModel(config)
