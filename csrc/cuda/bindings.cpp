@@ -93,26 +93,27 @@ void attention_binding(uintptr_t query, int64_t query_stride, int64_t tokens, in
 }
 
 void embedding_binding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t added, uintptr_t y, int64_t tokens,
-                       int64_t channels, int dtype, uintptr_t stream) {
-  embedding(
-      {at<int64_t>(ids), at<void>(table), at<void>(added), at<void>(y), tokens, channels, table_rows, dtype_of(dtype)},
-      stream_at(stream));
+                       int64_t channels, int dtype, float scale, uintptr_t stream) {
+  embedding({at<int64_t>(ids), at<void>(table), at<void>(added), at<void>(y), tokens, channels, table_rows,
+             dtype_of(dtype), scale},
+            stream_at(stream));
 }
 
 template <bool kCentred>
 void norm_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t weight, uintptr_t bias,
-                  uintptr_t residual, float eps, uintptr_t y, int dtype, uintptr_t stream) {
+                  uintptr_t residual, float eps, uintptr_t y, int dtype, float weight_offset, float x_scale,
+                  int64_t heads, int64_t weight_stride, uintptr_t stream) {
   const NormArgs args{
-      at<void>(x), at<void>(residual), at<void>(weight), at<void>(bias), at<void>(y), tokens, channels, x_stride,
-      eps,         dtype_of(dtype)};
+      at<void>(x), at<void>(residual), at<void>(weight), at<void>(bias), at<void>(y), tokens,       channels, x_stride,
+      eps,         dtype_of(dtype),    weight_offset,    x_scale,        heads,       weight_stride};
   (kCentred ? layer_norm : rms_norm)(args, stream_at(stream));
 }
 
 void rotary_binding(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_stride, uintptr_t positions,
                     uintptr_t cos_sin, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                    int64_t rotary_dim, int64_t rows, int dtype, uintptr_t stream) {
+                    int64_t rotary_dim, int64_t rows, int dtype, bool interleaved, int64_t first, uintptr_t stream) {
   rotary({at<void>(query), at<void>(key), at<int64_t>(positions), at<float>(cos_sin), query_stride, key_stride, tokens,
-          heads, kv_heads, head_dim, rotary_dim, rows, dtype_of(dtype)},
+          heads, kv_heads, head_dim, rotary_dim, rows, dtype_of(dtype), interleaved, first},
          stream_at(stream));
 }
 
@@ -121,6 +122,30 @@ void activation_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x
   activation(
       {at<void>(x), at<void>(y), tokens, channels, x_stride, static_cast<Activation>(kind), gated, dtype_of(dtype)},
       stream_at(stream));
+}
+
+void clamped_swiglu_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, float alpha, float limit,
+                            bool interleaved, uintptr_t y, int dtype, uintptr_t stream) {
+  clamped_swiglu({at<void>(x), at<void>(y), tokens, channels, x_stride, alpha, limit, interleaved, dtype_of(dtype)},
+                 stream_at(stream));
+}
+
+void xielu_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t alpha_p,
+                   uintptr_t alpha_n, uintptr_t beta, uintptr_t eps, uintptr_t y, int dtype, uintptr_t stream) {
+  xielu({at<void>(x), at<void>(alpha_p), at<void>(alpha_n), at<float>(beta), at<float>(eps), at<void>(y), tokens,
+         channels, x_stride, dtype_of(dtype)},
+        stream_at(stream));
+}
+
+void add_binding(uintptr_t x, int64_t x_stride, uintptr_t added, int64_t added_stride, float scale, uintptr_t y,
+                 int64_t tokens, int64_t channels, int dtype, uintptr_t stream) {
+  add({at<void>(x), at<void>(added), at<void>(y), tokens, channels, x_stride, added_stride, scale, dtype_of(dtype)},
+      stream_at(stream));
+}
+
+void scale_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, float factor, float cap,
+                   uintptr_t y, int dtype, uintptr_t stream) {
+  scale({at<void>(x), at<void>(y), tokens, channels, x_stride, factor, cap, dtype_of(dtype)}, stream_at(stream));
 }
 
 void write_kv_binding(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
@@ -163,6 +188,10 @@ PYBIND11_MODULE(_cuda, module) {
   module.def("layer_norm", &norm_binding<true>);
   module.def("rotary", &rotary_binding);
   module.def("activation", &activation_binding);
+  module.def("clamped_swiglu", &clamped_swiglu_binding);
+  module.def("xielu", &xielu_binding);
+  module.def("add", &add_binding);
+  module.def("scale", &scale_binding);
   module.def("write_kv", &write_kv_binding);
   module.def("copy_blocks", [](uintptr_t caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
                                uintptr_t from, uintptr_t to, int64_t count, uintptr_t stream) {

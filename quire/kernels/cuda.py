@@ -148,64 +148,9 @@ def _paged_attention(
     _cuda.paged_attention(*numbers, window, slopes_at, address, _stream(query))
 
 
-_ACTIVATIONS = 5  # kinds that the GPU's kernel has, the first ones
-
-
-def _lacks(what: str) -> None:
-    raise ValueError(f"{what}: the GPU's kernels do not have it")
-
-
-def _embedding(numbers: Numbers, table: torch.Tensor, scale: float) -> None:
-    if scale != 1.0:
-        _lacks("scale")
-    _cuda.embedding(*numbers[:8], _stream(table))
-
-
-def _rms_norm(numbers: Numbers, x: torch.Tensor, weight_offset: float, x_scale: float) -> None:
-    if weight_offset or x_scale != 1.0:
-        _lacks("weight_offset" if weight_offset else "x_scale")
-    _cuda.rms_norm(*numbers[:10], _stream(x))
-
-
-def _layer_norm(numbers: Numbers, x: torch.Tensor, weight_offset: float, x_scale: float) -> None:
-    if weight_offset or x_scale != 1.0:
-        _lacks("weight_offset" if weight_offset else "x_scale")
-    _cuda.layer_norm(*numbers[:10], _stream(x))
-
-
-def _norm_heads() -> None:
-    _lacks("x: norms of heads")
-
-
-def _rotary(numbers: Numbers, query: torch.Tensor, key: torch.Tensor | None, interleaved: bool, first: int) -> None:
-    if key is None or interleaved or first:
-        _lacks("interleaved" if interleaved else "first" if first else "key: None")
-    _cuda.rotary(*numbers[:13], _stream(query))
-
-
-def _activation(numbers: Numbers, x: torch.Tensor, kind: str, kind_code: int) -> None:
-    if kind_code >= _ACTIVATIONS:
-        _lacks(f"kind: {kind}")
-    _cuda.activation(*numbers, _stream(x))
-
-
-def _elementwise() -> None:
-    _lacks("x: clamped_swiglu, xielu, add and scale")
-
-
 def functions(extension: Any, device: str) -> dict[str, Callable[..., Any]]:
     """The GPU's column of the table, over a compiled module, for tensors on `device`."""
-    done_by: dict[str, Callable[..., None]] = {
-        "linear": _linear,
-        "paged_attention": _paged_attention,
-        "embedding": _embedding,
-        "rms_norm": _rms_norm,
-        "layer_norm": _layer_norm,
-        "rotary": _rotary,
-        **dict.fromkeys(("activation", "activation_and_mul"), _activation),
-        **dict.fromkeys(("rms_norm_heads", "layer_norm_heads"), _norm_heads),
-        **dict.fromkeys(("clamped_swiglu", "xielu", "add", "add_to", "scale"), _elementwise),
-    }
+    done_by: dict[str, Callable[..., None]] = {"linear": _linear, "paged_attention": _paged_attention}
     return column(device, extension, _stream, done_by, gpu=True)
 
 

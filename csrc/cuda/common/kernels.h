@@ -57,6 +57,10 @@ void rms_norm(const NormArgs& args, Stream stream);
 void layer_norm(const NormArgs& args, Stream stream);
 void rotary(const RotaryArgs& args, Stream stream);
 void activation(const ActivationArgs& args, Stream stream);
+void clamped_swiglu(const ClampedSwigluArgs& args, Stream stream);
+void xielu(const XieluArgs& args, Stream stream);
+void add(const AddArgs& args, Stream stream);
+void scale(const ScaleArgs& args, Stream stream);
 void write_kv(const WriteKvArgs& args, Stream stream);
 
 // The pool's tensors (keys and values of all layers) by address, and blocks of them.

@@ -1,4 +1,4 @@
-// Rows of a table, plus another row where one is given: one block of threads a token.
+// Rows of a table, times a number, plus another row where one is given: one block of threads a token.
 #include "cuda/common/kernels.h"
 #include "cuda/common/vectors.h"
 
@@ -18,6 +18,7 @@ __global__ void __launch_bounds__(kThreads) embedding_kernel(EmbeddingArgs args)
   for (int64_t c = threadIdx.x * kStep; c < channels; c += kThreads * kStep) {
     float values[kStep] = {};
     if (known) load<kStep>(values, row + c);
+    for (int i = 0; i < kStep; ++i) values[i] *= args.scale;
     if (added) {
       float more[kStep];
       load<kStep>(more, added + c);
