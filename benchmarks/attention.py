@@ -1,4 +1,4 @@
-"""Paged attention: how near a decode step comes to the memory's read rate, and prefill beside torch's SDPA.
+"""Paged attention: how near a decode step comes to the memory's read rate, prefill beside torch's SDPA, and windows.
 
 python benchmarks/attention.py [--rounds 30] [--one-thread]
 
@@ -23,6 +23,7 @@ from quire.kernels import native
 SHAPES = [(16, 8, 64), (32, 8, 128), (16, 16, 64), (14, 2, 64)]
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
 STREAMS, CONTEXT, BLOCK = 16, 3500, 16
+WINDOW, WINDOW_CONTEXT, CHUNK = 512, 4096, 512
 BUFFER = 1 << 26  # float32 numbers, which no cache holds
 
 
@@ -43,7 +44,7 @@ def pool(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def attention_call(
-    shape: tuple[int, int, int], dtype: torch.dtype, streams: int, own: int, context: int
+    shape: tuple[int, int, int], dtype: torch.dtype, streams: int, own: int, context: int, window: int = 0
 ) -> tuple[Callable[[], torch.Tensor], int]:
     """A call that computes the last `own` tokens of `streams` sequences, and the bytes of cache it reads."""
     heads, kv_heads, dim = shape
@@ -56,7 +57,7 @@ def attention_call(
     length = torch.full((streams,), context, dtype=torch.int32)
 
     def run() -> torch.Tensor:
-        return kernels.paged_attention(query, keys, values, table, start, length, dim**-0.5)
+        return kernels.paged_attention(query, keys, values, table, start, length, dim**-0.5, window)
 
     return run, 2 * streams * context * kv_heads * dim * dtype.itemsize
 
@@ -100,6 +101,26 @@ def prefill_table(rounds: int, tokens: int, clock: Callable[[], float]) -> None:
             )
 
 
+def window_table(rounds: int, clock: Callable[[], float]) -> None:
+    print(
+        f"\nA window of {WINDOW} at {WINDOW_CONTEXT} tokens, beside all of them: {STREAMS} streams, a chunk of {CHUNK}"
+    )
+    print(
+        f"{'H,G,D':>10} {'dtype':>9} {'decode ms':>10} {'all':>8} {'share':>6} {'prefill':>11} {'all':>8} {'share':>6}"
+    )
+    for shape in SHAPES:
+        for dtype in DTYPES:
+            texts = []
+            for streams, own in ((STREAMS, 1), (1, CHUNK)):
+                runs = {
+                    str(window): attention_call(shape, dtype, streams, own, WINDOW_CONTEXT, window)[0]
+                    for window in (WINDOW, 0)
+                }
+                part, whole = best_of(runs, rounds, clock).values()
+                texts.append(f"{part * 1e3:{10 if own == 1 else 11}.2f} {whole * 1e3:8.2f} {part / whole:6.0%}")
+            print(f"{','.join(map(str, shape)):>10} {str(dtype)[6:]:>9} {' '.join(texts)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
@@ -114,6 +135,7 @@ def main() -> None:
     print(f"{native.isa()}, {native.num_threads()} threads ({native.thread_pool()}), torch {torch.__version__}")
     decode_table(arguments.rounds, clock)
     prefill_table(arguments.rounds, arguments.tokens, clock)
+    window_table(arguments.rounds, clock)
 
 
 if __name__ == "__main__":

@@ -62,10 +62,10 @@ struct LinearArgs {
 };
 
 struct AttentionArgs {
-  const void* query;  // [T, H, D], tokens query_stride apart
-  const void* keys;   // [num_blocks, G, block_size, D]
-  const void* values;
-  void* out;                   // [T, H, D], contiguous
+  const void* query;           // [T, H, D], tokens query_stride apart
+  const void* keys;            // [num_blocks, G, block_size, D]
+  const void* values;          // [num_blocks, G, block_size, DV], rows value_stride apart
+  void* out;                   // [T, H, DV], contiguous
   const int32_t* block_table;  // [S, B], rows table_stride apart
   const int32_t* query_start;  // [S + 1]
   const int32_t* context_len;  // [S]
@@ -73,9 +73,13 @@ struct AttentionArgs {
   int64_t sequences, heads, kv_heads, head_dim, block_size;
   float scale;
   DType dtype;
-  // The GPU's kernels alone have these two.
-  int64_t window = 0;             // a query sees so many keys, its own the last; 0: all before it
+  int64_t window = 0;             // a query at position p sees keys from p + 1 - window on; 0: from the first
   const float* slopes = nullptr;  // [H]: ALiBi (arXiv:2108.12409), slope * (key's position - query's) added; or null
+  int64_t value_dim = 0, value_stride = 0;  // DV; from a key's value to the next key's
+  float softcap = 0;                     // scores become softcap * tanh(score / softcap), before slopes; 0: they stay
+  const float* sinks = nullptr;          // [H]: one more score of each head, whose value is 0; or null
+  const float* head_scales = nullptr;    // [H]: scores times this too; or null
+  const int32_t* visible_end = nullptr;  // [T]: a query sees keys up to this position - 1; null: up to its own
 };
 
 struct EmbeddingArgs {
@@ -167,13 +171,14 @@ struct ScaleArgs {
 };
 
 struct WriteKvArgs {
-  const void* key;  // [T, G, D], tokens key_stride apart
-  const void* value;
-  void* keys;  // [num_blocks, G, block_size, D]
-  void* values;
+  const void* key;    // [T, G, D], tokens key_stride apart
+  const void* value;  // [T, G, DV], tokens value_stride apart, or null: keys alone
+  void* keys;         // [num_blocks, G, block_size, D]
+  void* values;       // [num_blocks, G, block_size, DV], or null
   const int64_t* slots;
   int64_t key_stride, value_stride;
   int64_t tokens, kv_heads, head_dim, block_size, num_blocks, element_bytes;
+  int64_t value_dim;  // DV
 };
 
 }  // namespace quire

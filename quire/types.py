@@ -18,21 +18,25 @@ class AttentionSpec:
     """What one layer's attention computes: causal, over the keys and values that its sequence has in the KV pool.
 
     num_heads: of queries; num_kv_heads: of keys and of values, each of which serves num_heads / num_kv_heads of them.
-    head_dim: size of one query, key or value. scale: of a query's product with a key; None: 1 / sqrt(head_dim).
-    window: keys that a token sees, its own the last; 0: all before it. alibi_slopes: one for each head of queries
-    (arXiv:2108.12409), or none. The CPU's compiled kernel has neither window nor slopes: a model with one of them is
-    refused when it is loaded there, and runs on a GPU.
+    head_dim: size of one query or key. scale: of a query's product with a key, or one for each head of queries; None:
+    1 / sqrt(head_dim). window: keys that a token sees, its own the last; 0: all before it. alibi_slopes: one for each
+    head of queries (arXiv:2108.12409), or none. value_dim: size of one value; None: head_dim. softcap: scores become
+    softcap * tanh(score / softcap), before slopes are added; 0: they stay. sinks: each head has one more score, a
+    parameter of the model's, whose value is 0.
 
-    Each field is an argument of `kernels.paged_attention`. What no kernel computes (a soft cap, sinks, values of
-    another size than keys, tokens that see later ones) has no field: the kernel's argument comes first.
+    Each field is an argument of `kernels.paged_attention`, and any may be combined. What no kernel computes has no
+    field: the kernel's argument comes first.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    scale: float | None = None
+    scale: float | tuple[float, ...] | None = None
     window: int = 0
     alibi_slopes: tuple[float, ...] = ()
+    value_dim: int | None = None
+    softcap: float = 0.0
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
@@ -41,6 +45,12 @@ class AttentionSpec:
             raise ValueError(f"window={self.window}: must be a number of keys, or 0 for all")
         if self.alibi_slopes and len(self.alibi_slopes) != self.num_heads:
             raise ValueError(f"alibi_slopes has {len(self.alibi_slopes)} numbers for num_heads={self.num_heads}")
+        if isinstance(self.scale, tuple) and len(self.scale) != self.num_heads:
+            raise ValueError(f"scale has {len(self.scale)} numbers for num_heads={self.num_heads}")
+        if self.value_dim is not None and self.value_dim < 1:
+            raise ValueError(f"value_dim={self.value_dim}: must be the size of a value, or None for head_dim")
+        if not 0.0 <= self.softcap < float("inf"):
+            raise ValueError(f"softcap={self.softcap}: must be a number above 0, or 0 for none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,9 @@ class ForwardContext:
     block_table: torch.Tensor  # [S, B] int32: s's blocks in order; entries past its last block are not read
     position_limit: int  # every position is below it: a power of two, so that it seldom differs between steps
     longest: int  # of context_len and prompt_len, as a number: nobody needs to wait for a GPU to know
+    # [T] int32: each token sees its sequence's positions below this one, its own among them; None: up to its own.
+    # Within a sequence it does not decrease.
+    visible_end: torch.Tensor | None = None
     # For models with `mrope` alone: what each token turns by, [T] int64, or [3, T] where time, height and width differ.
     rotary_positions: torch.Tensor | None = None
 

@@ -28,6 +28,9 @@ def test_layers_that_keep_different_things_are_refused(other: AttentionSpec) -> 
         ({"num_kv_heads": 0}, "num_kv_heads=0"),
         ({"window": -1}, "window=-1"),
         ({"alibi_slopes": (0.5,)}, "alibi_slopes has 1 numbers for num_heads=4"),
+        ({"scale": (0.5, 0.25)}, "scale has 2 numbers for num_heads=4"),
+        ({"value_dim": 0}, "value_dim=0"),
+        ({"softcap": -1.0}, "softcap=-1.0"),
     ],
 )
 def test_a_spec_that_makes_no_sense(fields: dict, message: str) -> None:

@@ -140,9 +140,25 @@ void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks,
     if (own < 0) throw py::value_error("query_start: must not decrease");
     if (length < own || blocks > table_width)
       throw py::value_error("context_len: must cover the sequence's own tokens and fit its row of block_table");
-    for (int64_t b = 0; b < blocks; ++b) {
+    // Blocks wholly before what its first token sees are not read.
+    const int64_t seen = args.window > 0 ? length - own + 1 - args.window : 0;
+    for (int64_t b = seen > 0 ? seen / args.block_size : 0; b < blocks; ++b) {
       const int32_t block = args.block_table[s * args.table_stride + b];
       if (block < 0 || block >= num_blocks) throw py::index_error("block_table: block is not in the pool");
+    }
+  }
+}
+
+// After check_blocks.
+void check_visible_end(const AttentionArgs& args) {
+  for (int64_t s = 0; s < args.sequences && args.visible_end; ++s) {
+    const int64_t length = args.context_len[s], begin = args.query_start[s], end = args.query_start[s + 1];
+    for (int64_t t = begin, before = 0; t < end; ++t) {
+      const int64_t visible = args.visible_end[t], own = length - (end - t) + 1;
+      if (visible < own || visible < before || visible > length)
+        throw py::value_error(
+            "visible_end: must be at least a token's position + 1, at most its context's length, and not decrease");
+      before = visible;
     }
   }
 }
@@ -150,7 +166,9 @@ void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks,
 void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int64_t heads, int64_t head_dim,
                      uintptr_t keys, uintptr_t values, int64_t num_blocks, int64_t kv_heads, int64_t block_size,
                      uintptr_t block_table, int64_t table_stride, int64_t table_width, uintptr_t query_start,
-                     uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype) {
+                     uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype, int64_t window,
+                     uintptr_t slopes, int64_t value_dim, int64_t value_stride, float softcap, uintptr_t sinks,
+                     uintptr_t head_scales, uintptr_t visible_end) {
   const AttentionArgs args{at<void>(query),
                            at<void>(keys),
                            at<void>(values),
@@ -166,9 +184,18 @@ void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int6
                            head_dim,
                            block_size,
                            scale,
-                           static_cast<DType>(dtype)};
+                           static_cast<DType>(dtype),
+                           window,
+                           at<float>(slopes),
+                           value_dim,
+                           value_stride,
+                           softcap,
+                           at<float>(sinks),
+                           at<float>(head_scales),
+                           at<int32_t>(visible_end)};
   const auto call = [=] {
     check_blocks(args, tokens, num_blocks, table_width);
+    check_visible_end(args);
     current->kernels->paged_attention(args);
   };
   make(call, 1 << 16);
@@ -276,15 +303,15 @@ void scale(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, floa
 
 void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
               uintptr_t values, uintptr_t slots, int64_t tokens, int64_t kv_heads, int64_t head_dim, int64_t block_size,
-              int64_t num_blocks, int64_t element_bytes) {
+              int64_t num_blocks, int64_t element_bytes, int64_t value_dim) {
   const WriteKvArgs args{at<void>(key), at<void>(value), at<void>(keys), at<void>(values), at<int64_t>(slots),
                          key_stride,    value_stride,    tokens,         kv_heads,         head_dim,
-                         block_size,    num_blocks,      element_bytes};
+                         block_size,    num_blocks,      element_bytes,  value_dim};
   const auto call = [=] {
     check_below(args.slots, tokens, num_blocks * block_size, "slot_mapping: a slot is outside the pool");
     current->kernels->write_kv(args);
   };
-  make(call, tokens * kv_heads * head_dim);
+  make(call, tokens * kv_heads * (head_dim + value_dim) / 2);
 }
 
 }  // namespace

@@ -150,9 +150,10 @@ void scale_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stri
 
 void write_kv_binding(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
                       uintptr_t values, uintptr_t slots, int64_t tokens, int64_t kv_heads, int64_t head_dim,
-                      int64_t block_size, int64_t num_blocks, int64_t element_bytes, uintptr_t stream) {
+                      int64_t block_size, int64_t num_blocks, int64_t element_bytes, int64_t value_dim,
+                      uintptr_t stream) {
   write_kv({at<void>(key), at<void>(value), at<void>(keys), at<void>(values), at<int64_t>(slots), key_stride,
-            value_stride, tokens, kv_heads, head_dim, block_size, num_blocks, element_bytes},
+            value_stride, tokens, kv_heads, head_dim, block_size, num_blocks, element_bytes, value_dim},
            stream_at(stream));
 }
 

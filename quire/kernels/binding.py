@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from quire.kernels.table import TABLE, Contiguous, Heads, Let, Op, Rows, Rule, Tensor
+from quire.kernels.table import TABLE, Columns, Contiguous, Heads, Let, Op, Rows, Rule, Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # What the written source calls by name.
@@ -27,7 +27,12 @@ _empty = torch.empty
 
 Numbers = tuple[Any, ...]  # what an extension's function is given
 
-_LAYOUT = {Contiguous: ", contiguous", Rows: " with contiguous rows", Heads: " with contiguous tokens"}
+_LAYOUT = {
+    Contiguous: ", contiguous",
+    Rows: " with contiguous rows",
+    Heads: " with contiguous tokens",
+    Columns: ", the first columns of a contiguous tensor",
+}
 
 
 class Place:
@@ -120,7 +125,7 @@ def source(
         sizes = [size for size in tensor.shape.split() if size.isidentifier() and size not in known]
         checks = _checks(name, tensor, device, known, name == own)
         if op.may_be_none(name):
-            stride = [f"{name}_stride"] if isinstance(tensor, (Rows, Heads)) else []
+            stride = [] if isinstance(tensor, Contiguous) else [f"{name}_stride"]
             none = f"    {' = '.join([f'{name}_at', *stride, *sizes])} = 0"
             checks = [f"if {name} is None:", none, "else:", *("    " + line for line in checks)]
         lines += [*checks, *_ready(op, waiting, known)]
@@ -172,6 +177,10 @@ def _checks(name: str, tensor: Tensor, device: str, known: set[str], own: bool) 
     elif isinstance(tensor, Heads):
         lines += [f"{name}_stride, middle, inner = {name}.stride()"]
         lines += [f"if inner != 1 or (middle != {sizes[2]} and {sizes[1]} > 1):", reject]
+    elif isinstance(tensor, Columns):
+        lines += [f"{name}_stride = {sizes[-1]}", f"if not {name}.is_contiguous():"]
+        lines += [f"    {name}_stride = {name}.stride()[-2]"]
+        lines += [f"    if {name}_stride < {sizes[-1]} or {name}.stride() != {_strides(name, sizes)}:", "    " + reject]
     return [*lines, f"{name}_at = {name}.data_ptr()"]
 
 
@@ -199,6 +208,15 @@ def _ready(op: Op, waiting: list[Rule | Let], known: set[str]) -> list[str]:
 
 def _dtype_name(tensor: Tensor) -> str:
     return f"_{tensor.dtype.upper()}" if tensor.dtype else "dtype"
+
+
+def _strides(name: str, sizes: list[str]) -> str:
+    """Those of a contiguous tensor of these sizes but for the last, which is the stride of the rows."""
+    strides, factors = ["1"], [f"{name}_stride"]
+    for size in reversed(sizes[:-1]):
+        strides.append(" * ".join(factors))
+        factors.append(size)
+    return _tuple(strides[::-1])
 
 
 def _tuple(items: list[str]) -> str:

@@ -84,10 +84,4 @@ def _linear(
     _C.linear(*numbers, tuple(entries), segments.address, len(segments.entries))
 
 
-def _paged_attention(numbers: Numbers, window: int, slopes: torch.Tensor | None) -> None:
-    if window or slopes is not None:
-        raise ValueError("window, slopes: the CPU's kernel has neither sliding windows nor ALiBi")
-    _C.paged_attention(*numbers)
-
-
-globals().update(column("cpu", _C, done_by={"linear": _linear, "paged_attention": _paged_attention}))
+globals().update(column("cpu", _C, done_by={"linear": _linear}))

@@ -12,13 +12,14 @@ TypeError (dtype, layout) and ValueError (shape, strides, device), which name th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from quire.kernels.backends import backend_of
-from quire.kernels.table import Contiguous, Heads, Let, Rows, Rule, kernel
+from quire.kernels.table import Columns, Contiguous, Heads, Let, Rows, Rule, kernel
 
 if TYPE_CHECKING:
     from quire.kernels.adapters import LoraSegments, LoraTable
@@ -100,22 +101,34 @@ def linear(
     return backend_of(x).linear(x, weights, biases, out_dtype, tables, segments)
 
 
+def _check_options(window: int, softcap: float) -> None:
+    if not 0 <= window < 1 << 62:
+        raise ValueError(f"window: expected a number of keys, or 0 for all, got {window}")
+    if not 0.0 <= softcap < math.inf:
+        raise ValueError(f"softcap: expected a number above 0, or 0 for none, got {softcap}")
+
+
 @kernel(
-    # The cache says what the head size is, the query what the dtype is.
+    # The cache says what the head sizes are, the query what the dtype is.
     tensors={
         "keys": Contiguous("blocks G size D"),
-        "values": Contiguous("blocks G size D"),
+        "values": Columns("blocks G size DV"),
         "query": Heads("T H D"),
         "block_table": Rows("S B", "int32"),
         "query_start": Contiguous("S+1", "int32"),
         "context_len": Contiguous("S", "int32"),
         "slopes": Contiguous("H", "float32"),
+        "sinks": Contiguous("H", "float32"),
+        "head_scales": Contiguous("H", "float32"),
+        "visible_end": Contiguous("T", "int32"),
     },
     dtype_of="query",
     rules=(Rule("G and H % G == 0", "query", "a multiple of {G} heads"),),
-    out="T H D",
+    lets=(Let("", _check_options, "window, softcap"),),
+    out="T H DV",
     passes="query_at, query_stride, T, H, D, keys_at, values_at, blocks, G, size, block_table_at, block_table_stride, "
-    "B, query_start_at, context_len_at, S, scale, y_at, code",
+    "B, query_start_at, context_len_at, S, scale, y_at, code, window, slopes_at, DV, values_stride, softcap, sinks_at, "
+    "head_scales_at, visible_end_at",
 )
 def paged_attention(
     query: torch.Tensor,
@@ -127,43 +140,67 @@ def paged_attention(
     scale: float,
     window: int = 0,
     slopes: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    head_scales: torch.Tensor | None = None,
+    visible_end: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal softmax attention of every token over its sequence's cached keys and values.
+    """Softmax attention of every token over its sequence's cached keys and values: causal, but for `visible_end`.
 
-    query: [T, H, D], tokens may be strided; keys, values: [num_blocks, G, block_size, D], H a multiple of G;
+    query: [T, H, D], tokens may be strided; keys: [num_blocks, G, block_size, D], H a multiple of G; values:
+    [num_blocks, G, block_size, DV], which may be the first columns of wider rows (as `x[..., :DV]` is);
     block_table: [S, B] int32; query_start: [S + 1] int32; context_len: [S] int32 (includes this step's
     tokens, already stored). Sequence s's tokens are its last `query_start[s+1] - query_start[s]`.
-    Slots past a sequence's context are never read. window: a token sees so many keys, its own the last (0: all before
-    it). slopes: [H] float32, ALiBi (arXiv:2108.12409): slope * (key's position - the token's) is added to a score.
-    The CPU's native kernel has neither of these two, and raises ValueError. Returns [T, H, D], contiguous.
+
+    A token at position p sees the keys from p + 1 - window on (window 0: from the first), up to its own or, with
+    visible_end [T] int32, up to visible_end[t] - 1: at least its own, at most the context's last, and within a sequence
+    no token's end lies before the one's before it. Slots past a sequence's context are never read, nor are blocks that
+    lie wholly before what any of its tokens sees: their entries in the table may be anything.
+
+    The score of a key is query * key * scale * head_scales[h] ([H] float32; None: 1); then, with softcap, softcap *
+    tanh(score / softcap); then, with slopes [H] float32, slopes[h] * (key's position - token's) is added: ALiBi
+    (arXiv:2108.12409). sinks: [H] float32, one more score of each head, whose value is 0.
+    Raises ValueError for numbers that make no sense. Returns [T, H, DV], contiguous.
     """
     return backend_of(query).paged_attention(
-        query, keys, values, block_table, query_start, context_len, scale, window, slopes
-    )
+        query, keys, values, block_table, query_start, context_len, scale, window, slopes, softcap, sinks, head_scales,
+        visible_end,
+    )  # fmt: skip
+
+
+def _check_values(value: torch.Tensor | None, values: torch.Tensor | None) -> None:
+    if (value is None) is not (values is None):
+        one, other = ("value", "values") if value is None else ("values", "value")
+        raise ValueError(f"{one}: expected a tensor, as {other} is one, got None")
 
 
 @kernel(
     tensors={
         "keys": Contiguous("blocks G size D"),
-        "values": Contiguous("blocks G size D"),
+        "values": Contiguous("blocks G size DV"),
         "slot_mapping": Contiguous("T", "int64"),
         "key": Heads("T key_heads D"),
-        "value": Heads("T value_heads D"),
+        "value": Heads("T value_heads DV"),
     },
-    rules=(Rule("key_heads == G", "key", "{G} heads"), Rule("value_heads == G", "value", "{G} heads")),
+    rules=(
+        Rule("key_heads == G", "key", "{G} heads"),
+        Rule("value is None or value_heads == G", "value", "{G} heads"),
+    ),
+    lets=(Let("", _check_values, "value, values"),),
     passes="key_at, key_stride, value_at, value_stride, keys_at, values_at, slot_mapping_at, T, G, D, size, blocks, "
-    "dtype.itemsize",
+    "dtype.itemsize, DV",
 )
 def write_kv(
     key: torch.Tensor,
-    value: torch.Tensor,
+    value: torch.Tensor | None,
     keys: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Store key and value, [T, G, D] (tokens may be strided), into pool slots `slot_mapping` [T] int64.
+    """Store key [T, G, D] and value [T, G, DV] (tokens may be strided) into pool slots `slot_mapping` [T] int64.
 
-    keys, values: [num_blocks, G, block_size, D]. Raises IndexError for a slot outside them.
+    keys: [num_blocks, G, block_size, D]; values: [num_blocks, G, block_size, DV]. Where value and values are None, keys
+    are all that is stored. Raises IndexError for a slot outside them.
     """
     backend_of(keys).write_kv(key, value, keys, values, slot_mapping)
 

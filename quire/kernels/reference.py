@@ -72,63 +72,83 @@ def paged_attention(
     scale: float,
     window: int = 0,
     slopes: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    head_scales: torch.Tensor | None = None,
+    visible_end: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    heads, head_dim = query.shape[1:]
-    kv_heads, block_size = keys.shape[1], keys.shape[2]
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    heads, block_size = query.shape[1], keys.shape[2]
+    out = query.new_empty((len(query), heads, values.shape[3]))
     starts, lengths = query_start.tolist(), context_len.tolist()
     for s, length in enumerate(lengths):
-        blocks = block_table[s, : -(-length // block_size)].long()
-        # [kv_heads, length, head_dim]
-        k = keys[blocks].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :length].float()
-        v = values[blocks].transpose(0, 1).reshape(kv_heads, -1, head_dim)[:, :length].float()
         begin, end = starts[s], starts[s + 1]
+        if begin == end:
+            continue
+        places = torch.arange(length - (end - begin), length, device=query.device)
+        ends = places + 1 if visible_end is None else visible_end[begin:end].long()
+        firsts = (places + 1 - window).clamp_min(0) if window else torch.zeros_like(places)
+        skipped = int(firsts[0]) // block_size  # blocks before what any token sees
+        blocks = block_table[s, skipped : -(-length // block_size)].long()
+        # [G, what is not skipped, size]
+        k, v = (
+            cache[blocks].transpose(0, 1).flatten(1, 2)[:, : length - skipped * block_size].float()
+            for cache in (keys, values)
+        )
         # A token's weight of what it does not see is 0, and 0 times a number is nothing.
         together = max(1, _MOST_SCORES // (heads * max(length, 1))) if v.isfinite().all() else 1
-        for first in range(begin, end, together):
-            last = min(first + together, end)
-            places = torch.arange(length - end + first, length - end + last, device=query.device)
-            out[first:last] = _attend(query[first:last], k, v, places, scale, window, slopes)
+        for some in torch.arange(end - begin, device=query.device).split(together):
+            low, high = int(firsts[some[0]]), int(ends[some[-1]])
+            seen, at = torch.arange(low, high, device=query.device), low - skipped * block_size
+            key, value = (x[:, at : at + len(seen)] for x in (k, v))
+            scores = _scores(query[begin + some], key, scale, head_scales, softcap)
+            if slopes is not None:
+                scores = scores + slopes.view(-1, 1, 1) * (seen - places[some].unsqueeze(1))
+            hidden = (seen < firsts[some].unsqueeze(1)) | (seen >= ends[some].unsqueeze(1))
+            out[begin + some] = _weigh(scores.masked_fill(hidden, -torch.inf), value, sinks).to(query.dtype)
     return out
 
 
-def _attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    places: torch.Tensor,
-    scale: float,
-    window: int,
-    slopes: torch.Tensor | None,
+def _scores(
+    query: torch.Tensor, keys: torch.Tensor, scale: float, head_scales: torch.Tensor | None, softcap: float
 ) -> torch.Tensor:
-    """Tokens of one sequence, [t, H, D], at its positions `places` [t], ascending; keys, values: [G, length, D]."""
+    """query: [t, H, D]; keys: [G, n, D]; -> [H, t, n]."""
     tokens, heads, head_dim = query.shape
-    begin, end = max(0, int(places[0]) - window + 1) if window else 0, int(places[-1]) + 1
-    seen = torch.arange(begin, end, device=query.device)
-    distance = seen - places.unsqueeze(1)  # [t, keys]
     q = query.transpose(0, 1).reshape(len(keys), -1, head_dim)  # [G, H / G * t, D]
-    scores = (exact.products(q, keys[:, begin:end]) * scale).view(heads, tokens, -1)
-    if slopes is not None:
-        scores = scores + slopes.view(-1, 1, 1) * distance
-    hidden = (distance > 0) | (distance <= -window) if window else distance > 0
-    scores = scores.masked_fill(hidden, -torch.inf)
-    shares = exact.exp((scores - scores.amax(-1, keepdim=True)).double()).view(len(keys), -1, len(seen))
+    scores = (exact.products(q, keys) * scale).view(heads, tokens, -1)
+    if head_scales is not None:
+        scores = scores * head_scales.view(-1, 1, 1)
+    if softcap:
+        scores = _tanh(scores / softcap) * softcap
+    return scores
+
+
+def _weigh(scores: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None) -> torch.Tensor:
+    """The softmax of scores [H, t, n], and what it makes of values [G, n, DV]: [t, H, DV] float32. sinks: [H]."""
+    heads, tokens, _ = scores.shape
+    greatest = scores.amax(-1, keepdim=True)
+    if sinks is not None:
+        greatest = torch.maximum(greatest, sinks.view(-1, 1, 1))
+    shares = exact.exp((scores - greatest).double()).view(len(values), -1, values.shape[1])
     # With a value of ones: what the shares are to be divided by.
-    sums = exact.products(shares, F.pad(values[:, begin:end], (0, 1), value=1.0).mT)
-    return (sums[..., :-1] / sums[..., -1:]).view(heads, tokens, head_dim).transpose(0, 1)
+    sums = exact.products(shares, F.pad(values, (0, 1), value=1.0).mT).view(heads, tokens, -1)
+    total = sums[..., -1:]
+    if sinks is not None:
+        total = total + exact.exp((sinks.view(-1, 1, 1) - greatest).double())
+    return (sums[..., :-1] / total).transpose(0, 1)
 
 
 def write_kv(
     key: torch.Tensor,
-    value: torch.Tensor,
+    value: torch.Tensor | None,
     keys: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     slot_mapping: torch.Tensor,
 ) -> None:
     block_size = keys.shape[2]
     block, offset = slot_mapping // block_size, slot_mapping % block_size
     keys[block, :, offset] = key
-    values[block, :, offset] = value
+    if value is not None and values is not None:
+        values[block, :, offset] = value
 
 
 def embedding(

@@ -52,10 +52,21 @@ def is_on() -> bool:
 
 
 def _paged_attention(
-    query: torch.Tensor, keys: torch.Tensor, scale: float, window: int, slopes: torch.Tensor | None
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    scale: float,
+    window: int,
+    slopes: torch.Tensor | None,
+    softcap: float,
+    sinks: torch.Tensor | None,
+    head_scales: torch.Tensor | None,
+    visible_end: torch.Tensor | None,
+    DV: int,
+    values_stride: int,
 ) -> None:
-    block = keys.shape[1], keys.shape[2], keys.shape[3]
-    options = (query.shape[1], block, query.dtype, window, None if slopes is None else slopes.shape)
+    own = tuple(None if one is None else one.shape for one in (slopes, sinks, head_scales))
+    sizes = query.shape[1:], keys.shape[1:3], (DV, values_stride)
+    options = (*sizes, query.dtype, window, softcap, own, visible_end is not None)
     target = _target.get()
     if options not in target.seen:
         _attend_once(target, *options, scale)
@@ -64,20 +75,29 @@ def _paged_attention(
 
 def _attend_once(
     target: _Target,
-    heads: int,
-    block: tuple[int, int, int],
+    heads: torch.Size,
+    block: torch.Size,
+    value: tuple[int, int],
     dtype: torch.dtype,
     window: int,
-    slopes: torch.Size | None,
+    softcap: float,
+    own: tuple[torch.Size | None, ...],
+    with_ends: bool,
     scale: float,
 ) -> None:
-    """One token, alone in its block of keys and values, [key heads, block size, head size]."""
+    """One token, alone in its block of keys and values.
+
+    heads: [H, D]; block: [key heads, block size]; value: its size, and the distance of rows; own: the shapes of slopes,
+    sinks and scales of heads.
+    """
     device = target.device
-    cache = torch.zeros((1, *block), dtype=dtype, device=device)
+    make = partial(torch.zeros, dtype=dtype, device=device)
     numbers = partial(torch.tensor, dtype=torch.int32, device=device)
+    slopes, sinks, scales = (None if shape is None else torch.zeros(shape, device=device) for shape in own)
     target.attention(
-        torch.zeros((1, heads, block[2]), dtype=dtype, device=device), cache, cache, numbers([[0]]), numbers([0, 1]),
-        numbers([1]), scale, window, None if slopes is None else torch.zeros(slopes, device=device),
+        make((1, *heads)), make((1, *block, heads[1])), make((1, *block, value[1]))[..., : value[0]], numbers([[0]]),
+        numbers([0, 1]), numbers([1]), scale, window, slopes, softcap, sinks, scales,
+        numbers([1]) if with_ends else None,
     )  # fmt: skip
 
 
@@ -92,6 +112,7 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-# Slopes are looked at where they are used, on the device.
-_functions = column("meta", done_by={"paged_attention": _paged_attention}, unchecked=frozenset({"slopes"}))
+# What heads have of their own is looked at where it is used, on the device.
+_unchecked = frozenset({"slopes", "sinks", "head_scales"})
+_functions = column("meta", done_by={"paged_attention": _paged_attention}, unchecked=_unchecked)
 globals().update({name: _refusing(function) for name, function in _functions.items()})

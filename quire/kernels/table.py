@@ -38,6 +38,10 @@ class Heads(Tensor):
     """[T, H, D] whose tokens are contiguous, and may lie apart: a slice of a fused projection's output."""
 
 
+class Columns(Tensor):
+    """The first columns of a contiguous tensor's rows, or all: rows may lie apart, evenly."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What must hold of the sizes, besides each tensor's own shape.
@@ -76,6 +80,7 @@ class Op:
     passes: str
     """What the extension's function is given, in its order: expressions of sizes and arguments, and for a tensor `x`
     its address `x_at` (0 for None) and, where rows or tokens may lie apart, their distance `x_stride` in elements.
+    Of a tensor that is None, the sizes that it alone has are 0, and so is its stride.
     `code` is the kernel's dtype as arguments.h counts them, `y_at` the result's address."""
     dtype_of: str = ""
     """The tensor whose dtype is the kernel's own: by default the first that names no other."""

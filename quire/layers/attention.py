@@ -1,4 +1,4 @@
-"""Causal self-attention over the KV pool. It has no parameters: the projections belong to the model.
+"""Self-attention over the KV pool. It has no parameters: the projections belong to the model.
 
 A layer's attention is five steps: *project* and, where a family has them, *norms of heads*, which are the model's;
 then *rotate*, *store* and *attend*, which are these. A model calls `PagedAttention` for a merged projection, `of` for
@@ -19,7 +19,7 @@ from quire.types import AttentionSpec, ForwardContext, KVCache
 class PagedAttention:
     """Rotate, store and attend, as a spec says; the arguments are the fields of `AttentionSpec`.
 
-    spec: what it computes. scale: what a query's product with a key is multiplied by.
+    spec: what it computes. scale: what a query's product with a key is multiplied by, 1 where each head has its own.
     Raises ValueError for a spec that makes no sense. What the device's kernel does not compute is refused when the
     model is loaded.
     """
@@ -29,72 +29,125 @@ class PagedAttention:
         num_heads: int,
         num_kv_heads: int,
         head_dim: int,
-        scale: float | None = None,
+        scale: float | tuple[float, ...] | None = None,
         window: int = 0,
         alibi_slopes: tuple[float, ...] = (),
+        value_dim: int | None = None,
+        softcap: float = 0.0,
+        sinks: bool = False,
     ) -> None:
-        self.spec = AttentionSpec(num_heads, num_kv_heads, head_dim, scale, window, alibi_slopes)
-        self.head_dim = head_dim
+        spec = AttentionSpec(
+            num_heads, num_kv_heads, head_dim, scale, window, alibi_slopes, value_dim, softcap, sinks
+        )  # fmt: skip
+        self.spec = spec
+        self.head_dim, self.value_dim = head_dim, value_dim or head_dim
         self.sections = [num_heads, num_kv_heads, num_kv_heads]
-        self.size = num_heads * head_dim
-        self.scale = head_dim**-0.5 if scale is None else scale
-        self._slopes: dict[torch.device, torch.Tensor] = {}
+        self.size = num_heads * self.value_dim
+        self.scale = head_dim**-0.5 if scale is None else 1.0 if isinstance(scale, tuple) else scale
+        self._slopes = _PerHead(alibi_slopes)
+        self._head_scales = _PerHead(scale if isinstance(scale, tuple) else ())
+        self._sinks: dict[tuple[torch.device, int], torch.Tensor] = {}
 
     @classmethod
     def from_spec(cls, spec: AttentionSpec) -> PagedAttention:
         return cls(*(getattr(spec, field.name) for field in dataclasses.fields(spec)))
 
     def __call__(
-        self, qkv: torch.Tensor, ctx: ForwardContext, cache: KVCache, rope: RotaryTable | None = None
+        self,
+        qkv: torch.Tensor,
+        ctx: ForwardContext,
+        cache: KVCache,
+        rope: RotaryTable | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """qkv: [T, (num_heads + 2 num_kv_heads) * head_dim], all queries, then all keys, then all values
-        -> [T, num_heads * head_dim]."""
+        """qkv: [T, num_heads * head_dim + num_kv_heads * (head_dim + value_dim)], all queries, then all keys, then all
+        values -> [T, num_heads * value_dim]."""
         query, key, value = self.split(qkv)
-        return self.of(query, key, value, ctx, cache, rope)
+        return self.of(query, key, value, ctx, cache, rope, sinks)
 
     def of(
         self,
         query: torch.Tensor,
         key: torch.Tensor,
-        value: torch.Tensor,
+        value: torch.Tensor | None,
         ctx: ForwardContext,
         cache: KVCache,
         rope: RotaryTable | None = None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """query: [T, num_heads, head_dim]; key, value: [T, num_kv_heads, head_dim] -> [T, num_heads * head_dim].
+        """query: [T, num_heads, head_dim]; key: [T, num_kv_heads, head_dim]; value: [T, num_kv_heads, value_dim], or
+        None where values are a part of the keys -> [T, num_heads * value_dim].
 
-        A token's heads lie one behind the other; tokens may be strided. query and key are rotated in place.
+        A token's heads lie one behind the other; tokens may be strided. query and key are rotated in place. sinks:
+        as of `attend`.
         """
         if rope is not None:
             self.rotate(query, key, rope)
         self.store(key, value, ctx, cache)
-        return self.attend(query, ctx, cache)
+        return self.attend(query, ctx, cache, sinks)
 
     def split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Views of query, key and value, each [T, its heads, head_dim], of qkv as `__call__` takes it."""
-        return qkv.view(qkv.shape[0], -1, self.head_dim).split(self.sections, 1)
+        """Views of query, key and value, each [T, its heads, its size], of qkv as `__call__` takes it."""
+        if self.value_dim == self.head_dim:
+            return qkv.view(qkv.shape[0], -1, self.head_dim).split(self.sections, 1)
+        sizes = [self.head_dim, self.head_dim, self.value_dim]
+        parts = qkv.split([heads * size for heads, size in zip(self.sections, sizes, strict=True)], 1)
+        return tuple(part.unflatten(1, (-1, size)) for part, size in zip(parts, sizes, strict=True))
 
     def rotate(self, query: torch.Tensor, key: torch.Tensor, rope: RotaryTable) -> None:
         """Turn query and key by their positions, in place."""
         kernels.rotary(query, key, rope.rows, rope.cos_sin, rope.interleaved, rope.first)
 
-    def store(self, key: torch.Tensor, value: torch.Tensor, ctx: ForwardContext, cache: KVCache) -> None:
-        """Write key and value, [T, num_kv_heads, head_dim], to the pool."""
-        kernels.write_kv(key, value, cache.keys, cache.values, ctx.slot_mapping)
+    def store(self, key: torch.Tensor, value: torch.Tensor | None, ctx: ForwardContext, cache: KVCache) -> None:
+        """Write key, [T, num_kv_heads, head_dim], and value, [T, num_kv_heads, value_dim], to the pool.
 
-    def attend(self, query: torch.Tensor, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
-        """query: [T, num_heads, head_dim] -> [T, num_heads * head_dim]. The step's own keys and values are stored."""
+        value None: cache.values are a part of the rows of cache.keys, which are written.
+        """
+        kernels.write_kv(key, value, cache.keys, None if value is None else cache.values, ctx.slot_mapping)
+
+    def attend(
+        self, query: torch.Tensor, ctx: ForwardContext, cache: KVCache, sinks: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """query: [T, num_heads, head_dim] -> [T, num_heads * value_dim]. The step's own keys and values are stored.
+
+        sinks: [num_heads], a parameter of the model's; a spec with `sinks` needs it. Raises ValueError where it is
+        missing, or not asked for.
+        """
         spec = self.spec
-        slopes = self._slopes_on(query.device) if spec.alibi_slopes else None
+        if spec.sinks is not (sinks is not None):
+            raise ValueError(f"sinks: the spec says {spec.sinks}, and {'none' if sinks is None else 'some'} were given")
         out = kernels.paged_attention(
             query, cache.keys, cache.values, ctx.block_table, ctx.query_start, ctx.context_len, self.scale, spec.window,
-            slopes,
+            self._slopes.on(query.device), spec.softcap, None if sinks is None else self._float_sinks(sinks),
+            self._head_scales.on(query.device), ctx.visible_end,
         )  # fmt: skip
         return out.view(query.shape[0], self.size)
 
-    def _slopes_on(self, device: torch.device) -> torch.Tensor:
-        """[num_heads] float32. Recorded steps know them by their address: they stay."""
-        slopes = self._slopes.get(device)
-        if slopes is None:
-            slopes = self._slopes[device] = torch.tensor(self.spec.alibi_slopes, dtype=torch.float32, device=device)
-        return slopes
+    def _float_sinks(self, sinks: torch.Tensor) -> torch.Tensor:
+        """[num_heads] float32. A parameter of another dtype is converted once: recorded steps know the result by its
+        address, and could not convert it again."""
+        if sinks.dtype is torch.float32 or sinks.is_meta:
+            return sinks.float()
+        place = sinks.device, sinks.data_ptr()
+        made = self._sinks.get(place)
+        if made is None:
+            made = self._sinks[place] = sinks.detach().float()
+        return made
+
+
+class _PerHead:
+    """A number for each head of queries, on whatever device it is asked for. Recorded steps know it by its address: it
+    stays."""
+
+    def __init__(self, numbers: tuple[float, ...]) -> None:
+        self._numbers = numbers
+        self._tensors: dict[torch.device, torch.Tensor] = {}
+
+    def on(self, device: torch.device) -> torch.Tensor | None:
+        """[num_heads] float32, or None where there are none."""
+        if not self._numbers:
+            return None
+        tensor = self._tensors.get(device)
+        if tensor is None:
+            tensor = self._tensors[device] = torch.tensor(self._numbers, dtype=torch.float32, device=device)
+        return tensor

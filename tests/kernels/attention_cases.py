@@ -29,18 +29,23 @@ class Stream:
 
     query: torch.Tensor  # [length, H, D]
     key: torch.Tensor  # [length, G, D]
-    value: torch.Tensor
+    value: torch.Tensor  # [length, G, DV]
 
 
 def stream(
-    length: int, heads: Heads = (2, 1), dim: int = 16, dtype: torch.dtype = torch.bfloat16, seed: int = 0
+    length: int,
+    heads: Heads = (2, 1),
+    dim: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    value_dim: int | None = None,
 ) -> Stream:
     generator = torch.Generator().manual_seed(seed)
 
-    def randn(count: int) -> torch.Tensor:
-        return torch.randn(length, count, dim, generator=generator).to(dtype)
+    def randn(count: int, size: int = dim) -> torch.Tensor:
+        return torch.randn(length, count, size, generator=generator).to(dtype)
 
-    return Stream(randn(heads[0]), randn(heads[1]), randn(heads[1]))
+    return Stream(randn(heads[0]), randn(heads[1]), randn(heads[1], value_dim or dim))
 
 
 Chunk = tuple[Stream, int, int]  # tokens start .. end of a stream
@@ -66,25 +71,41 @@ class Call:
         )  # fmt: skip
 
 
-def page(chunks: list[Chunk], block_size: int = 16, scale: float | None = None, width: int = 0, **more: object) -> Call:
+def page(
+    chunks: list[Chunk],
+    block_size: int = 16,
+    scale: float | None = None,
+    width: int = 0,
+    stale: bool = False,
+    apart: int = 0,
+    window: int = 0,
+    **more: object,
+) -> Call:
     """Lay contexts out in random blocks; all that may not be read is NaN or an absurd block id.
 
-    width: of the block table; 0: two blocks more than are needed.
+    width: of the block table; 0: two blocks more than are needed. stale: what the table says of blocks before the
+    window names blocks of NaN, and not only none. apart: so many columns, of NaN, follow each value.
     """
     kv_heads, dim = chunks[0][0].key.shape[1:]
+    value_dim, dtype = chunks[0][0].value.shape[2], chunks[0][0].key.dtype
     needed = [-(-end // block_size) for _, _, end in chunks]
     ids = torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(len(chunks))).int()
-    keys = torch.full((len(ids), kv_heads, block_size, dim), torch.nan, dtype=chunks[0][0].key.dtype)
-    values = keys.clone()
+    keys = torch.full((len(ids), kv_heads, block_size, dim), torch.nan, dtype=dtype)
+    values = torch.full((*keys.shape[:3], value_dim + apart), torch.nan, dtype=dtype)[..., :value_dim]
     table = torch.full((len(chunks), max(width or max(needed) + 2, *needed, 1)), POISON_BLOCK, dtype=torch.int32)
     used = 0
-    for s, (own, _, end) in enumerate(chunks):
+    for s, (own, start, end) in enumerate(chunks):
         table[s, : needed[s]] = ids[used : used + needed[s]]
         used += needed[s]
-        position = torch.arange(end)
+        skipped = max(0, start + 1 - window) // block_size if window else 0
+        position = torch.arange(skipped * block_size, end)
         block, offset = table[s, position // block_size].long(), position % block_size
-        keys[block, :, offset] = own.key[:end]
-        values[block, :, offset] = own.value[:end]
+        keys[block, :, offset] = own.key[position]
+        values[block, :, offset] = own.value[position]
+        table[s, :skipped:3] = -1
+        table[s, 1:skipped:3] = POISON_BLOCK
+        if not stale:
+            table[s, 2:skipped:3] = -2
     starts = [0]
     for _, start, end in chunks:
         starts.append(starts[-1] + end - start)
@@ -99,31 +120,64 @@ def page(chunks: list[Chunk], block_size: int = 16, scale: float | None = None, 
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor([end for _, _, end in chunks], dtype=torch.int32),
         dim**-0.5 if scale is None else scale,
-        more,
+        {**more, "window": window} if window else more,
     )
 
 
 def exact(
-    own: Stream, start: int, end: int, scale: float, window: int = 0, slopes: torch.Tensor | None = None
+    own: Stream,
+    start: int,
+    end: int,
+    scale: float,
+    window: int = 0,
+    slopes: torch.Tensor | None = None,
+    softcap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+    head_scales: torch.Tensor | None = None,
+    visible_end: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The chunk's attention in float64: [end - start, H, D]."""
+    """The chunk's attention in float64: [end - start, H, DV]. visible_end: of the chunk's tokens."""
     group = own.query.shape[1] // own.key.shape[1]
     q = own.query[start:end].double().transpose(0, 1)
     k = own.key[:end].double().transpose(0, 1).repeat_interleave(group, 0)
     v = own.value[:end].double().transpose(0, 1).repeat_interleave(group, 0)
     distance = torch.arange(start, end)[:, None] - torch.arange(end)
     scores = q @ k.transpose(1, 2) * scale
+    if head_scales is not None:
+        scores *= head_scales.double()[:, None, None]
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
     if slopes is not None:
         scores -= slopes.double()[:, None, None] * distance
-    scores.masked_fill_((distance < 0) | (distance >= (window or end)), -torch.inf)
+    later = distance < 0 if visible_end is None else torch.arange(end) >= visible_end[:, None]
+    scores.masked_fill_(later | (distance >= (window or end)), -torch.inf)
+    if sinks is not None:  # a key of its own, whose value is 0
+        scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, end - start, 1)], -1)
+        v = torch.cat([v, torch.zeros_like(v[:, :1])], 1)
     return (scores.softmax(-1) @ v).transpose(0, 1)
 
 
-def check(kernels: Any, chunks: list[Chunk], block_size: int = 16, scale: float | None = None, **more: Any) -> None:
+def check(
+    kernels: Any,
+    chunks: list[Chunk],
+    block_size: int = 16,
+    scale: float | None = None,
+    stale: bool = False,
+    apart: int = 0,
+    visible_end: torch.Tensor | None = None,
+    **more: Any,
+) -> None:
     """Close to float64."""
-    call = page(chunks, block_size, scale, **more)
+    ends = {} if visible_end is None else {"visible_end": visible_end}
+    call = page(chunks, block_size, scale, stale=stale, apart=apart, **more, **ends)
     out = call.run(kernels)
     assert out.is_contiguous() and out.dtype is call.query.dtype
-    expected = torch.cat([exact(own, start, end, call.scale, **more) for own, start, end in chunks])
-    error = (out.double() - expected).abs() / (1 + expected.abs())
+    expected, first = [], 0
+    for own, start, end in chunks:
+        last = first + end - start
+        mine = None if visible_end is None else visible_end[first:last]
+        expected.append(exact(own, start, end, call.scale, visible_end=mine, **more))
+        first = last
+    wanted = torch.cat(expected)
+    error = (out.double() - wanted).abs() / (1 + wanted.abs())
     assert error.max() <= tolerance(kernels, out.dtype), f"{error.max():.2e}"

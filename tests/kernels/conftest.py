@@ -2,7 +2,7 @@
 
 `kernels` is the back end under test, a module of `quire.kernels`: the reference, the CPU's with each instruction set of
 this machine, the GPU's in its emulation (marker `emulated`), the GPU's (marker `gpu`). What not all have or promise
-takes `cpu`, `cuda` or `windowed` instead; what is too much for the emulation, `quick`.
+takes `cpu`, `cuda` or `every_option` instead; what is too much for the emulation, `quick`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def quick(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield module
 
 
-@pytest.fixture(params=["reference", *CUDA])
-def windowed(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Those whose attention has windows and ALiBi."""
+@pytest.fixture(params=["reference", *CPU])
+def every_option(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Those whose attention has all options."""
     with back_end(request.param) as module:
         yield module
 

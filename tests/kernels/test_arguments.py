@@ -34,11 +34,13 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
         "sample": {"logits": randn(2, 50, dtype=F32), "draws": torch.zeros(64, dtype=torch.uint8)},
     }
     gpu = back_end == "emulated"
+    options = {"softcap": 3.0, "sinks": randn(4, dtype=F32), "head_scales": randn(4, dtype=F32),
+               "visible_end": torch.tensor([8, 9, 2, 2, 3], dtype=torch.int32)}  # fmt: skip
     return {
         "linear": {"x": rows, "weights": [randn(3, 32, dtype=F32)], "biases": [randn(3, dtype=F32)]},
         "paged_attention": {"query": heads["query"], **pool, "block_table": table, "query_start": starts,
                             "context_len": lengths, "scale": 0.25,
-                            **({"window": 0, "slopes": randn(4, dtype=F32)} if gpu else {})},
+                            "window": 0, "slopes": randn(4, dtype=F32), **({} if gpu else options)},
         "write_kv": {"key": heads["key"], "value": randn(5, 2, 16, dtype=F32), **pool,
                      "slot_mapping": torch.arange(5)},
         "embedding": {"ids": torch.arange(5), "table": randn(7, 32, dtype=F32), "added": rows},
@@ -81,7 +83,8 @@ def case(back_end: str, *values: Any) -> Any:
     return pytest.param(back_end, *values, marks=[pytest.mark.emulated] if back_end == "emulated" else [])
 
 
-# Fine are any number of channels for an activation on its own; of a table, wider rows; any vocabulary, and more draws.
+# Fine are any number of channels for an activation on its own; of a table, wider rows; values of another size than
+# keys; any vocabulary, and more draws.
 FINE = {
     ("activation", "x", "too long"),
     ("activation_and_mul", "x", "too long"),
@@ -90,6 +93,7 @@ FINE = {
     *(("xielu", name, "elements apart") for name in ("alpha_p", "alpha_n", "beta", "eps")),  # of one, there are none
     ("scale", "x", "too long"),
     ("paged_attention", "block_table", "too long"),
+    ("paged_attention", "values", "too long"),
     ("sample", "logits", "too long"),
     ("sample", "draws", "too long"),
     ("copy_blocks", "caches", "too long"),
@@ -154,7 +158,20 @@ WRONG = [
     ("scale", {"cap": -1.0}, ValueError, "cap: .*0 or more, got -1.0"),
     ("write_kv", {"key": torch.zeros(5, 1, 16)}, ValueError, "key: .*2 heads"),
     ("paged_attention", {"query": torch.zeros(5, 3, 16)}, ValueError, "query: .*multiple of 2"),
-    ("paged_attention", {"values": torch.zeros(6, 2, 4, 8)}, ValueError, "values: "),
+    ("write_kv", {"value": torch.zeros(5, 1, 16)}, ValueError, "value: .*2 heads"),
+    ("write_kv", {"value": torch.zeros(5, 2, 8)}, ValueError, "value: .*16"),
+    ("write_kv", {"value": None}, ValueError, "value: .*as values is one, got None"),
+    ("write_kv", {"values": None}, ValueError, "values: .*as value is one, got None"),
+    ("paged_attention", {"values": torch.zeros(6, 2, 3, 8)}, ValueError, "values: .*6, 2, 4, DV.*first columns"),
+    ("paged_attention", {"values": torch.zeros(6, 2, 5, 16)[:, :, :4]}, ValueError, "values: .*strides"),
+    ("paged_attention", {"values": torch.zeros(6, 2, 4, 32)[..., ::2]}, ValueError, "values: .*strides"),
+    ("paged_attention", {"window": -1}, ValueError, "window: .*got -1"),
+    ("paged_attention", {"softcap": -0.5}, ValueError, "softcap: .*got -0.5"),
+    ("paged_attention", {"softcap": float("nan")}, ValueError, "softcap: .*got nan"),
+    ("paged_attention", {"sinks": torch.zeros(2)}, ValueError, "sinks: .*4"),
+    ("paged_attention", {"head_scales": torch.zeros(4).double()}, TypeError, "head_scales: .*float32"),
+    ("paged_attention", {"visible_end": torch.arange(5)}, TypeError, "visible_end: .*int32"),
+    ("paged_attention", {"visible_end": torch.arange(4).int()}, ValueError, "visible_end: .*5"),
 ]
 # What cannot be read without waiting for a GPU.
 WRONG_NUMBERS = [
@@ -169,6 +186,10 @@ WRONG_NUMBERS = [
     ("paged_attention", {"query_start": torch.tensor([0, 2, 4]).int()}, ValueError, "query_start: "),
     ("paged_attention", {"query_start": torch.tensor([0, 6, 5]).int()}, ValueError, "query_start: "),
     ("paged_attention", {"block_table": torch.full((2, 3), 6).int()}, IndexError, "block_table: "),
+    ("paged_attention", {"block_table": torch.tensor([[6, 6, 1], [6, 0, 0]]).int(), "window": 1}, IndexError, "block_"),
+    ("paged_attention", {"visible_end": torch.tensor([7, 9, 1, 2, 3]).int()}, ValueError, "visible_end: "),
+    ("paged_attention", {"visible_end": torch.tensor([8, 10, 1, 2, 3]).int()}, ValueError, "visible_end: "),
+    ("paged_attention", {"visible_end": torch.tensor([8, 9, 3, 2, 3]).int()}, ValueError, "visible_end: "),
 ]
 WRONG_THERE = [
     ("copy_blocks", {"block_bytes": 31}, ValueError, "block_bytes: .*multiple of 2 above 0, got 31"),

@@ -79,17 +79,17 @@ def test_float32_over_long_contexts(kernels: Any) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 20, 64, 100, 600])
-def test_windows(windowed: Any, window: int, dtype: torch.dtype) -> None:
+def test_windows(kernels: Any, window: int, dtype: torch.dtype) -> None:
     own = stream(1100, (2, 1), 16, dtype)
-    check(windowed, [(own, 1099, 1100), (own, 1060, 1100), (own, 10, 30), (own, 0, 1), (own, 520, 521)], window=window)
+    check(kernels, [(own, 1099, 1100), (own, 1060, 1100), (own, 10, 30), (own, 0, 1), (own, 520, 521)], window=window)
 
 
-def test_alibi(windowed: Any, dtype: torch.dtype) -> None:
+def test_alibi(kernels: Any, dtype: torch.dtype) -> None:
     own = stream(700, (4, 2), 64, dtype)
     slopes = torch.tensor([0.5, 0.01, 0.0, 0.25])
     chunks = [(own, 699, 700), (own, 660, 700), (own, 0, 20), (own, 0, 1)]
-    check(windowed, chunks, slopes=slopes)
-    check(windowed, chunks, slopes=slopes, window=70)
+    check(kernels, chunks, slopes=slopes)
+    check(kernels, chunks, slopes=slopes, window=70)
 
 
 SHAPES = [((16, 8), 64), ((4, 4), 20), ((7, 1), 80), ((8, 2), 128)]
@@ -157,8 +157,8 @@ def test_bits_over_several_spans(kernels: Any) -> None:
     "more", [{"window": 300}, {"window": 30}, {"slopes": torch.tensor([0.003, 0.2])}],
     ids=["window-300", "window-30", "alibi"],
 )  # fmt: skip
-def test_bits_over_several_spans_of_windows(windowed: Any, more: dict[str, object]) -> None:
-    check_spans(windowed, **more)
+def test_bits_over_several_spans_of_windows(kernels: Any, more: dict[str, object]) -> None:
+    check_spans(kernels, **more)
 
 
 def test_large_prefills(kernels: Any) -> None:

@@ -21,17 +21,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_bits_do_not_depend_on_threads_or_splitting(cpu: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("window", [0, 70, *(pytest.param(size, marks=pytest.mark.slow) for size in (512, 900))])
+def test_bits_do_not_depend_on_threads_or_splitting(cpu: Any, dtype: torch.dtype, window: int) -> None:
     """One stream is split by spans where there are threads to spare, and walked in one piece otherwise."""
+    more: dict[str, Any] = {"window": window, "sinks": torch.tensor([0.5, 3.0, -1.0, 8.0])} if window else {}
     subject, short = stream(2100, (4, 2), 64, dtype), stream(20, (4, 2), 64, dtype, seed=1)
     chunks = [(subject, 2000, 2100)]
     crowd = [(short, 19, 20)] * 40 + chunks
     outs = []
     for threads in (1, 2, 3, 5):
         torch.set_num_threads(threads)
-        outs.append(page(chunks).run(cpu))
-        outs.append(page(crowd, 8).run(cpu)[40:])
-        alone = [page([(subject, p, p + 1)]).run(cpu) for p in (2000, 2047, 2048, 2099)]
+        outs.append(page(chunks, **more).run(cpu))
+        outs.append(page(crowd, 8, **more).run(cpu)[40:])
+        alone = [page([(subject, p, p + 1)], **more).run(cpu) for p in (2000, 2047, 2048, 2099)]
         outs.append(outs[0].clone().index_copy_(0, torch.tensor([0, 47, 48, 99]), torch.cat(alone)))
     assert all(same_bits(out, outs[0]) for out in outs[1:])
 
@@ -45,6 +47,8 @@ def test_arguments_are_checked(cpu: Any) -> None:
         ("keys", call.keys.bfloat16(), TypeError, "keys"),
         ("keys", call.keys.transpose(1, 2), ValueError, "keys"),
         ("values", call.values[:-1], ValueError, "values"),
+        ("values", call.values[:, :, ::2], ValueError, "values"),
+        ("values", call.values.transpose(1, 2).contiguous().transpose(1, 2), ValueError, "values"),
         ("block_table", call.block_table.long(), TypeError, "block_table"),
         ("block_table", call.block_table[:, :2], ValueError, "block_table"),
         ("block_table", torch.full_like(call.block_table, -1), IndexError, "block_table"),
@@ -56,9 +60,3 @@ def test_arguments_are_checked(cpu: Any) -> None:
     for name, value, error, message in bad:
         with pytest.raises(error, match=message):
             replace(call, **{name: value}).run(cpu)
-
-
-@pytest.mark.parametrize("more", [{"window": 4}, {"slopes": torch.ones(4)}], ids=["window", "slopes"])
-def test_what_it_has_not_is_said(cpu: Any, more: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="neither sliding windows nor ALiBi"):
-        page([(stream(20, (4, 2)), 10, 20)], **more).run(cpu)

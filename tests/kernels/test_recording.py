@@ -142,6 +142,38 @@ def test_an_error_ends_the_recording(workspace) -> None:
 
 
 @torch.inference_mode()
+def test_attention_with_all_options_is_computed_anew(workspace) -> None:
+    keys, values = randn(9, 2, 4, 8, dtype=F32), randn(9, 2, 4, 12, dtype=F32, seed=1)[..., :6]
+    query, block_table = randn(2, 4, 8, dtype=F32), torch.tensor([[0, 3, 2, 1], [8, 5, 7, 6]], dtype=torch.int32)
+    starts, lengths = torch.tensor([0, 1, 2], dtype=torch.int32), torch.tensor([7, 12], dtype=torch.int32)
+    slopes, sinks, scales = (randn(4, dtype=F32, seed=seed) for seed in (2, 3, 4))
+    ends, slots = lengths.clone(), torch.tensor([0, 20])
+
+    def function() -> torch.Tensor:
+        native.write_kv(query[:, :2], None, keys, None, slots)
+        return native.paged_attention(
+            query, keys, values, block_table, starts, lengths, 0.3, 5, slopes, 2.0, sinks, scales, ends
+        )
+
+    recorded = recording.record(function, workspace)
+    assert same_bits(recorded.results, function())
+    for change in (slopes, sinks, scales, query, values):
+        change += 0.5
+        before = recorded.results.clone()
+        recorded.replay()
+        assert not same_bits(before, recorded.results) and same_bits(recorded.results, function())
+    # the window moves on: what is behind it is not read any more
+    lengths += 3
+    ends.copy_(lengths)
+    block_table[0, 0] = block_table[1, :2] = -1
+    recorded.replay()
+    assert same_bits(recorded.results, function())
+    ends[1] += 1
+    with pytest.raises(ValueError, match="visible_end"):
+        recorded.replay()
+
+
+@torch.inference_mode()
 def test_replays_check_their_inputs(workspace) -> None:
     table, ids = randn(20, 32, dtype=F32), torch.tensor([3, 4])
     keys, values, slots = torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 8), torch.tensor([1, 7])

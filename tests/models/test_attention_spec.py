@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from quire import UnsupportedModelError, kernels, registry
+from quire.kernels import recording
 from quire.layers import PagedAttention
 from quire.models.llama import LlamaForCausalLM
 from quire.models.loader import load_model
@@ -56,15 +57,20 @@ def mistral(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return model
 
 
-def test_a_window_is_refused_by_the_compiled_kernel_when_the_model_is_loaded(mistral: Any, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.0\.self_attn.*neither sliding windows nor ALiBi"):
+def test_a_window_that_the_devices_kernel_lacks_is_refused_when_the_model_is_loaded(
+    mistral: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_windows(*arguments: Any) -> torch.Tensor:
+        assert arguments[7] == WINDOW
+        raise ValueError("window: this device's kernel has none")
+
+    monkeypatch.setattr(kernels.backend(), "paged_attention", without_windows)
+    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.0\.self_attn.*this device's kernel has none"):
         load_model(tmp_path / "mistral")
 
 
 @pytest.mark.parametrize("chunks", [None, [1] * 40, [5, 9, 26]])
-def test_a_window_where_the_kernel_has_it(
-    mistral: Any, tmp_path: Path, chunks: list[int] | None, reference_kernels: None
-) -> None:
+def test_a_window(mistral: Any, tmp_path: Path, chunks: list[int] | None, each_kernel: None) -> None:
     model = load_model(tmp_path / "mistral")
     with torch.inference_mode():
         expected = mistral(torch.tensor([IDS])).logits[0]
@@ -73,9 +79,9 @@ def test_a_window_where_the_kernel_has_it(
     assert torch.equal(ours, run_model.logits(model, IDS))
 
 
-@pytest.fixture
-def reference_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("QUIRE_KERNELS", "reference")
+@pytest.fixture(params=["native", "reference"])
+def each_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("QUIRE_KERNELS", request.param)
     kernels.backend.cache_clear()
     yield
     monkeypatch.undo()
@@ -90,11 +96,72 @@ def step(attend: PagedAttention, tokens: int) -> tuple[torch.Tensor, torch.Tenso
     table = torch.tensor([[2, 0, 1]], dtype=torch.int32)
     shape = (3, spec.num_kv_heads, 4, size)
     return qkv, qkv.view(tokens, heads, size), run_model.context(table, 0, tokens, tokens, 4), KVCache(
-        torch.zeros(shape), torch.zeros(shape)
+        torch.zeros(shape), torch.zeros((*shape[:3], attend.value_dim))
     )  # fmt: skip
 
 
-def test_slopes_reach_the_kernel(reference_kernels: None) -> None:
+def test_every_field_reaches_the_kernel(each_kernel: None) -> None:
+    """A call for query, key and value of their own sizes, and one for the merged projection."""
+    scales, sinks = (0.5, 0.25, 0.125, 1.0), torch.tensor([0.5, -1.0, 3.0, 0.0])
+    spec = AttentionSpec(4, 2, 8, scales, 5, SLOPES, 6, 1.5, True)
+    attend = PagedAttention.from_spec(spec)
+    assert attend.spec == spec and (attend.size, attend.value_dim) == (24, 6)
+    _, heads, ctx, cache = step(attend, 9)
+    query, key, value = heads[:, :4], heads[:, 4:6], heads[:, 6:, :6].contiguous()
+    scores = (query.transpose(0, 1) @ key.permute(1, 2, 0).repeat_interleave(2, 0)) * torch.tensor(scales).view(4, 1, 1)
+    distance = torch.arange(9).view(1, -1) - torch.arange(9).view(-1, 1)
+    scores = (scores / 1.5).tanh() * 1.5 + torch.tensor(SLOPES).view(4, 1, 1) * distance
+    scores = scores.masked_fill((distance > 0) | (distance <= -5), -torch.inf)
+    shares = torch.cat([scores, sinks.view(4, 1, 1).expand(4, 9, 1)], -1).softmax(-1)[..., :-1]
+    expected = (shares @ value.transpose(0, 1).repeat_interleave(2, 0)).transpose(0, 1).reshape(9, -1)
+    ours = attend.of(query.clone(), key.clone(), value, ctx, cache, sinks=sinks)
+    assert (ours - expected).abs().max() < 1e-5
+    merged = torch.cat([part.reshape(9, -1) for part in (query, key, value)], 1)
+    assert torch.equal(attend(merged, ctx, cache, sinks=sinks), ours)
+    assert [list(part.shape) for part in attend.split(merged)] == [[9, 4, 8], [9, 2, 8], [9, 2, 6]]
+
+
+def test_ends_of_what_tokens_see_reach_the_kernel(each_kernel: None) -> None:
+    attend = PagedAttention(4, 2, 8)
+    qkv, heads, ctx, cache = step(attend, 9)
+    ctx = dataclasses.replace(ctx, visible_end=torch.full((9,), 9, dtype=torch.int32))
+    query, key, value = (part.transpose(0, 1) for part in heads.split([4, 2, 2], 1))
+    key, value = key.repeat_interleave(2, 0), value.repeat_interleave(2, 0)
+    expected = (query @ key.transpose(1, 2) * 8**-0.5).softmax(-1) @ value
+    assert (attend(qkv, ctx, cache) - expected.transpose(0, 1).reshape(9, -1)).abs().max() < 1e-5
+
+
+def test_keys_alone_are_stored_where_values_are_a_part_of_them() -> None:
+    attend = PagedAttention(4, 1, 8, value_dim=6)
+    query, key = torch.randn(9, 4, 8), torch.randn(9, 1, 8)
+    ctx, cache = step(attend, 9)[2:]
+    latent = KVCache(cache.keys, cache.keys[..., :6])
+    ours = attend.of(query.clone(), key.clone(), None, ctx, latent)
+    apart = step(attend, 9)[3]
+    assert torch.equal(attend.of(query.clone(), key.clone(), key[..., :6].contiguous(), ctx, apart), ours)
+
+
+@torch.inference_mode()
+def test_sinks_of_another_dtype_are_converted_once() -> None:
+    """So that steps can be recorded."""
+    attend, sinks = PagedAttention(4, 2, 8, sinks=True), torch.randn(4).bfloat16()
+    qkv, _, ctx, cache = step(attend, 9)
+    first = attend(qkv, ctx, cache, sinks=sinks)
+    recorded = recording.record(lambda: attend(qkv, ctx, cache, sinks=sinks), recording.Workspace())
+    recorded.replay()
+    assert torch.equal(recorded.results, first)
+    assert torch.equal(attend(qkv, ctx, cache, sinks=sinks.float()), first)
+
+
+def test_sinks_that_the_spec_does_not_say() -> None:
+    for has in (True, False):
+        attend = PagedAttention(4, 2, 8, sinks=has)
+        qkv, _, ctx, cache = step(attend, 9)
+        with pytest.raises(ValueError, match=f"sinks: the spec says {has}"):
+            attend(qkv, ctx, cache, sinks=None if has else torch.zeros(4))
+
+
+def test_slopes_reach_the_kernel(each_kernel: None) -> None:
     attend = PagedAttention(4, 2, 8, alibi_slopes=SLOPES)
     qkv, heads, ctx, cache = step(attend, 9)
     query, key, value = (part.transpose(0, 1) for part in heads.split([4, 2, 2], 1))

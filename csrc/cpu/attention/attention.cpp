@@ -1,11 +1,11 @@
-// Causal attention over a paged cache, for any mix of chunks.
+// Attention over a paged cache, for any mix of chunks.
 //
 // The promise that a token's bits do not depend on its company is kept by construction: a row (one head of one token)
-// walks its own keys 0 .. position in tiles of kKeyTile and spans of kSpan, both anchored at position 0; each span
-// starts an online softmax of its own, and spans are merged in order. Neither chunk, block size, block ids, row tiling
-// nor threads come into it. An item of work is a few tokens of one sequence and one key/value head, or several of them
-// where tokens are few: the rows of a head (tokens x query heads of its group) use a key tile while it is in the
-// cache.
+// walks its own keys, those that it sees, in tiles of kKeyTile and spans of kSpan, both anchored at position 0; each
+// span starts an online softmax of its own, and spans are merged in order. Neither chunk, block size, block ids, row
+// tiling nor threads come into it. An item of work is a few tokens of one sequence and one key/value head, or several
+// of them where tokens are few: the rows of a head (tokens x query heads of its group) use a key tile while it is in
+// the cache. What lies before the keys that an item's tokens see is not even looked up.
 #include "cpu/attention/attention_rows.h"
 #include "cpu/attention/attention_scores.h"
 #include "cpu/attention/attention_work.h"
@@ -19,35 +19,45 @@ namespace {
 
 static_assert(kSpan % kKeyTile == 0, "a span is a number of whole tiles");
 
+// The keys of a range that lie in the tile from position `first` on.
+TileRange in_tile(KeyRange keys, int64_t first) {
+  const auto place = [first](int64_t position) {
+    const int64_t left = position - first;
+    return static_cast<int>(left < 0 ? 0 : left < kKeyTile ? left : kKeyTile);
+  };
+  return {place(keys.first), place(keys.end)};
+}
+
 // Addresses of one tile's keys and values, found by way of the block table: those of the item's first head.
 template <class T>
 struct TileRows {
   const T* keys[kKeyTile];
   const T* values[kKeyTile];
-  int count;
+  TileRange seen;  // by any of the item's tokens
 };
 
 template <class T>
-void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first, int64_t end, TileRows<T>& tile) {
+void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first, TileRows<T>& tile) {
   const T* keys = static_cast<const T*>(args.keys);
   const T* values = static_cast<const T*>(args.values);
-  const int64_t left = end - first;
-  tile.count = static_cast<int>(left < 0 ? 0 : left < kKeyTile ? left : kKeyTile);
+  const TileRange seen = tile.seen = in_tile(item.keys, first);
+  first += seen.begin;
   const int32_t* blocks = args.block_table + item.sequence * args.table_stride + first / args.block_size;
   int64_t offset = first % args.block_size;
-  for (int i = 0; i < tile.count; ++blocks, offset = 0) {
-    int64_t row = ((*blocks * args.kv_heads + item.kv_head) * args.block_size + offset) * args.head_dim;
-    for (; offset < args.block_size && i < tile.count; ++offset, ++i, row += args.head_dim) {
-      tile.keys[i] = keys + row;
-      tile.values[i] = values + row;
+  for (int i = seen.begin; i < seen.end; ++blocks, offset = 0) {
+    const int64_t row = (*blocks * args.kv_heads + item.kv_head) * args.block_size + offset;
+    const T *key = keys + row * args.head_dim, *value = values + row * args.value_stride;
+    for (; offset < args.block_size && i < seen.end; ++offset, ++i, key += args.head_dim, value += args.value_stride) {
+      tile.keys[i] = key;
+      tile.values[i] = value;
     }
   }
   // Keys are packed sixteen at a time, and rows of the next tile prefetched without a look at their number. What fills
-  // up the last sixteen is masked: any key that may be read will do.
-  for (int i = tile.count; i < kKeyTile; ++i) {
-    tile.keys[i] = tile.count > 0 ? tile.keys[0] : keys;
-    tile.values[i] = tile.count > 0 ? tile.values[0] : values;
-  }
+  // up the first and the last sixteen is masked: any key that may be read will do.
+  const T* any_key = seen.empty() ? keys : tile.keys[seen.begin];
+  const T* any_value = seen.empty() ? values : tile.values[seen.begin];
+  for (int i = 0; i < seen.begin; ++i) tile.keys[i] = any_key, tile.values[i] = any_value;
+  for (int i = seen.end; i < kKeyTile; ++i) tile.keys[i] = any_key, tile.values[i] = any_value;
 }
 
 // What an item needs beside its scores while it runs.
@@ -58,7 +68,7 @@ struct Workspace {
   float* later;    // [heads][rows], of the span at hand
   float* rest;     // for the scores
 
-  Workspace(int64_t rows, int64_t head_dim, int64_t step, int64_t score_floats) : layout(head_dim, step) {
+  Workspace(int64_t rows, int64_t value_dim, int64_t step, int64_t score_floats) : layout(value_dim, step) {
     const int64_t own = kKeyTile * layout.width, each = rows * layout.size();
     values = scratch<float, Workspace>(own + 2 * each + score_floats);  // every size is a multiple of a register's
     records = values + own;
@@ -74,17 +84,16 @@ class Attention {
  public:
   Attention(const AttentionArgs& args, const AttentionItem& item)
       : args_(args), item_(item), group_(args.heads / args.kv_heads), rows_(item.tokens * group_),
-        all_rows_(item.kv_heads * rows_), head_stride_(args.block_size * args.head_dim),
-        work_(all_rows_, args.head_dim, Units<T>::kStep, Scores::floats(item.kv_heads, rows_, args.head_dim)),
-        scores_(work_.rest, item.kv_heads, rows_, args.head_dim, args.scale), begin_(args.query_start[item.sequence]),
-        first_position_(args.context_len[item.sequence] - (args.query_start[item.sequence + 1] - begin_) +
-                        (item.token - begin_)),
-        end_(first_position_ + item.tokens) {}
+        all_rows_(item.kv_heads * rows_), changes_(args.head_scales || args.softcap > 0 || args.slopes),
+        work_(all_rows_, args.value_dim, Units<T>::kStep, Scores::floats(item.kv_heads, rows_, args.head_dim)),
+        scores_(work_.rest, item.kv_heads, rows_, args.head_dim, args.scale),
+        first_position_(args.context_len[item.sequence] - args.query_start[item.sequence + 1] + item.token),
+        shared_{seen(rows_ - 1).first, seen(0).end} {}
 
-  // The whole context, into the output.
+  // All spans, into the output.
   void run() {
     take_queries();
-    for (int64_t span = 0; span * kSpan < end_; ++span) {
+    for (int64_t span = 0; span < item_.spans; ++span) {
       if (span == 0) {
         run_span(span, work_.records);
         continue;
@@ -95,7 +104,7 @@ class Attention {
     put_out(work_.records);
   }
 
-  // One span, into its place among the item's partial records.
+  // One span, counted from the item's first, into its place among the item's partial records.
   void run_partial(int64_t span) {
     take_queries();
     run_span(span, item_.partial + span * all_rows_ * work_.layout.size());
@@ -103,52 +112,61 @@ class Attention {
 
   // The spans' partial records, into the output.
   void run_merge() {
-    for (int64_t span = 1; span * kSpan < end_; ++span)
+    for (int64_t span = 1; span < item_.spans; ++span)
       merge_span(span, item_.partial, item_.partial + span * all_rows_ * work_.layout.size());
     put_out(item_.partial);
   }
 
  private:
-  // How many keys row i of a head sees: its own and all before it.
-  int64_t limit(int64_t i) const { return first_position_ + i / group_ + 1; }
-
-  int64_t head_offset(int64_t head, int64_t i) const {
-    return ((item_.kv_head + head) * group_ + i % group_) * args_.head_dim;
-  }
+  int64_t position(int64_t i) const { return first_position_ + i / group_; }  // of row i of a head
+  KeyRange seen(int64_t i) const { return visible_keys(args_, item_.token + i / group_, position(i)); }
+  int64_t query_head(int64_t head, int64_t i) const { return (item_.kv_head + head) * group_ + i % group_; }
+  int64_t start_of(int64_t span) const { return (item_.first_span + span) * kSpan; }
 
   void take_queries() {
     const T* query = static_cast<const T*>(args_.query);
     for (int64_t head = 0; head < item_.kv_heads; ++head)
       for (int64_t i = 0; i < rows_; ++i)
-        scores_.take_query(head, i, query + (item_.token + i / group_) * args_.query_stride + head_offset(head, i));
+        scores_.take_query(
+            head, i, query + (item_.token + i / group_) * args_.query_stride + query_head(head, i) * args_.head_dim);
   }
 
   void put_out(float* records) {
     T* out = static_cast<T*>(args_.out);
     for (int64_t head = 0; head < item_.kv_heads; ++head)
-      for (int64_t i = 0; i < rows_; ++i, records += work_.layout.size())
-        finish(work_.layout, records, args_.head_dim,
-               out + (item_.token + i / group_) * args_.heads * args_.head_dim + head_offset(head, i));
+      for (int64_t i = 0; i < rows_; ++i, records += work_.layout.size()) {
+        const int64_t own = query_head(head, i);
+        if (args_.sinks) add_sink(work_.layout, records, args_.sinks[own]);
+        finish(work_.layout, records, args_.value_dim,
+               out + ((item_.token + i / group_) * args_.heads + own) * args_.value_dim);
+      }
   }
 
+  // A row begins with the first span of which it sees a key, as if there were none before.
   void merge_span(int64_t span, float* records, float* later) {
-    for (int64_t i = 0; i < all_rows_; ++i)
-      if (limit(i % rows_) > span * kSpan)
-        merge(work_.layout, records + i * work_.layout.size(), later + i * work_.layout.size());
+    const int64_t start = start_of(span);
+    for (int64_t i = 0; i < all_rows_; ++i, records += work_.layout.size(), later += work_.layout.size()) {
+      const KeyRange keys = seen(i % rows_);
+      if (keys.first >= start)
+        copy(work_.layout, records, later);
+      else if (keys.end > start)
+        merge(work_.layout, records, later);
+    }
   }
 
   void run_span(int64_t span, float* records) {
     scores_.begin();
     for (int64_t i = 0; i < all_rows_; ++i) clear(work_.layout, records + i * work_.layout.size());
-    const int64_t first = span * kSpan, end = end_ < first + kSpan ? end_ : first + kSpan;
+    const int64_t start = start_of(span), tile_of_first = item_.keys.first / kKeyTile * kKeyTile;
+    const int64_t end = item_.keys.end < start + kSpan ? item_.keys.end : start + kSpan;
+    int64_t key = tile_of_first > start ? tile_of_first : start;
     TileRows<T> tiles[2];
-    locate(args_, item_, first, end, tiles[0]);
-    for (int t = 0; first + t * kKeyTile < end; ++t) {
+    locate(args_, item_, key, tiles[0]);
+    for (int t = 0; key < end; ++t, key += kKeyTile) {
       // What comes next travels while this is worked on: the next head's rows of these blocks, then the next tile's,
       // over the end of the span too.
-      const int64_t key = first + t * kKeyTile;
       const TileRows<T>&tile = tiles[t % 2], &next = tiles[1 - t % 2];
-      locate(args_, item_, key + kKeyTile, end_, tiles[1 - t % 2]);
+      locate(args_, item_, key + kKeyTile, tiles[1 - t % 2]);
       for (int64_t head = 0; head < item_.kv_heads; ++head) {
         const bool is_last = head + 1 == item_.kv_heads;
         run_tile(head, key, tile, is_last ? next : tile, is_last ? 0 : head + 1,
@@ -160,20 +178,21 @@ class Attention {
 
   void run_tile(int64_t head, int64_t first, const TileRows<T>& tile, const TileRows<T>& next, int64_t next_head,
                 float* records) {
-    const int64_t offset = head * head_stride_, ahead = next_head * head_stride_;
-    scores_.take_keys(head, {tile.keys, offset}, {next.keys, ahead}, tile.count);
-    const HeadRows<T> values{tile.values, offset};
+    const int64_t from_key = args_.block_size * args_.head_dim, from_value = args_.block_size * args_.value_stride;
+    scores_.take_keys(head, {tile.keys, head * from_key}, {next.keys, next_head * from_key}, tile.seen);
+    const HeadRows<T> values{tile.values, head * from_value};
     // Widening pays when several row tiles share its result.
-    if (rows_ <= 2 * kRowTile && args_.head_dim % Units<T>::kStep == 0)
-      return run_rows(head, first, CachedValues<T>{values, {next.values, ahead}}, records);
-    for (int i = 0; i < tile.count; ++i) widen_row(values.at(i), work_.values + i * work_.layout.width);
+    if (rows_ <= 2 * kRowTile && args_.value_dim % Units<T>::kStep == 0)
+      return run_rows(head, first, CachedValues<T>{values, {next.values, next_head * from_value}}, records);
+    for (int i = tile.seen.begin; i < tile.seen.end; ++i)
+      widen_row(values.at(i), work_.values + i * work_.layout.width);
     run_rows(head, first, WideValues{work_.values, work_.layout.width}, records);
   }
 
   void widen_row(const T* row, float* wide) {
     using U = Units<T>;
-    for (int64_t d = 0; d < args_.head_dim; d += U::kStep) {
-      const int64_t left = args_.head_dim - d;
+    for (int64_t d = 0; d < args_.value_dim; d += U::kStep) {
+      const int64_t left = args_.value_dim - d;
       const Vec units = left >= U::kStep ? U::load(row + d) : U::load(row + d, static_cast<int>(left));
       store(wide + d, U::template part<0>(units));
       if constexpr (U::kParts > 1) store(wide + d + kLanes, U::template part<1>(units));
@@ -182,37 +201,39 @@ class Attention {
 
   template <class Values>
   void run_rows(int64_t head, int64_t first, const Values& values, float* records) {
+    const bool whole = shared_.first <= first && first + kKeyTile <= shared_.end;
     const int64_t tiles = (rows_ + kRowTile - 1) / kRowTile;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t row = rows_ * t / tiles;
       const int rows = static_cast<int>(rows_ * (t + 1) / tiles - row);
-      int counts[kRowTile];
-      for (int i = 0; i < rows; ++i) {
-        const int64_t left = limit(row + i) - first;
-        counts[i] = static_cast<int>(left < 0 ? 0 : left < kKeyTile ? left : kKeyTile);
-      }
-      const int most = counts[rows - 1];  // rows are in the order of their tokens
-      if (most == 0) continue;
+      TileRange ranges[kRowTile];
+      for (int i = 0; i < rows; ++i) ranges[i] = whole ? TileRange{0, kKeyTile} : in_tile(seen(row + i), first);
+      const TileRange any{ranges[0].begin, ranges[rows - 1].end};  // rows are in the order of their tokens
+      if (any.begin >= any.end) continue;
       float factors[kLanes];
       float* record = records + row * work_.layout.size();
-      float* scores = scores_.rows(head, row, rows, most);
-      soften(rows, scores, counts, record, work_.layout, factors);
-      gather(rows, scores, values, counts, factors, record, work_.layout);
+      float* scores = scores_.rows(head, row, rows, any);
+      if (changes_)
+        for (int i = 0; i < rows; ++i)
+          change_scores(args_, query_head(head, row + i), first - position(row + i), ranges[i], scores + i * kKeyTile);
+      soften(rows, scores, ranges, record, work_.layout, factors);
+      gather(rows, scores, values, ranges, factors, record, work_.layout);
     }
   }
 
   const AttentionArgs& args_;
   const AttentionItem& item_;
   const int64_t group_, rows_, all_rows_;  // rows of a head, and of all
-  const int64_t head_stride_;              // from a head's keys in a block to the next head's
+  const bool changes_;                     // scores are more than scaled products
   Workspace work_;
   Scores scores_;
-  const int64_t begin_, first_position_, end_;  // of the sequence's tokens; of the item's positions
+  const int64_t first_position_;  // of the item's tokens
+  const KeyRange shared_;         // what all of them see
 };
 
 template <class T>
 void paged_attention_as(const AttentionArgs& args) {
-  const int64_t record = RecordLayout(args.head_dim, Units<T>::kStep).size();
+  const int64_t record = RecordLayout(args.value_dim, Units<T>::kStep).size();
   const AttentionPlan plan(args, record);
   if (!plan.split) {
     parallel_for(plan.count, plan.grain, [&](int64_t begin, int64_t end) {

@@ -1,8 +1,8 @@
 // What happens to rows (one query head of one token each) in one key tile: scores, online softmax, weighted values.
 //
 // Rows share registers in tiles of up to kRowTile, and only the loads are shared: whatever the height of the tile, each
-// number of a row is the end of the same chain of operations. A row takes part in a tile with its first `count` keys;
-// what lies behind them is masked in the softmax and never multiplied, so not even a NaN there can reach the row.
+// number of a row is the end of the same chain of operations. A row takes part in a tile with the keys that it sees;
+// what lies around them is masked in the softmax and never multiplied, so not even a NaN there can reach the row.
 #pragma once
 
 #include "cpu/attention/attention_operands.h"
@@ -19,13 +19,20 @@ constexpr int kRowTile = 3, kColumns = 2;
 constexpr int kRowTile = 2, kColumns = 2;
 #endif
 
-// The online softmax of one row (arXiv:1805.02867), in one record of floats: the weighted values so far, D rounded up
+// Keys begin .. end of a tile: those that a row sees.
+struct TileRange {
+  int begin, end;
+  bool empty() const { return begin == end; }
+  int first_of_register() const { return begin / kLanes * kLanes; }
+};
+
+// The online softmax of one row (arXiv:1805.02867), in one record of floats: the weighted values so far, DV rounded up
 // to whole steps and as parts of units (units.h); the sum of the weights, still in kLanes parts; the greatest score,
 // to which both are relative.
 struct RecordLayout {
   int64_t width;  // of the values
 
-  RecordLayout(int64_t head_dim, int64_t step) : width((head_dim + step - 1) / step * step) {}
+  RecordLayout(int64_t value_dim, int64_t step) : width((value_dim + step - 1) / step * step) {}
   int64_t size() const { return width + 2 * kLanes; }
   float* sums(float* record) const { return record + width; }
   float& greatest(float* record) const { return record[width + kLanes]; }
@@ -124,13 +131,30 @@ inline void weigh(int rows, const float* p, const Values& values, int begin, int
     if (d < layout.width) weigh<Values, kRows, kVecs / 2>(kRows, p, values, begin, end, factors, records, layout, d);
 }
 
-// The greatest of a row's first `count` scores; the scores behind them become -inf.
-inline float mask_and_max(float* scores, int count) {
+// The one place where scores are more than scaled products: the head's own scale, the soft cap, ALiBi.
+// distance: from the row's position to the tile's first key's.
+inline void change_scores(const AttentionArgs& args, int64_t head, int64_t distance, TileRange seen, float* scores) {
+  static constexpr float kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (int key = seen.first_of_register(); key < seen.end; key += kLanes) {
+    Vec x = load(scores + key);
+    if (args.head_scales) x = mul(x, set1(args.head_scales[head]));
+    if (args.softcap > 0) x = mul(tanh(div(x, set1(args.softcap))), set1(args.softcap));
+    if (args.slopes) {
+      const Vec distances = add(set1(static_cast<float>(distance + key)), load(kNumbers));
+      x = fma(distances, set1(args.slopes[head]), x);
+    }
+    store(scores + key, x);
+  }
+}
+
+// The greatest of the scores that a row sees; those around them, in the same registers, become -inf.
+inline float mask_and_max(float* scores, TileRange seen) {
   Vec greatest = set1(-infinity());
-  int key = 0;
-  for (; key + kLanes <= count; key += kLanes) greatest = max(load(scores + key), greatest);
-  if (key < count) {
-    const Vec last = keep_first(load(scores + key), count - key, set1(-infinity()));
+  int key = seen.first_of_register();
+  if (key < seen.begin) store(scores + key, keep_first(greatest, seen.begin - key, load(scores + key)));
+  for (; key + kLanes <= seen.end; key += kLanes) greatest = max(load(scores + key), greatest);
+  if (key < seen.end) {
+    const Vec last = keep_first(load(scores + key), seen.end - key, set1(-infinity()));
     store(scores + key, last);
     greatest = max(last, greatest);
   }
@@ -139,26 +163,26 @@ inline float mask_and_max(float* scores, int count) {
 
 // The online softmax's step: scores become weights relative to the new greatest score; factors[i] is what row i's
 // earlier weights are worth now. A row without keys in the tile keeps its record as it is.
-inline void soften(int rows, float* scores, const int* counts, float* records, const RecordLayout& layout,
+inline void soften(int rows, float* scores, const TileRange* seen, float* records, const RecordLayout& layout,
                    float* factors) {
   float old[kLanes] = {}, now[kLanes] = {};
   for (int i = 0; i < rows; ++i) {
     float& greatest = layout.greatest(records + i * layout.size());
     old[i] = greatest;
-    if (counts[i] > 0) {
-      const float here = mask_and_max(scores + i * kKeyTile, counts[i]);
+    if (!seen[i].empty()) {
+      const float here = mask_and_max(scores + i * kKeyTile, seen[i]);
       greatest = here > greatest ? here : greatest;
     }
     now[i] = shift(greatest);
   }
   store(factors, exp(sub(load(old), load(now))));
   for (int i = 0; i < rows; ++i) {
-    if (counts[i] == 0) continue;
+    if (seen[i].empty()) continue;
     float* row = scores + i * kKeyTile;
     float* sums = layout.sums(records + i * layout.size());
     const Vec base = set1(now[i]);
     Vec sum = mul(load(sums), set1(factors[i]));
-    for (int key = 0; key < counts[i]; key += kLanes) {
+    for (int key = seen[i].first_of_register(); key < seen[i].end; key += kLanes) {
       const Vec weight = exp(sub(load(row + key), base));  // of -inf: 0, which changes no sum
       store(row + key, weight);
       sum = add(sum, weight);
@@ -167,18 +191,38 @@ inline void soften(int rows, float* scores, const int* counts, float* records, c
   }
 }
 
-// Weighted values of a row tile. Keys that all its rows see go through the tile, the few others row by row.
+// Weighted values of a row tile. Keys that all its rows see go through the tile, the few others row by row; each row
+// takes its own in their order.
 template <class Values>
-inline void gather(int rows, const float* p, const Values& values, const int* counts, const float* factors,
+inline void gather(int rows, const float* p, const Values& values, const TileRange* seen, float* factors,
                    float* records, const RecordLayout& layout) {
-  int shared = counts[0];
-  for (int i = 1; i < rows; ++i) shared = counts[i] < shared ? counts[i] : shared;
-  if (shared > 0) weigh(rows, p, values, 0, shared, factors, records, layout);
-  const float one = 1.0f;  // a product with it is exact
-  for (int i = 0; i < rows; ++i)
-    if (counts[i] > shared)
-      weigh<Values, 1>(1, p + i * kKeyTile, values, shared, counts[i], shared > 0 ? &one : factors + i,
-                       records + i * layout.size(), layout);
+  TileRange shared = seen[0];
+  for (int i = 1; i < rows; ++i) {
+    shared.begin = seen[i].begin > shared.begin ? seen[i].begin : shared.begin;
+    shared.end = seen[i].end < shared.end ? seen[i].end : shared.end;
+  }
+  const auto weigh_row = [&](int i, int begin, int end) {
+    if (begin >= end) return;
+    weigh<Values, 1>(1, p + i * kKeyTile, values, begin, end, factors + i, records + i * layout.size(), layout);
+    factors[i] = 1.0f;  // a product with it is exact
+  };
+  if (shared.begin >= shared.end) {
+    for (int i = 0; i < rows; ++i) weigh_row(i, seen[i].begin, seen[i].end);
+    return;
+  }
+  if (shared.begin > 0)
+    for (int i = 0; i < rows; ++i) weigh_row(i, seen[i].begin, shared.begin);
+  weigh(rows, p, values, shared.begin, shared.end, factors, records, layout);
+  if (shared.end == kKeyTile) return;
+  for (int i = 0; i < rows; ++i) {
+    factors[i] = 1.0f;
+    weigh_row(i, shared.end, seen[i].end);
+  }
+}
+
+inline void copy(const RecordLayout& layout, float* record, const float* from) {
+  for (int64_t d = 0; d < layout.width + kLanes; d += kLanes) store(record + d, load(from + d));
+  record[layout.width + kLanes] = from[layout.width + kLanes];
 }
 
 // Adds a later span's record to that of all the spans before it.
@@ -192,16 +236,25 @@ inline void merge(const RecordLayout& layout, float* record, float* later) {
     store(record + d, fma(load(later + d), theirs, mul(load(record + d), mine)));
 }
 
+// Makes the sink one more score of the record, whose value is 0.
+inline void add_sink(const RecordLayout& layout, float* record, float sink) {
+  const float greatest = layout.greatest(record);
+  const Vec base = set1(shift(sink > greatest ? sink : greatest)), mine = exp(sub(set1(greatest), base));
+  for (int64_t d = 0; d < layout.width + kLanes; d += kLanes) store(record + d, mul(load(record + d), mine));
+  const Vec weight = keep_first(exp(sub(set1(sink), base)), 1, zero());
+  store(layout.sums(record), add(load(layout.sums(record)), weight));
+}
+
 template <class T>
-inline void finish(const RecordLayout& layout, float* record, int64_t head_dim, T* out) {
+inline void finish(const RecordLayout& layout, float* record, int64_t value_dim, T* out) {
   using U = Units<T>;
   const Vec total = set1(reduce_add(load(layout.sums(record))));
-  for (int64_t d = 0; d < head_dim; d += U::kStep) {
+  for (int64_t d = 0; d < value_dim; d += U::kStep) {
     Vec values[U::kParts];
     for (int i = 0; i < U::kParts; ++i) values[i] = div(load(record + d + i * kLanes), total);
     U::in_order(values);
     for (int i = 0; i < U::kParts; ++i) {
-      const int64_t at = d + i * kLanes, left = head_dim - at;
+      const int64_t at = d + i * kLanes, left = value_dim - at;
       if (left >= kLanes)
         store(out + at, values[i]);
       else if (left > 0)

@@ -1,8 +1,9 @@
 // The scores of an item's rows against a tile of keys: by vector registers, or by AMX for bf16.
 //
 // Either has: floats(heads, rows, head_dim), its memory; take_query(head, i, row); take_keys(head, keys, ahead,
-// count), which also asks for the keys ahead; rows(head, first, count, most), scores [count][kKeyTile] against the
-// first `most` keys that were taken last, for this head, in memory that the caller may change until the next call.
+// wanted), which also asks for the keys ahead; rows(head, first, count, wanted), scores [count][kKeyTile] against the
+// wanted ones of the keys that were taken last, for this head, in memory that the caller may change until the next
+// call. Of sixteen keys, of which one is wanted, all may be read.
 #pragma once
 
 #include "cpu/attention/attention_rows.h"
@@ -25,13 +26,13 @@ class VectorScores {
   void begin() {}
   void end() {}
   void take_query(int64_t head, int64_t i, const T* row) { pack_query(row, head_dim_, query(head, i)); }
-  void take_keys(int64_t, const HeadRows<T>& keys, const HeadRows<T>& ahead, int count) {
-    for (int i = 0; i < count; i += kLanes)
+  void take_keys(int64_t, const HeadRows<T>& keys, const HeadRows<T>& ahead, TileRange wanted) {
+    for (int i = wanted.first_of_register(); i < wanted.end; i += kLanes)
       pack_keys(keys.from(i), ahead.from(i), head_dim_, keys_ + i / kLanes * group_size(head_dim_));
   }
-  float* rows(int64_t head, int64_t first, int count, int most) {
+  float* rows(int64_t head, int64_t first, int count, TileRange wanted) {
     const int64_t stride = q_stride(head_dim_), quads = quad_count<T>(head_dim_);
-    for (int key = 0; key < most; key += kLanes)
+    for (int key = wanted.first_of_register(); key < wanted.end; key += kLanes)
       score<T>(count, query(head, first), stride, keys_ + key / kLanes * group_size(head_dim_), quads, set1(scale_),
                scores_ + key);
     return scores_;
@@ -80,9 +81,9 @@ class MatrixScores {
     if (i + 1 == rows_ || (i + 1) % kTileSide == 0) turn(group, static_cast<int>(i % kTileSide) + 1);
   }
 
-  void take_keys(int64_t head, const HeadRows<bf16>& keys, const HeadRows<bf16>& ahead, int count) {
+  void take_keys(int64_t head, const HeadRows<bf16>& keys, const HeadRows<bf16>& ahead, TileRange wanted) {
     const int64_t width = steps_ * kTileFeatures;
-    const int whole = (count + kTileSide - 1) / kTileSide * kTileSide;
+    const int whole = (wanted.end + kTileSide - 1) / kTileSide * kTileSide;
     for (int i = 0; i < whole; ++i)
       for (int64_t d = 0; d < head_dim_; d += kTileFeatures) {
         _mm512_store_si512(keys_ + i * width + d, load_features(keys.at(i) + d, head_dim_ - d));
@@ -92,7 +93,7 @@ class MatrixScores {
     for (int64_t group = 0; group < groups(rows_); ++group) multiply(head, group, whole / kTileSide);
   }
 
-  float* rows(int64_t, int64_t first, int, int) { return scores_ + first * kKeyTile; }
+  float* rows(int64_t, int64_t first, int, TileRange) { return scores_ + first * kKeyTile; }
 
  private:
   static int64_t groups(int64_t rows) { return (rows + kTileSide - 1) / kTileSide; }

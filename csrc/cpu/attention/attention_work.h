@@ -22,11 +22,23 @@ constexpr int64_t kPiecesEach = 4;  // items or spans that a thread should have,
 // Cost units (below) that take about ten microseconds.
 constexpr int64_t kGrainCost = 200000;
 
+// Positions first .. end of a sequence's keys.
+struct KeyRange {
+  int64_t first, end;
+};
+
+// What the query in row `token`, at `position` of its sequence, sees. Within a sequence, neither number descends.
+inline KeyRange visible_keys(const AttentionArgs& args, int64_t token, int64_t position) {
+  const int64_t first = args.window > 0 ? position + 1 - args.window : 0;
+  return {first > 0 ? first : 0, args.visible_end ? args.visible_end[token] : position + 1};
+}
+
 struct AttentionItem {
   int64_t sequence;
   int64_t kv_head, kv_heads;  // the first, and how many
   int64_t token, tokens;      // the first, as a row of the query, and how many
-  int64_t spans;              // of the last token's context
+  KeyRange keys;              // that any of its tokens sees
+  int64_t first_span, spans;  // of these keys
   float* partial;             // [spans][kv_heads][rows] records, when split
 };
 
@@ -40,7 +52,7 @@ struct AttentionPlan {
     const int64_t tokens = group < kItemRows ? kItemRows / group : 1;
     int64_t* order = static_cast<int64_t*>(allocate(args.sequences * sizeof(int64_t)));
     sort_by_cost(args, tokens, order);
-    const bool may_split = max_threads() > 1 && partial_floats(args, group, record_size) <= kMostPartialFloats;
+    const bool may_split = max_threads() > 1 && partial_floats(args, tokens, group, record_size) <= kMostPartialFloats;
     const int64_t head_parts = cut_heads(args, group, tokens, may_split);
     for (int64_t s = 0; s < args.sequences; ++s) count += head_parts * tiles_of(args, s, tokens);
     items = static_cast<AttentionItem*>(allocate(count * sizeof(AttentionItem)));
@@ -51,18 +63,19 @@ struct AttentionPlan {
       for (int64_t part = 0; part < head_parts; ++part) {
         const int64_t head = args.kv_heads * part / head_parts, heads = args.kv_heads * (part + 1) / head_parts - head;
         for (int64_t t = tiles - 1; t >= 0; --t) {  // the last tokens have the most keys
-          const int64_t first = total * t / tiles, last = total * (t + 1) / tiles;
-          const int64_t keys = args.context_len[s] - (total - last), spans = (keys + kSpan - 1) / kSpan;
-          items[next++] = {s, head, heads, begin + first, last - first, spans, nullptr};
+          const int64_t first = begin + total * t / tiles, last = begin + total * (t + 1) / tiles;
+          const KeyRange keys = keys_of(args, s, first, last);
+          const int64_t first_span = keys.first / kSpan, spans = (keys.end + kSpan - 1) / kSpan - first_span;
+          items[next++] = {s, head, heads, first, last - first, keys, first_span, spans, nullptr};
           most_spans = spans > most_spans ? spans : most_spans;
-          cost += heads * (4 + (last - first) * group) * keys * args.head_dim;
+          cost += heads * (4 + (last - first) * group) * (keys.end - keys.first) * args.head_dim;
         }
       }
     }
     free(order);
     if (count > 0) grain = 1 + kGrainCost / (cost / count + 1);
     split = may_split && most_spans > 1 && count < kPiecesEach * max_threads();
-    if (split) place_partials(partial_floats(args, group, record_size), group * record_size);
+    if (split) place_partials(partial_floats(args, tokens, group, record_size), group * record_size);
   }
   ~AttentionPlan() {
     free(partial_);
@@ -84,13 +97,30 @@ struct AttentionPlan {
     return (own(args, s) + tokens - 1) / tokens;
   }
 
-  static int64_t spans_of(const AttentionArgs& args, int64_t s) { return (args.context_len[s] + kSpan - 1) / kSpan; }
+  // What tokens first .. last of a sequence see, which are rows of the query.
+  static KeyRange keys_of(const AttentionArgs& args, int64_t s, int64_t first, int64_t last) {
+    const int64_t before = args.context_len[s] - args.query_start[s + 1];  // a row's position, less the row
+    return {visible_keys(args, first, before + first).first, visible_keys(args, last - 1, before + last - 1).end};
+  }
 
-  // What the partial records of all spans may take, however the call is cut into items.
-  static int64_t partial_floats(const AttentionArgs& args, int64_t group, int64_t record_size) {
+  // Keys, and spans of them, that `tokens` neighbours of a sequence see at most.
+  static int64_t most_keys(const AttentionArgs& args, int64_t s, int64_t tokens) {
+    const int64_t length = args.context_len[s];
+    if (args.window <= 0 || args.visible_end || args.window >= length) return length;
+    const int64_t keys = args.window - 1 + (own(args, s) < tokens ? own(args, s) : tokens);
+    return keys < length ? keys : length;
+  }
+  static int64_t spans_of(const AttentionArgs& args, int64_t s, int64_t tokens) {
+    const int64_t length = args.context_len[s], keys = most_keys(args, s, tokens);
+    const int64_t whole = (length + kSpan - 1) / kSpan, touched = (keys + kSpan - 2) / kSpan + 1;
+    return touched < whole ? touched : whole;
+  }
+
+  // What the partial records of all spans may take, however the call is cut into items of so many tokens.
+  static int64_t partial_floats(const AttentionArgs& args, int64_t tokens, int64_t group, int64_t record_size) {
     int64_t floats = 0;
     for (int64_t s = 0; s < args.sequences; ++s)
-      floats += spans_of(args, s) * own(args, s) * args.kv_heads * group * record_size;
+      floats += spans_of(args, s, tokens) * own(args, s) * args.kv_heads * group * record_size;
     return floats;
   }
 
@@ -100,7 +130,7 @@ struct AttentionPlan {
     int64_t longest = 0, pieces = 0;
     for (int64_t s = 0; s < args.sequences; ++s) {
       longest = own(args, s) > longest ? own(args, s) : longest;
-      pieces += tiles_of(args, s, tokens) * (may_split ? spans_of(args, s) : 1);
+      pieces += tiles_of(args, s, tokens) * (may_split ? spans_of(args, s, tokens) : 1);
     }
     const int64_t rows = group * (longest < tokens ? longest : tokens), each = kPiecesEach * max_threads();
     int64_t heads = rows > 0 ? kItemRows / rows : 1;
@@ -113,7 +143,7 @@ struct AttentionPlan {
   static void sort_by_cost(const AttentionArgs& args, int64_t tokens, int64_t* order) {
     const auto cost = [&](int64_t s) {
       const int64_t rows = own(args, s) < tokens ? own(args, s) : tokens;
-      return (4 + rows) * args.context_len[s];
+      return (4 + rows) * most_keys(args, s, tokens);
     };
     for (int64_t i = 0; i < args.sequences; ++i) order[i] = i;
     for (int64_t gap = args.sequences / 2; gap > 0; gap /= 2) {
