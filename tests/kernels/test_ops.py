@@ -138,6 +138,27 @@ def test_what_takes_more_than_the_extensions_function(monkeypatch: pytest.Monkey
     assert seen == [((x.data_ptr(), 4, 3, 4, 0, 1.0, y.data_ptr(), 0), y, shift, 4, 0)] and not calls
 
 
+def test_what_is_none_has_no_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    tensors = {"x": Rows("T C"), "shift": Rows("M C")}
+    row = make_row(tensors=tensors, rules=(), lets=(), passes="shift_at, shift_stride, M, y_at")
+    scale = bound(row, calls, monkeypatch)
+    x, shift = torch.zeros(3, 4), torch.zeros(7, 9)[:, :4]
+    y = scale(x, shift)
+    assert calls.pop() == (shift.data_ptr(), 9, 7, y.data_ptr())
+    y = scale(x, None)
+    assert calls.pop() == (0, 0, 0, y.data_ptr())
+
+
+def test_a_rule_may_be_of_what_is_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+    scale = bound(make_row(rules=(Rule("factor < C", "factor", "a number below {C}"),)), calls, monkeypatch)
+    scale(torch.zeros(3, 4), None, 3.5)
+    with pytest.raises(ValueError, match=r"^factor: expected a number below 4, got 4\.5$"):
+        scale(torch.zeros(3, 4), None, 4.5)
+    assert len(calls) == 1
+
+
 def test_a_row_that_names_what_nothing_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"scale: nothing says what is named in .*rows > 0"):
         bound(make_row(rules=(Rule("rows > 0", "x", "rows"),)), [], monkeypatch)
