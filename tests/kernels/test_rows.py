@@ -34,7 +34,7 @@ def test_embedding(kernels: Any, dtype: torch.dtype, place: Layout, channels: in
         assert same_bits(got, reference.embedding(ids, table, added))
 
 
-@pytest.mark.parametrize("channels", [1, 16, 49, 1000])
+@pytest.mark.parametrize("channels", [1, 16, 1001])
 def test_embedding_with_a_scale(kernels: Any, dtype: torch.dtype, channels: int) -> None:
     table, ids = misaligned(randn(50, channels, dtype=dtype)), torch.arange(9).mul(7).remainder(50)
     for added in (None, randn(9, channels, dtype=dtype, seed=1)):
@@ -94,7 +94,7 @@ def test_layer_norm(
 
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-@pytest.mark.parametrize("channels", [1, 16, 49, 1000])
+@pytest.mark.parametrize("channels", [1, 16, 1001])
 def test_a_norm_s_offset_and_multiplier(kernels: Any, dtype: torch.dtype, name: str, channels: int) -> None:
     """1 + weight is added up in float32, where a small weight of a 16-bit dtype is not lost."""
     weight = (randn(channels, dtype=torch.float32, seed=1) * 2.0**-9).to(dtype)
@@ -158,8 +158,13 @@ def test_activation_over_the_whole_range(kernels: Any, dtype: torch.dtype, kind:
     torch.testing.assert_close(got, reference.activation(x, kind), rtol=1e-2, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ACTIVATION_KINDS)
-@pytest.mark.parametrize("channels", [1, 15, 16, 17, 100, 104, 1000, 2304])
+WIDTHS = [1, 15, 16, 17, 100, 104, 1000, 2304]
+
+
+@pytest.mark.parametrize(
+    ("kind", "channels"),
+    [(kind, width) for i, kind in enumerate(ACTIVATION_KINDS) for width in (WIDTHS if i < 5 else (15, 104))],
+)
 def test_activation(kernels: Any, dtype: torch.dtype, kind: str, channels: int) -> None:
     for tokens in TOKENS:
         plain = randn(tokens, 2 * channels, dtype=dtype)
@@ -188,7 +193,7 @@ def exact_swiglu(x: torch.Tensor, alpha: float, limit: float, interleaved: bool)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("channels", [1, 7, 8, 15, 16, 17, 104, 1000])
+@pytest.mark.parametrize("channels", [1, 7, 8, 17, 1000])
 def test_clamped_swiglu(kernels: Any, dtype: torch.dtype, channels: int, interleaved: bool) -> None:
     for tokens in TOKENS:
         plain = randn(tokens, 2 * channels, dtype=dtype) * 6  # some beyond the limit, on both sides
@@ -206,7 +211,7 @@ def test_clamped_swiglu(kernels: Any, dtype: torch.dtype, channels: int, interle
     assert kernels.clamped_swiglu(x, 1.702, 7.0, interleaved).isnan().all()
 
 
-@pytest.mark.parametrize("channels", [1, 15, 16, 17, 1000])
+@pytest.mark.parametrize("channels", [1, 16, 1001])
 def test_xielu(kernels: Any, dtype: torch.dtype, channels: int) -> None:
     alphas = [torch.tensor([value], dtype=dtype) for value in (0.21, -1.05)]
     beta, eps = torch.tensor([0.5]), torch.tensor([-1e-6])
@@ -228,7 +233,7 @@ def test_xielu(kernels: Any, dtype: torch.dtype, channels: int) -> None:
     assert kernels.xielu(torch.full((1, channels), torch.nan, dtype=dtype), *alphas, beta, eps).isnan().all()
 
 
-@pytest.mark.parametrize("channels", [1, 16, 49, 1000])
+@pytest.mark.parametrize("channels", [1, 16, 1001])
 def test_add_and_scale(kernels: Any, dtype: torch.dtype, channels: int) -> None:
     for tokens in TOKENS:
         plain, more = randn(tokens, channels, dtype=dtype), randn(tokens, channels, dtype=dtype, seed=1) * 40
