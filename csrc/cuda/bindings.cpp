@@ -50,34 +50,12 @@ void lora_binding(uintptr_t x, int64_t tokens, int64_t features, int64_t x_strid
   lora(args, stream_at(stream));
 }
 
-AttentionArgs attention_args(uintptr_t query, int64_t query_stride, int64_t heads, int64_t head_dim, uintptr_t keys,
-                             uintptr_t values, int64_t kv_heads, int64_t block_size, uintptr_t block_table,
-                             int64_t table_stride, uintptr_t query_start, uintptr_t context_len, int64_t sequences,
-                             float scale, uintptr_t out, int dtype, int64_t window, uintptr_t slopes) {
-  return {at<void>(query),
-          at<void>(keys),
-          at<void>(values),
-          at<void>(out),
-          at<int32_t>(block_table),
-          at<int32_t>(query_start),
-          at<int32_t>(context_len),
-          query_stride,
-          table_stride,
-          sequences,
-          heads,
-          kv_heads,
-          head_dim,
-          block_size,
-          scale,
-          dtype_of(dtype),
-          window,
-          at<float>(slopes)};
-}
-
-int64_t attention_workspace_binding(int64_t tokens, int64_t heads, int64_t head_dim, int64_t kv_heads,
-                                    int64_t block_size, int64_t table_width, int64_t sequences, int dtype) {
-  const AttentionArgs args =
-      attention_args(0, 0, heads, head_dim, 0, 0, kv_heads, block_size, 0, 0, 0, 0, sequences, 1.0f, 0, dtype, 0, 0);
+int64_t attention_workspace_binding(int64_t tokens, int64_t heads, int64_t head_dim, int64_t value_dim,
+                                    int64_t kv_heads, int64_t block_size, int64_t table_width, int64_t sequences,
+                                    int dtype) {
+  AttentionArgs args{};
+  args.sequences = sequences, args.heads = heads, args.kv_heads = kv_heads;
+  args.head_dim = head_dim, args.value_dim = value_dim, args.block_size = block_size, args.dtype = dtype_of(dtype);
   return attention_workspace(args, {tokens, table_width, 0});
 }
 
@@ -85,10 +63,32 @@ void attention_binding(uintptr_t query, int64_t query_stride, int64_t tokens, in
                        uintptr_t keys, uintptr_t values, int64_t num_blocks, int64_t kv_heads, int64_t block_size,
                        uintptr_t block_table, int64_t table_stride, int64_t table_width, uintptr_t query_start,
                        uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype, int64_t window,
-                       uintptr_t slopes, uintptr_t workspace, uintptr_t stream) {
-  const AttentionArgs args =
-      attention_args(query, query_stride, heads, head_dim, keys, values, kv_heads, block_size, block_table,
-                     table_stride, query_start, context_len, sequences, scale, out, dtype, window, slopes);
+                       uintptr_t slopes, int64_t value_dim, int64_t value_stride, float softcap, uintptr_t sinks,
+                       uintptr_t head_scales, uintptr_t visible_end, uintptr_t workspace, uintptr_t stream) {
+  const AttentionArgs args{at<void>(query),
+                           at<void>(keys),
+                           at<void>(values),
+                           at<void>(out),
+                           at<int32_t>(block_table),
+                           at<int32_t>(query_start),
+                           at<int32_t>(context_len),
+                           query_stride,
+                           table_stride,
+                           sequences,
+                           heads,
+                           kv_heads,
+                           head_dim,
+                           block_size,
+                           scale,
+                           dtype_of(dtype),
+                           window,
+                           at<float>(slopes),
+                           value_dim,
+                           value_stride,
+                           softcap,
+                           at<float>(sinks),
+                           at<float>(head_scales),
+                           at<int32_t>(visible_end)};
   paged_attention(args, {tokens, table_width, num_blocks}, at<void>(workspace), stream_at(stream));
 }
 

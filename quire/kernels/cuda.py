@@ -129,53 +129,17 @@ def _add_adapters(
 
 
 def _paged_attention(
-    numbers: Numbers,
-    query: torch.Tensor,
-    softcap: float,
-    sinks: torch.Tensor | None,
-    head_scales: torch.Tensor | None,
-    visible_end: torch.Tensor | None,
-    values_stride: int,
-    T: int,
-    H: int,
-    D: int,
-    DV: int,
-    G: int,
-    size: int,
-    B: int,
-    S: int,
-    code: int,
+    numbers: Numbers, query: torch.Tensor, T: int, H: int, D: int, DV: int, G: int, size: int, B: int, S: int, code: int
 ) -> None:
-    lacking = {
-        "softcap": softcap,
-        "sinks": sinks is not None,
-        "head_scales": head_scales is not None,
-        "visible_end": visible_end is not None,
-        "values": not D == DV == values_stride,
-    }
-    for name, asked_for in lacking.items():
-        if asked_for:
-            raise ValueError(f"{name}: the GPU's kernel has windows and ALiBi, and values that are as wide as keys")
-    num_bytes = _cuda.attention_workspace(T, H, D, G, size, B, S, code)
+    num_bytes = _cuda.attention_workspace(T, H, D, DV, G, size, B, S, code)
     workspace = torch.empty(num_bytes, dtype=torch.uint8, device=query.device)
     address = workspace.data_ptr() if num_bytes else 0
-    *known, _, _, _, _, _, _ = numbers  # all but what was refused
-    _cuda.paged_attention(*known, address, _stream(query))
-
-
-def _write_kv(numbers: Numbers, keys: torch.Tensor, D: int, DV: int) -> None:
-    if D != DV:
-        raise ValueError("values: the GPU's kernel writes values that are as wide as keys")
-    _cuda.write_kv(*numbers, _stream(keys))
+    _cuda.paged_attention(*numbers, address, _stream(query))
 
 
 def functions(extension: Any, device: str) -> dict[str, Callable[..., Any]]:
     """The GPU's column of the table, over a compiled module, for tensors on `device`."""
-    done_by: dict[str, Callable[..., None]] = {
-        "linear": _linear,
-        "paged_attention": _paged_attention,
-        "write_kv": _write_kv,
-    }
+    done_by: dict[str, Callable[..., None]] = {"linear": _linear, "paged_attention": _paged_attention}
     return column(device, extension, _stream, done_by, gpu=True)
 
 

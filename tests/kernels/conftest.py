@@ -2,7 +2,7 @@
 
 `kernels` is the back end under test, a module of `quire.kernels`: the reference, the CPU's with each instruction set of
 this machine, the GPU's in its emulation (marker `emulated`), the GPU's (marker `gpu`). What not all have or promise
-takes `cpu`, `cuda` or `every_option` instead; what is too much for the emulation, `quick`.
+takes `cpu` or `cuda` instead; what is too much for the emulation, `quick`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,6 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
 @pytest.fixture(params=["reference", *CPU, CUDA[1]])
 def quick(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every back end but the emulation, which would take minutes for sizes that are a second's work for the others."""
-    with back_end(request.param) as module:
-        yield module
-
-
-@pytest.fixture(params=["reference", *CPU])
-def every_option(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Those whose attention has all options."""
     with back_end(request.param) as module:
         yield module
 

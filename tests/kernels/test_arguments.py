@@ -40,7 +40,7 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
         "linear": {"x": rows, "weights": [randn(3, 32, dtype=F32)], "biases": [randn(3, dtype=F32)]},
         "paged_attention": {"query": heads["query"], **pool, "block_table": table, "query_start": starts,
                             "context_len": lengths, "scale": 0.25,
-                            "window": 0, "slopes": randn(4, dtype=F32), **({} if gpu else options)},
+                            "window": 0, "slopes": randn(4, dtype=F32), **options},
         "write_kv": {"key": heads["key"], "value": randn(5, 2, 16, dtype=F32), **pool,
                      "slot_mapping": torch.arange(5)},
         "embedding": {"ids": torch.arange(5), "table": randn(7, 32, dtype=F32), "added": rows},

@@ -7,7 +7,6 @@ namespace quire::cuda {
 namespace {
 
 constexpr int kWarps = 4;
-constexpr int kColumns = kMostHeadDim / kWarp;  // of a lane
 
 // The sequence of a token, or -1.
 __device__ int sequence_of(const Attention& args, int token) {
@@ -19,7 +18,9 @@ __device__ int sequence_of(const Attention& args, int token) {
   return args.query_start[low] <= token && token < args.query_start[low + 1] ? low : -1;
 }
 
-__global__ void __launch_bounds__(kWarps * kWarp) float_kernel(Attention args) {
+// kColumns: of the values, that a lane has.
+template <int kColumns>
+__global__ void __launch_bounds__(kWarps * kWarp, 4) float_kernel(Attention args) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   if (item >= static_cast<int64_t>(args.tokens) * args.heads) return;
@@ -32,20 +33,22 @@ __global__ void __launch_bounds__(kWarps * kWarp) float_kernel(Attention args) {
   const int32_t* table = args.block_table + sequence * args.table_stride;
   const float* all_keys = static_cast<const float*>(args.keys);
   const float* all_values = static_cast<const float*>(args.values);
-  const float slope = args.slopes ? args.slopes[head] * 1.44269504f : 0.0f;
-  const float sign = args.negative ? -args.factor : args.factor;
+  Shape shape(args, head);
+  if (args.negative) shape.factor = -shape.factor;
 
   float largest = -INFINITY, sum = 0, values[kColumns] = {};
-  const int position = context_of(args, sequence) - (args.query_start[sequence + 1] - token);
-  const int first = position < args.window ? 0 : (position - args.window + 1) / kWarp * kWarp;
-  for (int base = first; base <= position; base += kWarp) {
+  const int context = context_of(args, sequence);
+  const int position = context - (args.query_start[sequence + 1] - token);
+  const int end = args.visible_end ? min(max(args.visible_end[token], position + 1), context) : position + 1;
+  const int first = first_visible(position, args.window) / kWarp * kWarp;
+  for (int base = first; base < end && position >= 0; base += kWarp) {
     const int key = base + lane;
-    const bool seen = key <= position && position - key < args.window;
+    const bool seen = key < end && position - key < args.window;
     const int64_t row = seen ? row_at(args, block_at(args, table, key), kv_head, key) : -1;
     float score = 0;
     if (row >= 0)
-      for (int i = 0; i < args.head_dim; ++i) score = fmaf(query[i], all_keys[row + i], score);
-    score = seen ? fmaf(-slope, static_cast<float>(position - key), score * sign) : -INFINITY;
+      for (int i = 0; i < args.head_dim; ++i) score = fmaf(query[i], all_keys[row * args.head_dim + i], score);
+    score = seen ? shape.score(score, position - key, args.cap) : -INFINITY;
 
     const float best = fmaxf(largest, warp_max(score)), finite = finite_or_zero(best);
     const float old = weight_of(largest, finite, 1.0f), weight = weight_of(score, finite, 1.0f);
@@ -53,26 +56,32 @@ __global__ void __launch_bounds__(kWarps * kWarp) float_kernel(Attention args) {
     sum = sum * old + warp_sum(weight);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) values[i] *= old;
-    for (int k = 0; k < min(kWarp, position - base + 1); ++k) {
+    for (int k = 0; k < min(kWarp, end - base); ++k) {
       const float share = __shfl_sync(kAllLanes, weight, k);
       const int64_t from = __shfl_sync(kAllLanes, row, k);
       if (from < 0) continue;  // not seen, or nowhere
+      const float* value = all_values + from * args.value_stride;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i)
-        if (lane + i * kWarp < args.head_dim) values[i] = fmaf(share, all_values[from + lane + i * kWarp], values[i]);
+        if (lane + i * kWarp < args.value_dim) values[i] = fmaf(share, value[lane + i * kWarp], values[i]);
     }
   }
-  float* out = static_cast<float*>(args.out) + item * args.head_dim;
+  Total total;
+  total.largest = largest, total.sum = sum;
+  total.close(args, head, 1.0f);
+  float* out = static_cast<float*>(args.out) + item * args.value_dim;
 #pragma unroll
   for (int i = 0; i < kColumns; ++i)
-    if (lane + i * kWarp < args.head_dim) out[lane + i * kWarp] = position < 0 ? 0.0f : finished(values[i], sum);
+    if (lane + i * kWarp < args.value_dim)
+      out[lane + i * kWarp] = position < 0 ? 0.0f : finished(values[i] * total.old, total.sum);
 }
 
 }  // namespace
 
 void attend_float(const Attention& args, Stream stream) {
   const int64_t items = static_cast<int64_t>(args.tokens) * args.heads;
-  launch(float_kernel, dim3(static_cast<unsigned>(divide_up(items, kWarps))), dim3(kWarps * kWarp), 0, stream, args);
+  launch(args.value_dim <= kMostHeadDim ? float_kernel<kMostHeadDim / kWarp> : float_kernel<kMostValueDim / kWarp>,
+         dim3(static_cast<unsigned>(divide_up(items, kWarps))), dim3(kWarps * kWarp), 0, stream, args);
 }
 
 }  // namespace quire::cuda

@@ -11,37 +11,6 @@ namespace {
 // From here on, tiles of 128 rows are enough blocks for a GPU; they read keys half as often as those of 64.
 constexpr int64_t kEnoughBlocks = 96;
 
-struct Place {
-  int sequence, tile;  // sequence < 0: none
-};
-
-// Finds the tile of rows `index`, counted over all sequences of several tokens. All lanes call it.
-__device__ Place find_tile(const Attention& args, int index, int rows) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  int before = 0;
-  for (int first = 0; first < args.sequences; first += kWarp) {
-    const int sequence = first + lane;
-    int tiles = 0;
-    if (sequence < args.sequences) {
-      const int tokens = args.query_start[sequence + 1] - args.query_start[sequence];
-      if (tokens > 1) tiles = static_cast<int>(divide_up(static_cast<int64_t>(tokens) * args.group, rows));
-    }
-    int through = tiles;  // all lanes' up to this
-    for (int step = 1; step < kWarp; step *= 2) {
-      const int more = __shfl_up_sync(kAllLanes, through, static_cast<unsigned>(step));
-      if (lane >= step) through += more;
-    }
-    const unsigned found = __ballot_sync(kAllLanes, index < before + through);
-    if (found) {
-      const int source = __ffs(static_cast<int>(found)) - 1;
-      // Later tiles see more keys: they start first.
-      return {first + source, before + __shfl_sync(kAllLanes, through, source) - 1 - index};
-    }
-    before += __shfl_sync(kAllLanes, through, kWarp - 1);
-  }
-  return {-1, 0};
-}
-
 // The largest head size has no registers for the query, and no room for two stages.
 template <class T, int kD>
 using QueryOf = std::conditional_t<kD <= 128, Query<T, kD>, SharedQuery<T, kD>>;
@@ -53,7 +22,7 @@ constexpr int kTotalBytes = 16 * kWarps * kD * static_cast<int>(sizeof(float));
 
 // Not cut into functions: its fragments live in registers over all steps, and a step's copies, products and barriers
 // belong together.
-template <class T, int kD, int kWarps, bool kAlibi>
+template <class T, int kD, int kWarps, bool kShaped>
 __global__ void __launch_bounds__(kWarps * kWarp) many_kernel(Attention args) {
   constexpr int kRows = 16 * kWarps, kTiles = kD / 8;
   const Place place = find_tile(args, static_cast<int>(blockIdx.x), kRows);
@@ -67,47 +36,43 @@ __global__ void __launch_bounds__(kWarps * kWarp) many_kernel(Attention args) {
   const int first_row = place.tile * kRows, last_row = min(first_row + kRows, tokens * args.group) - 1;
   const int low = before + first_row / args.group, high = before + last_row / args.group;
 
-  Rows rows;
-  const T* queries[2];
-  T* outs[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int wanted = first_row + 16 * warp + lane / 4 + 8 * half, row = min(wanted, last_row);
-    const int token = row / args.group, head = kv_head * args.group + row % args.group;
-    rows.position[half] = before + token;
-    rows.slope[half] = kAlibi ? args.slopes[head] * 1.44269504f : 0.0f;
-    queries[half] = static_cast<const T*>(args.query) + (start + token) * args.query_stride +
-                    static_cast<int64_t>(head) * args.head_dim;
-    outs[half] = wanted > last_row ? nullptr
-                                   : static_cast<T*>(args.out) +
-                                         (static_cast<int64_t>(start + token) * args.heads + head) * args.head_dim;
+  char* shared = dynamic_shared();
+  Row* tile_rows = reinterpret_cast<Row*>(shared);
+  shared += kRows * sizeof(Row);
+  if (threadIdx.x < kRows) {
+    const int row = first_row + static_cast<int>(threadIdx.x);
+    tile_rows[threadIdx.x] = row_of(args, start, before, kv_head, min(row, last_row));
+    if (row > last_row) tile_rows[threadIdx.x].token = -1;
   }
+  __syncthreads();
+  const Row* rows = tile_rows + 16 * warp + lane / 4;
   const int pair = 2 * (lane % 4);
   State<T, kD, kTiles> state;
   state.clear();
   Total totals[2];
   if (high >= 0) {
-    const Range range = visible_tiles(max(low, 0), high, args.window);
-    char* shared = dynamic_shared();
-    TilesOf<T, kD, kWarps> tiles(args, shared, place.sequence, kv_head, range, high + 1);
+    const int begin = first_visible(low, args.window), end = min(tile_rows[kRows - 1].end, context);
+    const Range range = visible_tiles(max(low, 0), end - 1, args.window);
+    TilesOf<T, kD, kWarps> tiles(args, shared, place.sequence, kv_head, range, begin, end);
     shared += TilesOf<T, kD, kWarps>::kBytes;
     QueryOf<T, kD> query;
-    query.load(args, queries, shared);
+    query.load(args, {query_of<T>(args, rows[0]), query_of<T>(args, rows[8])}, shared);
     shared += kWarps * QueryOf<T, kD>::kBytes;
     // Each lane keeps its own elements here. Written before it is read, unless a table holds one span only.
     float4* total = reinterpret_cast<float4*>(shared) + warp * kTiles * kWarp + lane;
 
-    const float factor = kAlibi ? 1.0f : args.factor;
-    const int warp_high = before + min(first_row + 16 * warp + 15, last_row) / args.group;
+    const float factor = kShaped ? 1.0f : args.factor;
+    const int warp_end = tile_rows[16 * warp + 15].end;
     for (int tile = range.first; tile <= range.last; ++tile) {
       const int key = tile * kKeys;
-      const bool seen = key <= warp_high, edge = key + kKeys > low + 1 || high - key >= args.window;
+      const bool seen = key < warp_end;
+      const bool edge = key + kKeys > low + 1 || high - key >= args.window;
       uint32_t weights[4][4];
       const T* keys = tiles.keys(tile);
       if (seen) {
         float scores[8][4];
         multiply_keys<T, kD>(scores, query, keys, 0);
-        mask<kAlibi>(scores, args, rows, key, edge);
+        mask<kShaped>(scores, args, rows, key, edge);
         float halves[2][8][2];
 #pragma unroll
         for (int n = 0; n < 8; ++n)
@@ -142,20 +107,19 @@ __global__ void __launch_bounds__(kWarps * kWarp) many_kernel(Attention args) {
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (!outs[half]) continue;
-    const bool none = rows.position[half] < 0;  // a token of no context
+    const Row row = rows[8 * half];
+    if (row.token < 0) continue;
+    T* out = out_of<T>(args, row);
+    const bool none = row.position < 0;  // a token of no context
+    Total& total = totals[half];
+    total.close(args, row.head, kShaped ? 1.0f : args.factor);
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n)
-      store_pair(args, outs[half], 8 * n + pair, none ? 0.0f : finished(state.values[n][2 * half], totals[half].sum),
-                 none ? 0.0f : finished(state.values[n][2 * half + 1], totals[half].sum));
+    for (int n = 0; n < kTiles; ++n) {
+      const float first = state.values[n][2 * half] * total.old, second = state.values[n][2 * half + 1] * total.old;
+      store_pair(args, out, 8 * n + pair, none ? 0.0f : finished(first, total.sum),
+                 none ? 0.0f : finished(second, total.sum));
+    }
   }
-}
-
-// Tiles of rows there can be at most, whatever the sequences' shares of the tokens.
-int64_t most_tiles(const Attention& args, int64_t rows) {
-  const int64_t all = static_cast<int64_t>(args.tokens) * args.group;
-  if (args.sequences == 1) return divide_up(all, rows);
-  return all / rows + min(args.sequences, args.tokens / 2);
 }
 
 }  // namespace
@@ -163,16 +127,17 @@ int64_t most_tiles(const Attention& args, int64_t rows) {
 void attend_many(const Attention& args, DType dtype, Stream stream) {
   const int64_t packed = static_cast<int64_t>(args.tokens) * args.group;
   const bool large = packed / 128 * args.kv_heads >= kEnoughBlocks;
-  for_kind(args, dtype, [&](auto zero, auto alibi) {
+  for_kind(args, dtype, [&](auto zero, auto shaped) {
     using T = decltype(zero);
-    for_head_dim(args.head_dim, [&](auto head_dim) {
+    for_head_dim(args, [&](auto head_dim) {
       constexpr int kD = decltype(head_dim)::value;
       const auto start = [&](auto warps) {
         constexpr int kWarps = decltype(warps)::value;
         const int total = args.capacity > kSpan ? kTotalBytes<kD, kWarps> : 0;
         const dim3 grid(static_cast<unsigned>(most_tiles(args, 16 * kWarps)), static_cast<unsigned>(args.kv_heads));
-        launch(many_kernel<T, kD, kWarps, decltype(alibi)::value>, grid, dim3(kWarps * kWarp),
-               TilesOf<T, kD, kWarps>::kBytes + kWarps * QueryOf<T, kD>::kBytes + total, stream, args);
+        launch(many_kernel<T, kD, kWarps, decltype(shaped)::value>, grid, dim3(kWarps * kWarp),
+               16 * kWarps * sizeof(Row) + TilesOf<T, kD, kWarps>::kBytes + kWarps * QueryOf<T, kD>::kBytes + total,
+               stream, args);
       };
       if constexpr (kD <= 128) {
         if (large) return start(std::integral_constant<int, 8>{});

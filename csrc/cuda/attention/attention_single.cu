@@ -13,53 +13,14 @@ constexpr int kWarps = 4;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kRows = 16;
 constexpr int kStages = 2;
-// Floats between rows of scores: 16 lanes with 8 bytes each meet no bank twice.
-constexpr int kScoreStride = kKeys + 8;
+constexpr int kRowBytes = kRows * static_cast<int>(sizeof(Row));
 constexpr int kScoreBytes = kRows * kScoreStride * static_cast<int>(sizeof(float));
-// Blocks of a launch: each that finds nothing to do costs little, but not nothing.
-constexpr int64_t kMostBlocks = 16384;
 // Of partial results. Where they would be more, no sequence is split.
 constexpr int64_t kMostPartialBytes = int64_t{256} << 20;
 
-// A sequence's spans, as they are counted among the partial results.
-struct Spans {
-  Range tiles;
-  int first, count;
-};
-__device__ __forceinline__ Spans spans_of(const Attention& args, int context) {
-  const Range tiles = visible_tiles(context - 1, context - 1, args.window);
-  const int first = tiles.first / kSpanTiles;
-  return {tiles, first, tiles.last / kSpanTiles - first + 1};
-}
-
-// Partial results: values [S, H, spans, stride], then the largest score and sum of each [S, H, spans, 2].
-struct Partials {
-  float* values;
-  float* rows;
-  int stride, spans;
-
-  __host__ __device__ Partials(const Attention& args, float* memory)
-      : values(memory), stride(partial_stride(args.head_dim)) {
-    spans = static_cast<int>(divide_up(args.capacity, kSpan));
-    rows = memory + static_cast<int64_t>(args.sequences) * args.heads * spans * stride;
-  }
-  __device__ __forceinline__ int64_t index(const Attention& args, int sequence, int head, int span) const {
-    return (static_cast<int64_t>(sequence) * args.heads + head) * spans + span;
-  }
-};
-
-// A lane's share of a row of scores.
-__device__ __forceinline__ void read_scores(float (&scores)[8][2], const float* from) {
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const float2 two = *reinterpret_cast<const float2*>(from + 8 * n);
-    scores[n][0] = two.x, scores[n][1] = two.y;
-  }
-}
-
 // Not cut into functions: its fragments live in registers over all steps, and a step's copies, products and barriers
 // belong together.
-template <class T, int kD, bool kAlibi>
+template <class T, int kD, bool kShaped>
 __global__ void __launch_bounds__(kThreads) single_kernel(Attention args, float* partial) {
   constexpr int kTiles = kD / kWarps / 8;
   using Pipeline = Tiles<T, kD, kStages, kThreads>;
@@ -72,11 +33,11 @@ __global__ void __launch_bounds__(kThreads) single_kernel(Attention args, float*
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int pair = 2 * (lane % 4), first_column = warp * (kD / kWarps);
   const int count = min(kRows, args.group - first_row), first_head = kv_head * args.group + first_row;
-  T* out = static_cast<T*>(args.out) + (static_cast<int64_t>(token) * args.heads + first_head) * args.head_dim;
+  T* out = static_cast<T*>(args.out) + (static_cast<int64_t>(token) * args.heads + first_head) * args.value_dim;
   const int context = context_of(args, sequence);
   if (context <= 0) {
     if (blockIdx.x == 0)
-      for (int i = static_cast<int>(threadIdx.x); i < count * args.head_dim; i += kThreads) out[i] = T{0};
+      for (int i = static_cast<int>(threadIdx.x); i < count * args.value_dim; i += kThreads) out[i] = T{0};
     return;
   }
 
@@ -89,25 +50,20 @@ __global__ void __launch_bounds__(kThreads) single_kernel(Attention args, float*
   const bool whole = !partial || spans.count == 1;
 
   char* shared = dynamic_shared();
-  float* exchange = reinterpret_cast<float*>(shared);
-  Pipeline tiles(args, shared + kScoreBytes, sequence, kv_head, range, context);
-
-  Rows rows;
-  const T* queries[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane / 4 + 8 * half;
-    const int head = first_head + min(row, count - 1);
-    rows.position[half] = context - 1;
-    rows.slope[half] = kAlibi ? args.slopes[head] * 1.44269504f : 0.0f;
-    queries[half] = row < count ? static_cast<const T*>(args.query) + token * args.query_stride +
-                                      static_cast<int64_t>(head) * args.head_dim
-                                : nullptr;
+  Row* tile_rows = reinterpret_cast<Row*>(shared);
+  float* exchange = reinterpret_cast<float*>(shared + kRowBytes);
+  if (threadIdx.x < kRows) {
+    const int row = static_cast<int>(threadIdx.x);
+    tile_rows[row] = {context - 1, context, row < count ? token : -1, first_head + min(row, count - 1)};
   }
-  Query<T, kD> query;
-  query.load(args, queries, nullptr);
+  const int begin = first_visible(context - 1, args.window);
+  Pipeline tiles(args, shared + kRowBytes + kScoreBytes, sequence, kv_head, range, begin, context);
 
-  const float factor = kAlibi ? 1.0f : args.factor;
+  const Row* rows = tile_rows + lane / 4;  // there since the pipeline's first barrier
+  Query<T, kD> query;
+  query.load(args, {query_of<T>(args, rows[0]), query_of<T>(args, rows[8])}, nullptr);
+
+  const float factor = kShaped ? 1.0f : args.factor;
   State<T, kD, kTiles> state;
   state.clear();
   Total totals[2];
@@ -118,14 +74,8 @@ __global__ void __launch_bounds__(kThreads) single_kernel(Attention args, float*
     {
       float own[2][4];  // of the warp's 16 keys
       multiply_keys<T, kD>(own, query, tiles.keys(tile), 16 * warp);
-      mask<kAlibi>(own, args, rows, key + 16 * warp, edge);
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float* to = exchange + (lane / 4 + 8 * half) * kScoreStride + 16 * warp + 8 * n + pair;
-          *reinterpret_cast<float2*>(to) = make_float2(own[n][2 * half], own[n][2 * half + 1]);
-        }
+      mask<kShaped>(own, args, rows, key + 16 * warp, edge);
+      write_scores(own, exchange + lane / 4 * kScoreStride + 16 * warp + pair);
     }
     const T* values = tiles.values(tile);
     uint32_t weights[4][4] = {};
@@ -175,10 +125,12 @@ __global__ void __launch_bounds__(kThreads) single_kernel(Attention args, float*
   for (int half = 0; half < 2; ++half) {
     const int row = lane / 4 + 8 * half;
     if (row >= count) continue;
+    totals[half].close(args, first_head + row, factor);
+    const float old = totals[half].old, sum = totals[half].sum;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n)
-      store_pair(args, out + row * args.head_dim, first_column + 8 * n + pair,
-                 finished(total[n][2 * half], totals[half].sum), finished(total[n][2 * half + 1], totals[half].sum));
+      store_pair(args, out + row * args.value_dim, first_column + 8 * n + pair, finished(total[n][2 * half] * old, sum),
+                 finished(total[n][2 * half + 1] * old, sum));
   }
 }
 
@@ -188,8 +140,7 @@ constexpr int kMergeSpans = 16;
 
 // Merges the spans of a (sequence, head).
 template <class T>
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(Attention args, float* partial,
-                                                                          float factor) {
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(Attention args, float* partial) {
   const int sequence = static_cast<int>(blockIdx.x) / args.heads, head = static_cast<int>(blockIdx.x) % args.heads;
   const int token = args.query_start[sequence];
   if (args.query_start[sequence + 1] - token != 1 || token < 0 || token >= args.tokens) return;
@@ -197,10 +148,11 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(Attention args, fl
   if (context <= 0) return;
   const Spans spans = spans_of(args, context);
   if (spans.count == 1) return;  // written already
+  const float factor = args.shaped ? 1.0f : args.factor;
   const Partials from(args, partial);
   const int64_t first = from.index(args, sequence, head, 0);
-  T* out = static_cast<T*>(args.out) + (static_cast<int64_t>(token) * args.heads + head) * args.head_dim;
-  for (int column = 2 * static_cast<int>(threadIdx.x); column < args.head_dim; column += 2 * kMergeThreads) {
+  T* out = static_cast<T*>(args.out) + (static_cast<int64_t>(token) * args.heads + head) * args.value_dim;
+  for (int column = 2 * static_cast<int>(threadIdx.x); column < args.value_dim; column += 2 * kMergeThreads) {
     Total state;
     float2 total = make_float2(0, 0);
     for (int span = 0; span < spans.count; span += kMergeSpans) {
@@ -218,39 +170,41 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(Attention args, fl
         total = make_float2(state.merged(total.x, values[i].x), state.merged(total.y, values[i].y));
       }
     }
-    store_pair(args, out, column, finished(total.x, state.sum), finished(total.y, state.sum));
+    state.close(args, head, factor);
+    store_pair(args, out, column, finished(total.x * state.old, state.sum), finished(total.y * state.old, state.sum));
   }
 }
 
 }  // namespace
 
-int64_t most_spans(const Attention& args) { return divide_up(args.capacity, kSpan); }
-
 int64_t partial_bytes(const Attention& args) {
   const int64_t spans = most_spans(args);
   if (spans <= 1) return 0;
   const int64_t bytes =
-      static_cast<int64_t>(sizeof(float)) * args.sequences * args.heads * spans * (partial_stride(args.head_dim) + 2);
+      static_cast<int64_t>(sizeof(float)) * args.sequences * args.heads * spans * (partial_stride(args.value_dim) + 2);
   return bytes > kMostPartialBytes ? 0 : bytes;
 }
 
 void attend_single(const Attention& args, DType dtype, float* partial, Stream stream) {
-  if (partial_bytes(args) == 0) partial = nullptr;
   const int64_t rest = args.kv_heads * divide_up(args.group, kRows);
-  const int64_t room = max(kMostBlocks / (rest * args.sequences), int64_t{1});
-  const dim3 grid(static_cast<unsigned>(partial ? min(room, most_spans(args)) : 1), static_cast<unsigned>(rest),
+  const dim3 grid(static_cast<unsigned>(partial ? span_shares(args, rest) : 1), static_cast<unsigned>(rest),
                   static_cast<unsigned>(args.sequences));
-  for_kind(args, dtype, [&](auto zero, auto alibi) {
+  for_kind(args, dtype, [&](auto zero, auto shaped) {
     using T = decltype(zero);
-    for_head_dim(args.head_dim, [&](auto head_dim) {
+    for_head_dim(args, [&](auto head_dim) {
       constexpr int kD = decltype(head_dim)::value;
-      launch(single_kernel<T, kD, decltype(alibi)::value>, grid, dim3(kThreads),
-             kScoreBytes + Tiles<T, kD, kStages, kThreads>::kBytes, stream, args, partial);
+      launch(single_kernel<T, kD, decltype(shaped)::value>, grid, dim3(kThreads),
+             kRowBytes + kScoreBytes + Tiles<T, kD, kStages, kThreads>::kBytes, stream, args, partial);
     });
-    if (partial)
-      launch(merge_kernel<T>, dim3(static_cast<unsigned>(args.sequences * args.heads)), dim3(kMergeThreads), 0, stream,
-             args, partial, alibi ? 1.0f : args.factor);
   });
+  merge_spans(args, dtype, partial, stream);
+}
+
+void merge_spans(const Attention& args, DType dtype, float* partial, Stream stream) {
+  if (!partial) return;
+  const dim3 grid(static_cast<unsigned>(args.sequences * args.heads));
+  launch(dtype == DType::bfloat16 ? merge_kernel<bf16> : merge_kernel<f16>, grid, dim3(kMergeThreads), 0, stream, args,
+         partial);
 }
 
 }  // namespace quire::cuda

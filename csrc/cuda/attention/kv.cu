@@ -9,21 +9,25 @@ constexpr int kThreads = 256;
 constexpr int64_t kChunk = 16 * 1024;    // bytes of a block of keys that one block of threads moves
 constexpr int64_t kMostColumns = 65535;  // of a grid, in blocks
 
+// A token's rows, one for each head, to their place in a cache.
+template <class Word>
+__device__ __forceinline__ void write_rows(const WriteKvArgs& args, const void* from, int64_t stride, void* cache,
+                                           int64_t row_words, int64_t slot) {
+  const int size = static_cast<int>(row_words), words = static_cast<int>(args.kv_heads) * size;
+  const Word* rows = static_cast<const Word*>(from) + static_cast<int64_t>(blockIdx.x) * stride;
+  const int64_t block = slot / args.block_size, offset = slot % args.block_size;
+  Word* to = static_cast<Word*>(cache) + (block * args.kv_heads * args.block_size + offset) * size;
+  for (int i = static_cast<int>(threadIdx.x); i < words; i += kThreads)
+    to[i / size * args.block_size * size + i % size] = rows[i];
+}
+
 // One block of threads a token, for its keys and its values. Word: what is moved at a time; strides and sizes in words.
 template <class Word>
 __global__ void __launch_bounds__(kThreads) write_kv_kernel(WriteKvArgs args) {
-  const int64_t token = blockIdx.x, slot = args.slots[token];
+  const int64_t slot = args.slots[blockIdx.x];
   if (slot < 0 || slot >= args.num_blocks * args.block_size) return;
-  const int size = static_cast<int>(args.head_dim), words = static_cast<int>(args.kv_heads) * size;
-  const Word* key = static_cast<const Word*>(args.key) + token * args.key_stride;
-  const Word* value = static_cast<const Word*>(args.value) + token * args.value_stride;
-  const int64_t block = slot / args.block_size, offset = slot % args.block_size;
-  const int64_t place = (block * args.kv_heads * args.block_size + offset) * size;
-  for (int i = static_cast<int>(threadIdx.x); i < words; i += kThreads) {
-    const int64_t to = place + i / size * args.block_size * size + i % size;
-    static_cast<Word*>(args.keys)[to] = key[i];
-    static_cast<Word*>(args.values)[to] = value[i];
-  }
+  write_rows<Word>(args, args.key, args.key_stride, args.keys, args.head_dim, slot);
+  if (args.value) write_rows<Word>(args, args.value, args.value_stride, args.values, args.value_dim, slot);
 }
 
 struct Move {
@@ -82,11 +86,13 @@ void move(const BlockArgs& args, const int64_t* from, const int64_t* to, const v
 
 void write_kv(const WriteKvArgs& args, Stream stream) {
   const int64_t bytes = args.element_bytes;
-  const bool wide = args.head_dim * bytes % 16 == 0 && args.key_stride * bytes % 16 == 0 &&
-                    args.value_stride * bytes % 16 == 0 && are_aligned(args.key, args.value, args.keys, args.values);
+  const auto in_words = [&](int64_t elements) { return elements * bytes % 16 == 0; };
+  const bool wide = in_words(args.head_dim) && in_words(args.value_dim) && in_words(args.key_stride) &&
+                    in_words(args.value_stride) && are_aligned(args.key, args.value, args.keys, args.values);
   WriteKvArgs words = args;
   if (wide) {
     words.head_dim = args.head_dim * bytes / 16;
+    words.value_dim = args.value_dim * bytes / 16;
     words.key_stride = args.key_stride * bytes / 16;
     words.value_stride = args.value_stride * bytes / 16;
   }
