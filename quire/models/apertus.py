@@ -1,7 +1,7 @@
 """Apertus (arXiv:2509.14233): Llama with a norm over each head of query and key, and a plain feed-forward of xIELU.
 
 Configuration fields that shape the arithmetic, beyond the decoder's (see `decoder.py`): attention_bias, of all four
-projections. qk_norm and post_norm, which files have, must be what the class does in any case.
+projections.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from quire.layers import ROTARY_FIELDS, Linear, activation
-from quire.models.base import refuse
 from quire.models.decoder import Biases, DecoderForCausalLM, DecoderLayer, HeadNormAttention
 
 if TYPE_CHECKING:
@@ -40,14 +39,8 @@ class ApertusForCausalLM(DecoderForCausalLM):
     attention_class: ClassVar = HeadNormAttention
     mlp_class: ClassVar = ApertusMLP
     layer_class: ClassVar = ApertusLayer
-    supported_fields: ClassVar = ROTARY_FIELDS | {"attention_bias", "qk_norm", "post_norm"}
-
-    @classmethod
-    def check_config(cls, config: PretrainedConfig) -> None:
-        super().check_config(config)
-        for field, own in (("qk_norm", True), ("post_norm", False)):
-            if getattr(config, field, own) is not own:
-                refuse(config, field, f"it must be {own}")
+    supported_fields: ClassVar = ROTARY_FIELDS | {"attention_bias"}
+    fixed_fields: ClassVar = {"qk_norm": True, "post_norm": False}
 
     @classmethod
     def biases(cls, config: PretrainedConfig) -> Biases:

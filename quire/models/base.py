@@ -69,6 +69,8 @@ class CausalLM(nn.Module):
     tied_weights: Mapping[str, str] = {}
     # Configuration fields that the class implements, of those that `fields.py` refuses:
     supported_fields: ClassVar[frozenset[str]] = frozenset()
+    # Fields that files have, of those too, with the one value that the class computes (null is that value):
+    fixed_fields: ClassVar[Mapping[str, Any]] = {}
     # What the weights were read from; the loader sets it (`Checkpoint.stamp`).
     read_from: tuple[tuple[str, int, int, int], ...] = ()
 
@@ -82,7 +84,10 @@ class CausalLM(nn.Module):
         """Raise UnsupportedModelError for a value that makes no sense, and for a field that changes the arithmetic
         and is not implemented."""
         _check_values(config)
-        check_fields(config, cls.supported_fields)
+        for field, value in cls.fixed_fields.items():
+            if getattr(config, field, None) not in (None, value):
+                refuse(config, field, f"the class that serves it computes {value!r} alone")
+        check_fields(config, cls.supported_fields | cls.fixed_fields.keys())
         check_rope(config, cls.supported_fields)
 
     @property

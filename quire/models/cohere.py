@@ -66,20 +66,14 @@ class CohereForCausalLM(DecoderForCausalLM):
 
 
 class Cohere2ForCausalLM(CohereForCausalLM):
-    # Of these, files have what the class does in any case; see check_config.
     supported_fields: ClassVar = (
-        CohereForCausalLM.supported_fields - {"use_qk_norm"}
-        | WINDOW_FIELDS
-        | {"sliding_window_pattern", "position_embedding_type", "rotary_pct"}
+        CohereForCausalLM.supported_fields - {"use_qk_norm"} | WINDOW_FIELDS | {"sliding_window_pattern"}
     )
+    fixed_fields: ClassVar = {"position_embedding_type": "rope_gptj", "rotary_pct": 1.0}
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
         super().check_config(config)
-        if getattr(config, "position_embedding_type", None) not in (None, "rope_gptj"):
-            refuse(config, "position_embedding_type", "it must be 'rope_gptj'")
-        if getattr(config, "rotary_pct", None) not in (None, 1.0):
-            refuse(config, "rotary_pct", "it must be 1.0")
         if "sliding_attention" in config.layer_types and not config.sliding_window:
             refuse(config, "sliding_window", "layer_types has sliding layers")
 

@@ -1,4 +1,4 @@
-"""GLM-4 in transformers' form (arXiv:2406.12793: GlmForCausalLM) and GLM-4-0414 (Glm4ForCausalLM): fused gate and up,
+"""GLM-4 in transformers' form (arXiv:2406.12793; GlmForCausalLM) and GLM-4-0414 (Glm4ForCausalLM): fused gate and up,
 partial rotation of pairs that lie side by side; the latter with norms around attention and feed-forward.
 
 Configuration fields that shape the arithmetic, beyond the decoder's (see `decoder.py`): attention_bias, of query, key

@@ -52,6 +52,7 @@ class GPTJForCausalLM(CausalLM):
     # Causal masks, which old versions stored as if they were weights.
     checkpoint_ignored = (r"transformer\.h\.\d+\.attn\.(bias|masked_bias|embed_positions)",)
     supported_fields: ClassVar = frozenset({"rotary_dim"})
+    fixed_fields: ClassVar = {"rotary": True, "scale_attn_weights": True}
     tied_weights: Mapping[str, str] = {"lm_head.weight": "transformer.wte.weight"}
     attention_class: ClassVar[type[nn.Module]] = GPTJAttention
 

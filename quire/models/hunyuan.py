@@ -13,6 +13,7 @@ import torch
 
 from quire.layers import ROTARY_FIELDS, RMSNorm, RotaryEmbedding, RotaryTable
 from quire.layers.rotary import rope_parameters
+from quire.models.base import refuse
 from quire.models.decoder import Biases, DecoderAttention, DecoderForCausalLM, head_dim
 
 if TYPE_CHECKING:
@@ -37,7 +38,14 @@ class HunYuanAttention(DecoderAttention):
 
 class HunYuanDenseV1ForCausalLM(DecoderForCausalLM):
     attention_class: ClassVar = HunYuanAttention
-    supported_fields: ClassVar = ROTARY_FIELDS | {"attention_bias", "rope_parameters.alpha"}
+    supported_fields: ClassVar = ROTARY_FIELDS | {"attention_bias", "attention_head_dim", "rope_parameters.alpha"}
+    fixed_fields: ClassVar = {"use_qk_norm": True, "use_rotary_pos_emb": True}
+
+    @classmethod
+    def check_config(cls, config: PretrainedConfig) -> None:
+        super().check_config(config)
+        if getattr(config, "attention_head_dim", None) not in (None, head_dim(config)):
+            refuse(config, "attention_head_dim", f"it must be head_dim, {head_dim(config)}")
 
     @classmethod
     def biases(cls, config: PretrainedConfig) -> Biases:

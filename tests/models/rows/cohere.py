@@ -20,4 +20,20 @@ ROWS = (
         },
         adapted={"tie_word_embeddings": False},
     ),
+    ModelRow(
+        "Cohere2ForCausalLM",
+        "Cohere2Config",
+        base={**TIED, "sliding_window": 8, "num_hidden_layers": 4},
+        quick=("as_published",),
+        gain=4.0,
+        variants={
+            "as_published": {"logit_scale": 0.25, **rope("default", rope_theta=50000.0)},
+            "pattern_of_two": {"sliding_window_pattern": 2, "sliding_window": 5},
+            "other_layers": {"layer_types": ["full_attention", *["sliding_attention"] * 3]},
+            "untied": {"tie_word_embeddings": False},
+            "biases": {"attention_bias": True, "num_key_value_heads": 4},
+            "epsilon": {"layer_norm_eps": 1e-2, "num_key_value_heads": 1},
+        },
+        adapted={"tie_word_embeddings": False},
+    ),
 )

@@ -1,6 +1,6 @@
 """OLMo 1, 2 and 3: allenai/OLMo-7B-hf, OLMo-1.7-7B-hf (clip_qkv), OLMo-2-1124-7B, Olmo-3-7B."""
 
-from tests.models.rows.row import ModelRow, rope
+from tests.models.rows.row import SIZES, ModelRow, rope
 
 YARN = {
     "full_attention": {
@@ -37,6 +37,21 @@ ROWS = (
             "tied": {"tie_word_embeddings": True},
             "biases": {"attention_bias": True},
             "yarn": rope("yarn", factor=4.0, original_max_position_embeddings=32),
+        },
+    ),
+    ModelRow(
+        "Olmo3ForCausalLM",
+        "Olmo3Config",
+        base={**SIZES, "sliding_window": 8, "num_hidden_layers": 4},
+        quick=("as_published",),
+        gain=4.0,
+        variants={
+            "as_published": {"num_key_value_heads": 4, "rope_parameters": YARN},
+            "one_rope": {},
+            "other_layers": {"layer_types": ["full_attention", "sliding_attention"] * 2},
+            "mqa": {"num_key_value_heads": 1, "sliding_window": 5},
+            "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2},
+            "biases": {"attention_bias": True},
         },
     ),
 )

@@ -7,9 +7,10 @@ ROWS = (
         "Qwen3ForCausalLM",
         "Qwen3Config",
         base={**SIZES, "head_dim": 16},
-        quick=("head_dim_apart",),
+        quick=("head_dim_apart", "window"),
         variants={
             "head_dim_apart": {},
+            "window": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
             "tied": {"tie_word_embeddings": True, "rms_norm_eps": 1e-2},
             "attention_bias": {"attention_bias": True},
             "mha": {"num_key_value_heads": 4, "head_dim": 8},

@@ -7,9 +7,10 @@ ROWS = (
         "SmolLM3ForCausalLM",
         "SmolLM3Config",
         base={**SIZES, "num_hidden_layers": 4},
-        quick=("as_published",),
+        quick=("as_published", "window"),
         variants={
             "as_published": {"tie_word_embeddings": True, **rope("default", rope_theta=5e6)},
+            "window": {"use_sliding_window": True, "sliding_window": 8},
             "untied": {},
             "other_layers": {"no_rope_layers": [0, 1, 1, 0]},
             "all_rotate": {"no_rope_layers": [1, 1, 1, 1]},

@@ -1,0 +1,76 @@
+"""`python -m quire.models.write` writes the table of docs/models.md anew, of the registry and of what classes say.
+
+Example checkpoints are those of tests/models/published.json: their configurations are tested.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from quire import registry
+from quire.models import fields
+
+_ROOT = Path(__file__).parents[2]
+PAGE = _ROOT / "docs" / "models.md"
+_PUBLISHED = _ROOT / "tests" / "models" / "published.json"
+_BEGIN, _END = "<!-- made by quire.models.write -->", "<!-- end -->"
+_MOST_EXAMPLES = 3
+
+
+def models_page(text: str) -> str:
+    """docs/models.md with its table as it is to be."""
+    head, _, rest = text.partition(_BEGIN)
+    return f"{head}{_BEGIN}\n{_table()}\n{_END}{rest.partition(_END)[2]}"
+
+
+def _table() -> str:
+    published: dict[str, dict[str, Any]] = json.loads(_PUBLISHED.read_text(encoding="utf-8"))
+    lines = ["| architecture | family | checkpoints | takes | refused |", "|---|---|---|---|---|"]
+    for row in sorted(registry.BUILT_IN, key=lambda row: row.architecture.lower()):
+        examples = {name: own for name, own in published.items() if own["architectures"][0] == row.architecture}
+        kind = registry.load_class(row)
+        cells = [
+            f"`{row.architecture}`",
+            _family(kind),
+            ", ".join(f"`{name}`" for name in list(examples)[:_MOST_EXAMPLES]),
+            ", ".join(_takes(row, kind)),
+            ", ".join(f"`{name}`" for name in _refused(row, kind, next(iter(examples.values()), {}))),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _family(kind: type) -> str:
+    """The first sentence of the file's docstring, as far as its first colon."""
+    text = " ".join((sys.modules[kind.__module__].__doc__ or "").split()).partition(". ")[0]
+    return text.partition(": ")[0].rstrip(".").replace("|", "/")
+
+
+def _takes(row: registry.Row, kind: Any) -> list[str]:
+    takes = ["text", *sorted(row.capabilities - {"text"}), "LoRA"]
+    return [*takes, "windows"] if "sliding_window" in kind.supported_fields else takes
+
+
+def _refused(row: registry.Row, kind: Any, example: dict[str, Any]) -> list[str]:
+    """Fields of the configuration's own class that change the arithmetic, and that the class does not implement."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    known = example.get("model_type") in CONFIG_MAPPING and row.config is None
+    if not known:
+        return []
+    own = CONFIG_MAPPING[example["model_type"]]
+    names = {name for base in own.__mro__[:-1] if base.__name__ == own.__name__ for name in vars(base)}
+    names |= set(getattr(own, "__annotations__", {}))
+    matter = names & (fields.OTHERS | set(fields.NEUTRAL_VALUES)) - fields.COMMON
+    return sorted(matter - kind.supported_fields - kind.fixed_fields.keys())
+
+
+def write() -> None:
+    PAGE.write_text(models_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,60 @@
+"""What published checkpoints have in their config.json, at reduced sizes (`published.json`): all of them load.
+
+A line has the values that the file has, but for sizes and the ids of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from quire import registry
+from quire.models.loader import load_config, load_model
+from tests.models import run_model, tiny
+from tests.models.rows import all_rows
+
+PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "published.json").read_text())
+# Those of which transformers has no class are compared with `oracles.py`, by their rows.
+WITH_AN_ORACLE = {row.architecture for row in all_rows().values() if row.oracle} | {
+    alias for row in all_rows().values() for alias in row.aliases
+}
+
+
+def config_of(name: str, folder: Path) -> Any:
+    (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    return load_config(folder)
+
+
+def test_there_are_sixty_and_more() -> None:
+    assert len(PUBLISHED) >= 60
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_configuration_is_taken(name: str, tmp_path: Path) -> None:
+    config = config_of(name, tmp_path)
+    with torch.device("meta"):
+        model = registry.resolve(PUBLISHED[name]["architectures"])(config)
+    assert model.max_model_len > 0 and model.kv_spec.num_layers == config.num_hidden_layers
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", [one for one in PUBLISHED if PUBLISHED[one]["architectures"][0] not in WITH_AN_ORACLE])
+def test_scores_are_transformers(name: str, tmp_path: Path) -> None:
+    config = config_of(name, tmp_path)
+    torch.manual_seed(3)
+    kind = getattr(transformers, PUBLISHED[name]["architectures"][0])
+    theirs = kind._from_config(config, attn_implementation="eager").float().eval()
+    tiny.randomise(theirs)
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    ids = tiny.token_ids(vocab=96)
+    with torch.inference_mode():
+        expected = theirs.double()(torch.tensor([ids])).logits[0]
+    ours = run_model.logits(load_model(tmp_path, torch.float32), ids).double()
+    assert (ours - expected).abs().max() < 2e-4 * expected.abs().max()
