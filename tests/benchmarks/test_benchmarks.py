@@ -7,6 +7,7 @@ their own (test_gpu_benchmark.py); peers are engines in environments of their ow
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_attention(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         monkeypatch.setattr(attention, "BUFFER", 1 << 16)
         call(attention, "--rounds", 1, "--tokens", 8)
     assert capsys.readouterr().out.count("4,2,64") == 6
+
+
+def test_families(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each family's model and its Llama are made, and have the same bytes but for norms."""
+    with imported("families") as families:
+        monkeypatch.setattr(families, "SIZES", {**families.SIZES, **TINY, "head_dim": 16})
+        monkeypatch.setattr(families, "BATCH", 2)
+        call(families, "--rounds", 1)
+        out = capsys.readouterr().out
+        weights = re.findall(r"([\d.]+) MB of weights, its Llama ([\d.]+) MB", out)
+        assert len(weights) == len(families.FAMILIES)
+        assert all(abs(float(own) / float(llama) - 1) < 0.01 for own, llama in weights)
+        assert all(out.count(f"{name} ") >= 3 for name in families.FAMILIES)
 
 
 def test_kernels(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
