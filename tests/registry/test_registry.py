@@ -112,13 +112,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 REFUSALS = {
     "BrokenForCausalLM": [
-        "quire_starcoder2.broken:BrokenForCausalLM",
-        "package 'quire-starcoder2'",
+        "quire_persimmon.broken:BrokenForCausalLM",
+        "package 'quire-persimmon'",
         "ModuleNotFoundError: No module named 'a_module_that_nobody_has'",
     ],
     "NoSuchClassForCausalLM": ["NoSuchClass", "AttributeError"],
     "NotAClassForCausalLM": ["is not a class, but 7"],
-    "MisspeltForCausalLM": ["'module:Class'", "'quire_starcoder2.Starcoder2ForCausalLM'"],
+    "MisspeltForCausalLM": ["'module:Class'", "'quire_persimmon.PersimmonForCausalLM'"],
 }
 
 
@@ -133,22 +133,22 @@ for name in {list(REFUSALS)!r}:
         registry.resolve([name])
     except UnsupportedModelError as error:
         messages[name] = str(error)
-names = [registry.resolve([name]).__name__ for name in ("LlamaForCausalLM", "Starcoder2ForCausalLM")]
+names = [registry.resolve([name]).__name__ for name in ("LlamaForCausalLM", "PersimmonForCausalLM")]
 seen = sorted(registry.find(["SeeingForConditionalGeneration"]).capabilities)
-print(json.dumps([messages, names, seen, sorted(registry.find(["Starcoder2ForCausalLM"]).capabilities)]))
+print(json.dumps([messages, names, seen, sorted(registry.find(["PersimmonForCausalLM"]).capabilities)]))
 """
     messages, names, seen, plain = json.loads(run(code, installed))
     for name, parts in REFUSALS.items():
         for part in parts:
             assert part in messages[name]
-    assert names == ["LlamaForCausalLM", "Starcoder2ForCausalLM"]
+    assert names == ["LlamaForCausalLM", "PersimmonForCausalLM"]
     assert (seen, plain) == (["image", "text"], ["text"])
 
 
 def test_listing_imports_no_plug_in(installed: Path) -> None:
     code = (
         "import sys; from quire import registry; names = [row.architecture for row in registry.rows()]\n"
-        "print('Starcoder2ForCausalLM' in names, 'quire_starcoder2' in sys.modules)"
+        "print('PersimmonForCausalLM' in names, 'quire_persimmon' in sys.modules)"
     )
     assert run(code, installed) == "True False"
 
@@ -162,16 +162,19 @@ import torch, transformers, tiny, run_model
 from quire.errors import UnsupportedModelError
 from quire.models.loader import load_model
 variants = (
-    {}, {"tie_word_embeddings": False}, {"num_key_value_heads": 1}, {"use_bias": False},
-    {"norm_epsilon": 1e-2}, {"hidden_act": "relu"},
+    {}, {"tie_word_embeddings": True}, {"num_attention_heads": 1}, {"qk_layernorm": False},
+    {"layer_norm_eps": 1e-2}, {"hidden_act": "relu"},
+    # As in adept/persimmon-8b-base, but for sizes.
+    {"hidden_act": "relu2", "layer_norm_eps": 1e-5, "qk_layernorm": True, "max_position_embeddings": 16384,
+     "rope_theta": 25000.0, "partial_rotary_factor": 0.5, "hidden_dropout": 0.0, "attention_dropout": 0.0},
 )
 for number, settings in enumerate(variants):
-    config = transformers.Starcoder2Config(
+    config = transformers.PersimmonConfig(
         vocab_size=tiny.VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3,
-        num_attention_heads=4, max_position_embeddings=128, **{"num_key_value_heads": 2, **settings},
+        **{"num_attention_heads": 4, "max_position_embeddings": 128, **settings},
     )
     torch.manual_seed(0)
-    theirs = transformers.Starcoder2ForCausalLM(config).eval()
+    theirs = transformers.PersimmonForCausalLM(config).eval()
     tiny.randomise(theirs)
     path = tiny.save(theirs, f"{sys.argv[1]}/{number}")
     ids = tiny.token_ids()
@@ -182,7 +185,7 @@ for number, settings in enumerate(variants):
         error = (run_model.logits(ours, ids, chunks) - want).abs().max() / want.abs().max()
         assert error < 1e-4, error
 print(type(ours).__module__)
-for field, value in (("sliding_window", 8), ("num_key_value_heads", 3)):
+for field, value in (("sliding_window", 8), ("num_attention_heads", 3)):
     text = (path / "config.json").read_text()
     (path / "config.json").write_text(json.dumps(json.loads(text) | {field: value}))
     try:
@@ -192,19 +195,17 @@ for field, value in (("sliding_window", 8), ("num_key_value_heads", 3)):
     (path / "config.json").write_text(text)
 """
     printed = run(code.replace("sys.argv[1]", repr(str(tmp_path))), installed).split()
-    assert printed == ["quire_starcoder2", "True", "True"]
+    assert printed == ["quire_persimmon", "True", "True"]
 
 
 def test_the_engine_runs_it_by_name_only(installed: Path, tmp_path: Path) -> None:
     """Without the package the very same checkpoint is refused, and a class of another kind always is."""
     (tmp_path / "config.json").write_text(
-        json.dumps({"architectures": ["Starcoder2ForCausalLM"], "model_type": "starcoder2"})
+        json.dumps({"architectures": ["PersimmonForCausalLM"], "model_type": "persimmon"})
     )
     other = tmp_path / "other"
     other.mkdir()
-    (other / "config.json").write_text(
-        json.dumps({"architectures": ["NotOursForCausalLM"], "model_type": "starcoder2"})
-    )
+    (other / "config.json").write_text(json.dumps({"architectures": ["NotOursForCausalLM"], "model_type": "persimmon"}))
     code = f"""
 from quire.errors import UnsupportedModelError
 from quire.models.loader import load_model
@@ -217,7 +218,7 @@ for path in ({str(tmp_path)!r}, {str(other)!r}):
         print(type(error).__name__)
 """
     bare, with_package = run(code).splitlines(), run(code, installed).splitlines()
-    assert "'Starcoder2ForCausalLM' is not supported" in bare[0]
+    assert "'PersimmonForCausalLM' is not supported" in bare[0]
     assert with_package[0] == "CheckpointError"  # on to the weights, of which there are none
     assert "does not derive from quire.models.base.CausalLM" in with_package[1]
 
@@ -292,8 +293,8 @@ def test_root_cause_stops_where_a_context_is_suppressed() -> None:
 def test_the_page_shows_the_very_code() -> None:
     page = (ROOT / "docs" / "adding-a-model.md").read_text()
     blocks = re.findall(r"```(?:python|toml)\n(.*?)```", page, re.DOTALL)
-    source = (PACKAGE / "src" / "quire_starcoder2" / "__init__.py").read_text()
+    source = (PACKAGE / "src" / "quire_persimmon" / "__init__.py").read_text()
     assert source in blocks
-    entry = re.search(r'Starcoder2ForCausalLM = "[^"]*"', (PACKAGE / "pyproject.toml").read_text())
+    entry = re.search(r'PersimmonForCausalLM = "[^"]*"', (PACKAGE / "pyproject.toml").read_text())
     assert entry is not None
     assert any(entry.group() in block for block in blocks)
