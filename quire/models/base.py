@@ -111,6 +111,9 @@ class CausalLM(nn.Module):
         """Whether the module of this name works on images."""
         return False
 
+    def loaded(self) -> None:
+        """What follows of the weights, in their place: called whenever all of them have been read from the files."""
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the tokens' embeddings, of input_ids [T] int64: [T, E] in the model's dtype, in memory of their own.
 

@@ -27,6 +27,9 @@ class ChatGLMConfig(PretrainedConfig):  # type: ignore[misc]  # transformers giv
     """What the files leave out."""
 
     model_type = "chatglm"
+    attribute_map: ClassVar[Mapping[str, str]] = {
+        "num_hidden_layers": "num_layers", "vocab_size": "padded_vocab_size", "max_position_embeddings": "seq_length",
+    }  # fmt: skip
     DEFAULTS: ClassVar[Mapping[str, Any]] = {
         "num_layers": 28, "padded_vocab_size": 65024, "hidden_size": 4096, "ffn_hidden_size": 13696,
         "kv_channels": 128, "num_attention_heads": 32, "seq_length": 2048, "layernorm_epsilon": 1e-5, "rope_ratio": 1,
@@ -119,7 +122,6 @@ class ChatGLMEncoder(nn.Module):
         self.final_layernorm = RMSNorm(config.hidden_size, config.layernorm_epsilon)
         theta, turned = 10000.0 * config.rope_ratio, config.kv_channels // 2
         parameters = {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 1.0}
-        config.max_position_embeddings = config.seq_length
         self.rotary = RotaryEmbedding(config, interleaved=True, head_dim=turned, parameters=parameters)
 
     def forward(self, residual: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:

@@ -6,6 +6,7 @@ other. Parts are called differently in each family's files; the families say how
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -110,3 +111,15 @@ def run(
     for layer, cache in zip(layers, kv, strict=True):
         x = layer(residual, x, rope, ctx, cache)
     return x
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """One slope a head (arXiv:2108.12409); where the heads are no power of two, every other one of twice as many
+    follows."""
+    whole = 2 ** math.floor(math.log2(heads))
+
+    def powers(count: int) -> list[float]:
+        base = torch.tensor(2.0 ** -(2.0 ** -(math.log2(count) - 3)), dtype=torch.float32, device="cpu")
+        return torch.pow(base, torch.arange(1, count + 1, device="cpu")).tolist()
+
+    return (*powers(whole), *powers(2 * whole)[::2][: heads - whole])

@@ -6,31 +6,56 @@ attention and feed-forward (num_ln_in_parallel_attn: 2, or 1 for both). The feed
 (parallel_attn false). Configuration fields that shape the arithmetic: these, and hidden_size, ffn_hidden_size,
 num_hidden_layers, num_attention_heads, num_kv_heads, multi_query, bias, activation, layer_norm_epsilon,
 max_position_embeddings, vocab_size, tie_word_embeddings, and the rotary ones.
+
+Falcon-RW (alibi) has ALiBi (arXiv:2108.12409) instead of rotary positions, computed in bfloat16 whatever the model's
+dtype: what is added to a score is the slope times the key's position, rounded, which is no straight line any more. So a
+key keeps the number that is added to its scores, as one more dimension, which each query has as 1. Such a model's steps
+are not recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
-from quire.layers import ROTARY_FIELDS, Embedding, LayerNorm, Linear, RotaryEmbedding, RotaryTable, grouped_heads
+from quire.layers import (
+    ROTARY_FIELDS,
+    Embedding,
+    LayerNorm,
+    Linear,
+    PagedAttention,
+    RotaryEmbedding,
+    RotaryTable,
+    grouped_heads,
+)
 from quire.layers.rotary import rope_parameters
 from quire.models.base import CausalLM, refuse
-from quire.models.classic import FusedAttention, PlainMLP, parallel, run, sequential
+from quire.models.classic import FusedAttention, PlainMLP, alibi_slopes, parallel, run, sequential
 from quire.types import AttentionSpec, ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+# Dimensions that a key has beside its own where there is ALiBi. One would do; the kernels like multiples of eight.
+FURTHER = 8
+
+
 class FalconForCausalLM(CausalLM):
     # Checkpoints saved from the bare model have no prefix.
     checkpoint_renames = ((r"((?:word_embeddings|h|ln_f)\..+)", r"transformer.\1"),)
     checkpoint_ignored = (r"transformer\.(h\.\d+\.self_attention\.)?rotary(_emb)?\.inv_freq",)
-    supported_fields: ClassVar = ROTARY_FIELDS | {"activation", "bias", "num_ln_in_parallel_attn", "parallel_attn"}
+    supported_fields: ClassVar = ROTARY_FIELDS | {
+        "activation",
+        "alibi",
+        "bias",
+        "num_ln_in_parallel_attn",
+        "parallel_attn",
+    }
     tied_weights: Mapping[str, str] = {"lm_head.weight": "transformer.word_embeddings.weight"}
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -38,8 +63,9 @@ class FalconForCausalLM(CausalLM):
         self.transformer = FalconModel(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.kv_spec = KVSpec.of([attention_spec(config)] * config.num_hidden_layers)
-        self.max_model_len = self.transformer.rotary.max_positions
-        self.rope_threshold = self.transformer.rotary.threshold
+        rotary = self.transformer.rotary
+        self.max_model_len = config.max_position_embeddings if rotary is None else rotary.max_positions
+        self.rope_threshold = None if rotary is None else rotary.threshold
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
@@ -53,6 +79,8 @@ class FalconForCausalLM(CausalLM):
             refuse(config, "parallel_attn", "with new_decoder_architecture, transformers has it no other way than true")
         if config.rotary and rope_parameters(config)["partial_rotary_factor"] != 1.0:
             refuse(config, "partial_rotary_factor", "transformers' Falcon turns whole heads")
+        if config.alibi and (config.new_decoder_architecture or config.multi_query):
+            refuse(config, "alibi", "served where each head of queries has a key of its own")
         norms = config.num_ln_in_parallel_attn
         if norms not in (None, 1, 2) or (norms == 2 and not config.new_decoder_architecture):
             refuse(
@@ -72,10 +100,11 @@ class FalconModel(nn.Module):
         self.word_embeddings = Embedding(config.vocab_size, config.hidden_size)
         self.h = nn.ModuleList(FalconBlock(config) for _ in range(config.num_hidden_layers))
         self.ln_f = LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.rotary = RotaryEmbedding(config)
+        self.rotary = None if config.alibi else RotaryEmbedding(config)
 
     def forward(self, residual: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        return self.ln_f(residual, run(self.h, residual, self.rotary(ctx), ctx, kv))
+        rope = None if self.rotary is None else self.rotary(ctx)
+        return self.ln_f(residual, run(self.h, residual, rope, ctx, kv))
 
 
 class FalconBlock(nn.Module):
@@ -86,11 +115,14 @@ class FalconBlock(nn.Module):
         self.norms = norm_names(config)
         for name in self.norms:
             self.add_module(name, LayerNorm(hidden, config.layer_norm_epsilon))
+        queries = spec.num_heads // spec.num_kv_heads
         # With one key for all heads they lie as attention takes them.
-        order = (
-            None if spec.num_kv_heads == 1 else grouped_heads(spec.num_kv_heads, spec.num_heads // spec.num_kv_heads)
-        )
-        self.self_attention = FusedAttention(spec, hidden, biases=(bias, bias), order=order)
+        order = None if spec.num_kv_heads == 1 else grouped_heads(spec.num_kv_heads, queries)
+        self.self_attention: nn.Module
+        if config.alibi:
+            self.self_attention = FalconAlibiAttention(config)
+        else:
+            self.self_attention = FusedAttention(spec, hidden, biases=(bias, bias), order=order)
         names = "dense_h_to_4h", "dense_4h_to_h"
         self.mlp = PlainMLP(names, hidden, config.ffn_hidden_size, config.activation, bias=bias)
 
@@ -98,18 +130,52 @@ class FalconBlock(nn.Module):
         self,
         residual: torch.Tensor,
         x: torch.Tensor | None,
-        rope: RotaryTable,
+        rope: RotaryTable | None,
         ctx: ForwardContext,
         cache: KVCache,
     ) -> torch.Tensor:
         first, *others = (self.get_submodule(name) for name in self.norms)
 
         def attend(normed: torch.Tensor) -> torch.Tensor:
-            return self.self_attention(normed, rope, ctx, cache)
+            y: torch.Tensor = self.self_attention(normed, rope, ctx, cache)
+            return y
 
         if self.parallel:
             return parallel(residual, x, (first, others[0] if others else None), attend, self.mlp)
         return sequential(residual, x, (first, others[0]), attend, self.mlp)
+
+
+class FalconAlibiAttention(nn.Module):
+    """Keys, values and queries with `FURTHER` dimensions. A key's: what is added to its scores, and zeros; a query's:
+    ones; a value's: zeros, which are left out again."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        hidden, spec = config.hidden_size, attention_spec(config)
+        self.query_key_value = Linear(hidden, 3 * hidden, bias=config.bias)
+        self.dense = Linear(hidden, hidden, bias=config.bias)
+        self.order = grouped_heads(spec.num_heads, 1)
+        self.attend = PagedAttention.from_spec(spec)
+        self.added = alibi_table(spec.num_heads, config.max_position_embeddings)
+
+    def forward(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+        heads = self.attend.spec.num_heads
+        query, key, value = self.order(self.query_key_value(x)).view(len(x), 3, heads, -1).unbind(1)
+        more = key.new_zeros(*key.shape[:2], FURTHER)
+        more[..., 0] = self.added.to(ctx.positions.device)[ctx.positions]
+        key = torch.cat((key, more), -1)
+        query = torch.cat((query, torch.ones_like(more)), -1)
+        value = torch.cat((value, torch.zeros_like(more)), -1)
+        y = self.attend.of(query, key, value, ctx, cache).view(len(x), heads, -1)
+        return self.dense(y[..., :-FURTHER].flatten(1))
+
+
+@cache
+def alibi_table(heads: int, positions: int) -> torch.Tensor:
+    """[positions, heads] bfloat16, by the operations of transformers' Falcon."""
+    with torch.device("cpu"):
+        slopes = torch.tensor(alibi_slopes(heads)).bfloat16()
+        return (slopes.unsqueeze(1) * torch.arange(positions)).T.contiguous()
 
 
 def norm_names(config: PretrainedConfig) -> tuple[str, ...]:
@@ -124,4 +190,7 @@ def norm_names(config: PretrainedConfig) -> tuple[str, ...]:
 def attention_spec(config: PretrainedConfig) -> AttentionSpec:
     heads = config.num_attention_heads
     groups = config.num_kv_heads if config.new_decoder_architecture else 1 if config.multi_query else heads
-    return AttentionSpec(heads, groups, config.hidden_size // heads)
+    size = config.hidden_size // heads
+    if config.alibi:
+        return AttentionSpec(heads, groups, size + FURTHER, size**-0.5)
+    return AttentionSpec(heads, groups, size)

@@ -212,6 +212,7 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
     for part in model.modules():  # what a tower has computed for itself
         for leaf, buffer in part._buffers.items():
             part._buffers[leaf] = None if buffer is None else buffer.to(device)
+    model.loaded()
 
 
 def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
@@ -219,6 +220,7 @@ def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
     filled = filled_by_files(model)
     wanted = _matches(model, checkpoint, filled).wanted
     read_into(checkpoint, [(one, filled[one.name].data) for one in wanted])
+    model.loaded()
 
 
 def _matches(model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor]) -> Matches:

@@ -23,6 +23,7 @@ logger = logging.getLogger("quire")
 
 
 # What reads config.json where only the checkpoints' own code, which is never run, has a class for it.
+_BAICHUAN = "quire.models.baichuan:BaichuanConfig"
 _CHATGLM = "quire.models.chatglm:ChatGLMConfig"
 
 BUILT_IN = (
@@ -53,6 +54,11 @@ BUILT_IN = (
     Row("SeedOssForCausalLM", "quire.models.seed_oss:SeedOssForCausalLM"),
     Row("SmolLM3ForCausalLM", "quire.models.smollm3:SmolLM3ForCausalLM"),
     Row("StableLmForCausalLM", "quire.models.stablelm:StableLmForCausalLM"),
+    Row("BaichuanForCausalLM", "quire.models.baichuan:BaichuanForCausalLM", config=_BAICHUAN),
+    Row("BaiChuanForCausalLM", "quire.models.baichuan:BaichuanForCausalLM", config=_BAICHUAN),
+    Row("BloomForCausalLM", "quire.models.bloom:BloomForCausalLM"),
+    Row("MptForCausalLM", "quire.models.mpt:MptForCausalLM"),
+    Row("MPTForCausalLM", "quire.models.mpt:MptForCausalLM"),
     Row("ChatGLMModel", "quire.models.chatglm:ChatGLMModel", config=_CHATGLM),
     Row("ChatGLMForConditionalGeneration", "quire.models.chatglm:ChatGLMModel", config=_CHATGLM),
     Row("CodeGenForCausalLM", "quire.models.codegen:CodeGenForCausalLM"),
@@ -148,7 +154,8 @@ def _imported(row: Row, target: str) -> type:
 
 def _unsupported(name: str, known: list[str]) -> str:
     reason = next((text for pattern, text in _REASONS if re.search(pattern, name)), "no row of the registry names it")
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+    spelled = {one.lower(): one for one in known}
+    nearest = spelled[difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.0)[0]]
     return (
         f"Architecture {name!r} is not supported: {reason}. The nearest supported one is {nearest}; "
         f"all of them: {', '.join(sorted(known))}. A plug-in package can add it: see docs/adding-a-model.md."

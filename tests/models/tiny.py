@@ -184,7 +184,8 @@ def make(architecture: str, variant: str, seed: int = 0, **settings: Any) -> Any
         model = row.oracle(wanted).float().eval()
     else:
         config = getattr(transformers, config_class)(**wanted)
-        model = getattr(transformers, architecture)._from_config(config, attn_implementation="eager").float().eval()
+        kind = getattr(transformers, architecture)
+        model = kind._from_config(config, attn_implementation=row.attention if row else "eager").float().eval()
     randomise(model, row.gain if row else GAIN.get(architecture, 2.5))
     return model
 

@@ -18,12 +18,17 @@ ROWS = (
             "multi_head": {"multi_query": False, "bias": True},
             "multi_head_sequential": {"multi_query": False, "parallel_attn": False},
             "ffn": {"ffn_hidden_size": 48, "activation": "relu"},
+            "falcon_rw": {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+            "alibi_of_32_heads": {"alibi": True, "multi_query": False, "num_attention_heads": 32, "hidden_size": 64},
+            "alibi_of_6_heads": {"alibi": True, "multi_query": False, "num_attention_heads": 6, "hidden_size": 36},
             "linear": rope("linear", factor=2.0),
         },
         quick=("falcon_7b", "falcon_40b"),
         linears=("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
         saved=("ln_f",),
         embedding="word_embeddings",
+        # As transformers runs it for a user. Its eager attention adds ALiBi twice: once itself, once by the mask.
+        attention="sdpa",
         adapted={"tie_word_embeddings": False},
     ),
 )

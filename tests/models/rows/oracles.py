@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -39,12 +39,66 @@ def heads_of(x: torch.Tensor, size: int) -> torch.Tensor:
     return x.view(*x.shape[:2], -1, size).transpose(1, 2)
 
 
+def slopes_of(heads: int) -> list[float]:
+    """As the authors of ALiBi write them (arXiv:2108.12409)."""
+    if math.log2(heads).is_integer():
+        start = 2.0 ** -(2.0 ** -(math.log2(heads) - 3))
+        return [start * start**i for i in range(heads)]
+    fewer = 2 ** math.floor(math.log2(heads))
+    return slopes_of(fewer) + slopes_of(2 * fewer)[0::2][: heads - fewer]
+
+
 class Published(PreTrainedModel):
     """A model saved with a config.json of the family's own fields."""
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
         super().save_pretrained(save_directory, **options)
         (Path(save_directory) / "config.json").write_text(json.dumps(self.published))
+
+
+class BaichuanAttention(nn.Module):
+    def __init__(self, config: LlamaConfig, alibi: bool) -> None:
+        super().__init__()
+        self.heads, self.alibi = config.num_attention_heads, alibi
+        self.W_pack = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_states: torch.Tensor, position_embeddings: Any = None, **rest: Any) -> Any:
+        tokens, size = hidden_states.shape[1], hidden_states.shape[2] // self.heads
+        query, key, value = (heads_of(part, size) for part in self.W_pack(hidden_states).chunk(3, -1))
+        bias: torch.Tensor | float = 0.0
+        if self.alibi:
+            slopes = torch.tensor(slopes_of(self.heads), dtype=query.dtype)
+            bias = slopes.view(-1, 1, 1) * torch.arange(tokens, dtype=query.dtype)
+        else:
+            cos, sin = (part.unsqueeze(1) for part in position_embeddings)
+            query, key = (
+                x * cos + torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1) * sin for x in (query, key)
+            )
+        return self.o_proj(attend(query, key, value, bias)), None
+
+
+class NormHead(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, F.normalize(self.weight))
+
+
+class BaichuanForCausalLM(Published, LlamaForCausalLM):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        alibi = "max_position_embeddings" not in config.published
+        for layer in self.model.layers:
+            layer.self_attn = BaichuanAttention(config, alibi)
+        if "z_loss_weight" in config.published:
+            self.lm_head = NormHead(config.hidden_size, config.vocab_size, bias=False)
+        self.published = config.published
+
+
+def baichuan(settings: dict[str, Any]) -> BaichuanForCausalLM:
+    published = {"architectures": ["BaichuanForCausalLM"], "model_type": "baichuan", **settings}
+    config = LlamaConfig(**settings, attn_implementation="eager")
+    config.published = published
+    return BaichuanForCausalLM(config)
 
 
 class ChatGLMAttention(nn.Module):

@@ -35,7 +35,7 @@ class ModelRow:
     the vocabulary, that an adapter saves whole. embedding: the name of the table of tokens.
     adapted: settings, beside those of the first variant, of the model whose adapters are compared with PEFT's.
     recorded: whether steps of one token a sequence are recorded. aliases: other names that it is published under.
-    head: the projection to the vocabulary.
+    attention: transformers' implementation of it. head: the projection to the vocabulary.
     oracle: makes the model to compare with of a variant's settings, where transformers has no class for it.
     """
 
@@ -53,6 +53,7 @@ class ModelRow:
     recorded: bool = True
     head: str = "lm_head"
     aliases: tuple[str, ...] = ()
+    attention: str = "eager"
     oracle: Callable[[dict[str, Any]], Any] | None = None
 
     @property
