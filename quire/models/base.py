@@ -50,12 +50,15 @@ class CausalLM(nn.Module):
     max_model_len: positions that the model has.
     rope_threshold: None, or the prompt length above which rotary frequencies depend on the prompt's length;
         keys of such a prompt's tokens are of no use to a prompt of another length.
+    crosses_threshold: whether an answer may go on past `rope_threshold` from a prompt that is not beyond it. Some
+        families compute everything anew there; quire ends such an answer, with the finish reason "length".
     lm_head: the projection to the vocabulary; `logits` uses it.
     """
 
     kv_spec: KVSpec
     max_model_len: int
     rope_threshold: int | None = None
+    crosses_threshold: ClassVar[bool] = True
     lm_head: Linear
 
     # Data for the loader. Patterns are regular expressions that must match a whole name.

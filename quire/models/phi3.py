@@ -17,3 +17,5 @@ class Phi3ForCausalLM(DecoderForCausalLM):
     mlp_class: ClassVar = FusedGatedMLP
     supported_fields: ClassVar = ROTARY_FIELDS | {"sliding_window"}
     fixed_fields: ClassVar = {"full_attn_mod": 1}
+    # Transformers computes the whole context anew, by the long frequencies, once an answer has outgrown the short ones.
+    crosses_threshold: ClassVar = False

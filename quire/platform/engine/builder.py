@@ -75,6 +75,7 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
             pool_tokens=facts.num_blocks * config.cache.block_size,
             max_logprobs=config.max_logprobs,
             rope_threshold=facts.rope_threshold,
+            crosses_threshold=facts.crosses_threshold,
         )
         eos_ids = eos_token_ids(path, tokenizer, facts.vocab_size, config.model.hf_overrides)
     except BaseException:

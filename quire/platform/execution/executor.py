@@ -21,14 +21,16 @@ from quire.platform.scheduling.plan import StepPlan, StepResult
 class WorkerFacts:
     """What was found out when a worker was made.
 
-    max_model_len: the model's, or what was asked for. num_blocks, num_swap_blocks: of `block_size` tokens, of the KV
-    pool and in main memory; pool_bytes: of the former. embedding_size: of one token's embedding, and feature_bytes: of
-    one placeholder's features; 0 for a model that does not see. kernels: the back end.
+    max_model_len: the model's, or what was asked for. rope_threshold, crosses_threshold: the model's (`CausalLM`).
+    num_blocks, num_swap_blocks: of `block_size` tokens, of the KV pool and in main memory; pool_bytes: of the former.
+    embedding_size: of one token's embedding, and feature_bytes: of one placeholder's features; 0 for a model that does
+    not see. kernels: the back end.
     """
 
     vocab_size: int
     max_model_len: int
     rope_threshold: int | None
+    crosses_threshold: bool
     num_blocks: int
     num_swap_blocks: int
     pool_bytes: int

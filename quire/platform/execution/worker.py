@@ -82,6 +82,7 @@ class Worker:
             vocab_size=model.vocab_size,
             max_model_len=max_model_len,
             rope_threshold=model.rope_threshold,
+            crosses_threshold=model.crosses_threshold,
             num_blocks=num_blocks,
             num_swap_blocks=num_swap_blocks,
             pool_bytes=sum(cache.keys.nbytes + cache.values.nbytes for cache in caches),

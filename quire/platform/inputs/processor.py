@@ -46,6 +46,7 @@ class Limits:
     pool_tokens: int
     max_logprobs: int
     rope_threshold: int | None
+    crosses_threshold: bool = True
 
 
 @dataclass(frozen=True)
@@ -307,6 +308,8 @@ class InputProcessor:
             why = f" here, by the KV pool of {limits.pool_tokens} tokens (kv_cache_memory_bytes)"
             raise ContextLengthError(limits.pool_tokens, prompt_len, request_id=request_id, why=why)
         longest = limits.max_model_len - prompt_len
+        if limits.rope_threshold is not None and prompt_len <= limits.rope_threshold and not limits.crosses_threshold:
+            longest = min(longest, limits.rope_threshold - prompt_len + 1)  # the last token is not fed back
         # The last token is never fed back, so it takes no slot.
         room = limits.pool_tokens - prompt_len + 1
         count = min(longest, wanted) if wanted is not None else max(min(longest, room), 1)

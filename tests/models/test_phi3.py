@@ -1,0 +1,28 @@
+"""Phi-3 where a context outgrows the short rotary frequencies: transformers' `generate` computes everything anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from tests.models.tiny import make, save
+
+ORIGINAL = 24  # of the variant "longrope"
+
+
+@pytest.mark.parametrize("prompt", [10, ORIGINAL, ORIGINAL + 1, 30])
+def test_an_answer_is_that_of_generate_and_ends_where_that_begins_anew(prompt: int, tmp_path: Path) -> None:
+    oracle = make("Phi3ForCausalLM", "longrope")
+    ids = torch.randint(
+        3, oracle.config.vocab_size, (prompt,), generator=torch.Generator().manual_seed(prompt)
+    ).tolist()
+    theirs = oracle.generate(torch.tensor([ids]), max_new_tokens=30, do_sample=False, eos_token_id=None)
+    want = theirs[0, prompt:].tolist()
+    llm = LLM(str(save(oracle, tmp_path)), skip_tokenizer_init=True, dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    output = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)[0].outputs[0]
+    length = 30 if prompt > ORIGINAL else ORIGINAL - prompt + 1
+    assert output.token_ids == want[:length] and output.finish_reason == "length"
