@@ -5,8 +5,8 @@ T: tokens in the step; S: sequences in the step; B: most blocks of any of them; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,39 +55,100 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers that keep the same of every token, in blocks of one shape: one block table serves them all.
+    """Layers that keep the same tokens, in blocks of one shape: one block table serves them all.
 
-    layers: their numbers, ascending. head_dim: size of one key and of one value.
+    layers: their numbers, ascending. window: tokens that are kept, the next one to compute among them; 0: all. The
+    others are fields of `KVSpec`.
     """
 
     layers: Sequence[int]
     num_kv_heads: int
     head_dim: int
+    window: int = 0
+    value_dim: int | None = None
+
+
+# Where the size of groups is chosen: a layer that keeps all keeps so many times what one with a window does. A group
+# has a block table in every step, which is worth one such part of the memory.
+_FULL_IN_WINDOWS = 8
+_PARTS_TO_A_GROUP = 32
 
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
     """What a model asks of the KV pool; the model says it, the engine allocates by it.
 
-    head_dim is the size of one key and of one value; every layer has the same.
+    head_dim is the size of one key, and of one value unless `value_dim` is; every layer has the same. windows: of each
+    layer, as of `AttentionSpec`; empty: no layer has one.
     """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    windows: tuple[int, ...] = ()
+    value_dim: int | None = None
 
     @classmethod
     def of(cls, layers: Iterable[AttentionSpec]) -> KVSpec:
-        """What layers of these specs ask for. Raises ValueError where they do not form one group."""
-        kept = [(spec.num_kv_heads, spec.head_dim) for spec in layers]
-        if len(set(kept)) > 1:
-            raise ValueError(f"its layers keep different things of a token, (key heads, size): {sorted(set(kept))}")
-        return cls(len(kept), *kept[0]) if kept else cls(0, 0, 0)
+        """What layers of these specs ask for. Raises ValueError where blocks of one shape would not serve them all."""
+        specs = list(layers)
+        kept = {(spec.num_kv_heads, spec.head_dim, _value_dim(spec)) for spec in specs}
+        if len(kept) > 1:
+            raise ValueError(
+                f"its layers keep different things of a token, (key heads, size of a key, of a value): {sorted(kept)}"
+            )
+        windows = tuple(spec.window for spec in specs)
+        heads, key, value = kept.pop() if kept else (0, 0, 0)
+        return cls(len(specs), heads, key, windows if any(windows) else (), None if value == key else value)
+
+    def within(self, length: int) -> KVSpec:
+        """The same for sequences of at most `length` tokens: a window that none of them leaves is none."""
+        windows = tuple(window if window < length else 0 for window in self.windows)
+        return replace(self, windows=windows if any(windows) else ())
 
     @property
     def groups(self) -> tuple[KVGroup, ...]:
-        """The layers by what they keep of a token: one group, while all layers keep the same."""
-        return (KVGroup(range(self.num_layers), self.num_kv_heads, self.head_dim),)
+        """The layers by the tokens that they keep, those that keep all first.
+
+        Groups have the same number of layers, so that a block of any group takes the same memory; the last of those
+        with one window may have fewer. Where that wastes more than windows save, there is one group that keeps all.
+        """
+        if not self.windows:
+            return (self._group(range(self.num_layers), 0),)
+        alike = {
+            window: [layer for layer, own in enumerate(self.windows) if own == window]
+            for window in sorted(set(self.windows), key=lambda window: (window > 0, -window))
+        }
+        size = _layers_a_group({window: len(layers) for window, layers in alike.items()})
+        if size > max(map(len, alike.values())):
+            alike = {0: list(range(self.num_layers))}
+        return tuple(
+            self._group(tuple(layers[first : first + size]), window)
+            for window, layers in alike.items()
+            for first in range(0, len(layers), size)
+        )
+
+    def _group(self, layers: Sequence[int], window: int) -> KVGroup:
+        return KVGroup(layers, self.num_kv_heads, self.head_dim, window, self.value_dim)
+
+
+def _value_dim(spec: AttentionSpec) -> int:
+    return spec.value_dim or spec.head_dim
+
+
+def _layers_a_group(counts: Mapping[int, int]) -> int:
+    """How many layers a group has, for so many layers of each window: what takes little memory in few groups. All
+    layers, where windows save less than they cost."""
+    weights = {window: 1 if window else _FULL_IN_WINDOWS for window in counts}
+
+    def cost(size: int) -> int:
+        groups = {window: -(-count // size) for window, count in counts.items()}
+        memory = sum(size * groups[window] * weights[window] for window in counts)
+        return memory * (_PARTS_TO_A_GROUP + sum(groups.values()))
+
+    total = sum(counts.values())
+    best = min(range(max(counts.values()), 0, -1), key=cost)
+    return best if cost(best) <= total * max(weights.values()) * (_PARTS_TO_A_GROUP + 1) else total
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +156,13 @@ class KVCache:
     """One layer's share of the block pool. The engine allocates it once; models hand it to the kernels.
 
     keys, values: [num_blocks, num_kv_heads, block_size, head_dim], the model's dtype. Slot s of the pool is
-    token `s % block_size` of block `s // block_size`.
+    token `s % block_size` of block `s // block_size`. Layers of other groups may have the same tensors, in which no
+    block is both's. group: the number of the layer's `KVGroup`, whose slots and block table are its own.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +174,8 @@ class ForwardContext:
     context_len: torch.Tensor  # [S] int32: tokens of s that are in the cache once this step has written its own
     prompt_len: torch.Tensor  # [S] int32: length of s's prompt (length-dependent rotary embeddings need it)
     slot_mapping: torch.Tensor  # [T] int64: the pool slot that takes each token's key and value
-    block_table: torch.Tensor  # [S, B] int32: s's blocks in order; entries past its last block are not read
+    # [S, B] int32: s's blocks in order; entries past its last block are not read, nor those wholly before a window.
+    block_table: torch.Tensor
     position_limit: int  # every position is below it: a power of two, so that it seldom differs between steps
     longest: int  # of context_len and prompt_len, as a number: nobody needs to wait for a GPU to know
     # [T] int32: each token sees its sequence's positions below this one, its own among them; None: up to its own.
@@ -119,6 +183,24 @@ class ForwardContext:
     visible_end: torch.Tensor | None = None
     # For models with `mrope` alone: what each token turns by, [T] int64, or [3, T] where time, height and width differ.
     rotary_positions: torch.Tensor | None = None
+    # Where layers form several groups, what the two above are for the first of them, for the others in their order:
+    # [G - 1, T] and [G - 1, S, B].
+    group_slots: torch.Tensor | None = None
+    group_tables: torch.Tensor | None = None
+
+    def slots_of(self, group: int) -> torch.Tensor:
+        """`slot_mapping`, of a group of layers."""
+        if group == 0:
+            return self.slot_mapping
+        assert self.group_slots is not None
+        return self.group_slots[group - 1]
+
+    def table_of(self, group: int) -> torch.Tensor:
+        """`block_table`, of a group of layers."""
+        if group == 0:
+            return self.block_table
+        assert self.group_tables is not None
+        return self.group_tables[group - 1]
 
 
 @dataclass(frozen=True, slots=True)

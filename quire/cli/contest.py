@@ -107,7 +107,7 @@ class Quire:
     def _waste(self) -> list[float]:
         running, kv = self.engine.scheduler.running, self.engine.scheduler.kv
         allocated = kv.pool.block_size * sum(len(kv.blocks(sequence.id)) for sequence in running)
-        used = sum(sequence.num_computed for sequence in running)
+        used = sum(kv.used_slots(sequence.num_computed) for sequence in running)
         return [(allocated - used) / allocated] if allocated else []
 
 

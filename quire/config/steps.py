@@ -35,6 +35,7 @@ class CacheConfig(Checked):
     num_blocks: int | None = setting(
         None,
         "The KV pool's blocks, wherever it lies.",
+        more="Where a model's layers form several groups, as windows make them, so many for each.",
         group=_STEPS,
         name="num_gpu_blocks_override",
         at_least=1,

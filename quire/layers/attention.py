@@ -103,7 +103,8 @@ class PagedAttention:
 
         value None: cache.values are a part of the rows of cache.keys, which are written.
         """
-        kernels.write_kv(key, value, cache.keys, None if value is None else cache.values, ctx.slot_mapping)
+        slots = ctx.slots_of(cache.group)
+        kernels.write_kv(key, value, cache.keys, None if value is None else cache.values, slots)
 
     def attend(
         self, query: torch.Tensor, ctx: ForwardContext, cache: KVCache, sinks: torch.Tensor | None = None
@@ -117,9 +118,9 @@ class PagedAttention:
         if spec.sinks is not (sinks is not None):
             raise ValueError(f"sinks: the spec says {spec.sinks}, and {'none' if sinks is None else 'some'} were given")
         out = kernels.paged_attention(
-            query, cache.keys, cache.values, ctx.block_table, ctx.query_start, ctx.context_len, self.scale, spec.window,
-            self._slopes.on(query.device), spec.softcap, None if sinks is None else self._float_sinks(sinks),
-            self._head_scales.on(query.device), ctx.visible_end,
+            query, cache.keys, cache.values, ctx.table_of(cache.group), ctx.query_start, ctx.context_len, self.scale,
+            spec.window, self._slopes.on(query.device), spec.softcap,
+            None if sinks is None else self._float_sinks(sinks), self._head_scales.on(query.device), ctx.visible_end,
         )  # fmt: skip
         return out.view(query.shape[0], self.size)
 

@@ -58,7 +58,8 @@ def _step(model: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
     """The first tokens of one prompt."""
     spec = model.kv_spec
     tokens = min(_TOKENS, model.max_model_len)
-    shape = (1, spec.num_kv_heads, _BLOCK, spec.head_dim)
+    shape = (1, spec.num_kv_heads, _BLOCK)
+    sizes = spec.head_dim, spec.value_dim or spec.head_dim
 
     def numbers(values: list[int] | list[list[int]], kind: torch.dtype) -> torch.Tensor:
         return torch.tensor(values, dtype=kind, device=device)
@@ -75,8 +76,8 @@ def _step(model: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
     )
     make: Callable[..., torch.Tensor] = torch.empty if device.type == "meta" else torch.zeros
     with torch.inference_mode():
-        pairs = [[make(shape, dtype=dtype, device=device) for _ in range(2)] for _ in range(spec.num_layers)]
-        caches = [KVCache(*pair) for pair in pairs]
+        pairs = [[make((*shape, n), dtype=dtype, device=device) for n in sizes] for _ in range(spec.num_layers)]
+        caches = [KVCache(keys, values) for keys, values in pairs]
         hidden = model(model.embed(numbers([0] * tokens, torch.int64)), context, caches)
         model.logits(hidden[-1:])
 

@@ -23,6 +23,7 @@ from quire.platform.inputs.tokenizer import eos_token_ids, load_tokenizer
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import PrefixIndex
 from quire.platform.kv.swap import SwapSpace
+from quire.platform.kv.windows import Footprint
 
 logger = logging.getLogger("quire")
 
@@ -44,6 +45,7 @@ class Parts:
     adapters: AdapterRegistry | None = None
     adapter_budget: DeviceAdapterBudget | None = None
     swap: SwapSpace | None = None
+    windows: tuple[int, ...] = (0,)  # of the groups of layers that the pool serves
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,9 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
         limits = Limits(
             vocab_size=facts.vocab_size,
             max_model_len=facts.max_model_len,
-            pool_tokens=facts.num_blocks * config.cache.block_size,
+            pool_tokens=Footprint(facts.num_blocks, config.cache.block_size, facts.windows).longest(
+                facts.max_model_len
+            ),
             max_logprobs=config.max_logprobs,
             rope_threshold=facts.rope_threshold,
             crosses_threshold=facts.crosses_threshold,
@@ -89,8 +93,10 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
     pool = BlockPool(facts.num_blocks, size, PrefixIndex() if config.cache.enable_prefix_caching else None)
     if config.debug:
         pool.freed = []
-    swap = SwapSpace(facts.num_swap_blocks, size)
-    return Parts(path, tokenizer, eos_ids, limits, pool, executor, vision, registry, adapter_budget, swap)
+    swap = SwapSpace(facts.num_swap_blocks, size, facts.windows)
+    return Parts(
+        path, tokenizer, eos_ids, limits, pool, executor, vision, registry, adapter_budget, swap, facts.windows
+    )
 
 
 def _executor(config: EngineConfig, path: Path) -> Executor:

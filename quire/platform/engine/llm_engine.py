@@ -64,7 +64,7 @@ class LLMEngine:
         vision = parts.vision
         self.scheduler = Scheduler(
             self.config.scheduler,
-            KVManager(parts.pool, parts.swap),
+            KVManager(parts.pool, parts.swap, parts.windows),
             vision.features if vision else None,
             vision.feature_bytes if vision else 0,
             parts.adapter_budget,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from quire.platform.execution.sequences import WorkerSequence
 from quire.platform.execution.staging import Packed, Staging
+from quire.platform.kv.windows import first_place
 from quire.platform.scheduling.plan import Chunk
 from quire.types import ForwardContext
 
@@ -86,17 +87,46 @@ def send(
     mrope: bool = False,
     rows: int = 0,
     width: int = 0,
+    windows: Sequence[int] = (0,),
 ) -> StepInputs:
     """The same by way of pinned memory, in one copy.
 
     rows, width: of the block table at least. Sequences without blocks, of one token that nobody reads, fill it up.
+    windows: of each group of layers.
     """
+    arrays = _lay_out(chunks, sequences, block_size, windows, mrope, rows, width)
+    return _of_packed(staging.send(arrays), *_limits(arrays))
+
+
+def build_groups(
+    chunks: Sequence[Chunk],
+    sequences: Sequence[WorkerSequence],
+    block_size: int,
+    windows: Sequence[int],
+    mrope: bool = False,
+) -> StepInputs:
+    """What `build` does, on a CPU, for a model whose layers form several groups, of these windows."""
+    arrays = _lay_out(chunks, sequences, block_size, windows, mrope)
+    named = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    token_ids = named.pop("token_ids")
+    limit, longest = _limits(arrays)
+    return StepInputs(token_ids, ForwardContext(position_limit=limit, longest=longest, **named))
+
+
+def _lay_out(
+    chunks: Sequence[Chunk],
+    sequences: Sequence[WorkerSequence],
+    block_size: int,
+    windows: Sequence[int],
+    mrope: bool,
+    rows: int = 0,
+    width: int = 0,
+) -> dict[str, np.ndarray]:
+    """The tensors of the context by name, and `token_ids`."""
     spare = max(0, rows - len(chunks))
     counts = [chunk.length for chunk in chunks]
     starts = np.array([chunk.start for chunk in chunks], np.int64)
-    table = np.zeros((len(chunks) + spare, max(width, *(len(sequence.block_ids) for sequence in sequences))), np.int32)
-    for row, sequence in zip(table, sequences, strict=False):
-        row[: len(sequence.block_ids)] = sequence.block_ids
+    tables = _block_tables(chunks, sequences, block_size, windows, len(chunks) + spare, width)
     token_ids = [
         np.asarray(sequence.token_ids[chunk.start : chunk.end], np.int64)
         for chunk, sequence in zip(chunks, sequences, strict=True)
@@ -105,23 +135,53 @@ def send(
     ends = np.cumsum([0, *counts, *[1] * spare], dtype=np.int32)
     owner = np.repeat(np.arange(len(chunks)), counts)
     positions = np.arange(len(owner)) - ends[owner] + starts[owner]
-    slots = table[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
-    lengths = starts + counts
+    slots = tables[:, owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
     padding = np.zeros(spare, np.int64)
+    no_slots = np.full((len(windows), spare), -1)  # their keys are not written
+    slots = np.concatenate([slots, no_slots], axis=1)
     arrays = {
         "token_ids": np.concatenate([*token_ids, padding]),
         "positions": np.concatenate([positions, padding]),
-        "slot_mapping": np.concatenate([slots, padding - 1]),  # no slot: their keys are not written
+        "slot_mapping": slots[0],
         "query_start": ends,
-        "context_len": np.concatenate([lengths, padding]).astype(np.int32),
+        "context_len": np.concatenate([starts + counts, padding]).astype(np.int32),
         "prompt_len": np.concatenate([prompts, padding]).astype(np.int32),
-        "block_table": table,
+        "block_table": tables[0],
     }
+    if len(windows) > 1:
+        arrays |= {"group_slots": slots[1:], "group_tables": tables[1:]}
     if mrope:
         rotary = _rotary_positions(chunks, sequences)
         arrays["rotary_positions"] = np.pad(rotary, [*[(0, 0)] * (rotary.ndim - 1), (0, spare)])
-    longest = int(max(lengths.max(), arrays["prompt_len"].max()))
-    return _of_packed(staging.send(arrays), limit_of(int(lengths.max())), longest)
+    return arrays
+
+
+def _block_tables(
+    chunks: Sequence[Chunk],
+    sequences: Sequence[WorkerSequence],
+    block_size: int,
+    windows: Sequence[int],
+    rows: int,
+    width: int,
+) -> np.ndarray:
+    """[G, rows, B] int32, B at least `width`. Of groups with a window, the blocks that the chunks read and write."""
+    count = len(windows)
+    tables = np.zeros((count, rows, max(width, *(len(s.block_ids) // count for s in sequences))), np.int32)
+    for group, window in enumerate(windows):
+        in_part = window > 0 or count > 1
+        for row, chunk, sequence in zip(tables[group], chunks, sequences, strict=False):
+            first, blocks = 0, sequence.block_ids
+            if in_part:
+                first = first_place(window, chunk.start, block_size)
+                blocks = blocks[first * count + group :: count]
+            row[first : first + len(blocks)] = blocks
+    return tables
+
+
+def _limits(arrays: Mapping[str, np.ndarray]) -> tuple[int, int]:
+    """(position_limit, longest) of the context."""
+    length = int(arrays["context_len"].max())
+    return limit_of(length), max(length, int(arrays["prompt_len"].max()))
 
 
 def _of_packed(packed: Packed, position_limit: int, longest: int) -> StepInputs:

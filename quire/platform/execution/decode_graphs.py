@@ -75,6 +75,7 @@ class DecodeGraphRunner:
         self._adapter_slots = adapter_slots
         self._generation = 0  # of the adapter slots, when the recordings with adapters were made
         self._caches = caches
+        self._groups = 1 + max(cache.group for cache in caches)
         self._device = caches[0].keys.device
         self._shapes: OrderedDict[Shape, _Recorded | None] = OrderedDict()
         self._recording = None if enforce_eager else _recording_module(caches[0].keys)
@@ -90,7 +91,7 @@ class DecodeGraphRunner:
             return 0, 0
         count = len(sequences)
         rows = 1 << (count - 1).bit_length() if count <= _FINE else -(-count // _FINE) * _FINE
-        return rows, _width_for(max(len(sequence.block_ids) for sequence in sequences))
+        return rows, _width_for(max(len(sequence.block_ids) for sequence in sequences) // self._groups)
 
     def __call__(self, inputs: StepInputs, mixes: Sequence[AdapterMix]) -> torch.Tensor:
         """mixes: of each token. Returns logits [T, vocabulary] float32, good until the next call.
@@ -159,11 +160,12 @@ class DecodeGraphRunner:
         if segments is not None:
             segments.fill(rows)
         own = inputs.clone()
-        table = own.context.block_table
-        if table.shape[1] < width:
-            wide = torch.zeros((tokens, width), dtype=torch.int32, device=table.device)
-            _copy(table, wide)
-            own = replace(own, context=replace(own.context, block_table=wide))
+        context = own.context
+        if context.block_table.shape[1] < width:
+            context = replace(context, block_table=_widened(context.block_table, width))
+            if context.group_tables is not None:
+                context = replace(context, group_tables=_widened(context.group_tables, width))
+            own = replace(own, context=context)
         try:
             recorded = self._forward if self._device.type == "cpu" else self._hidden
             recording = self._recording.record(lambda: recorded(own, segments), self._workspace)
@@ -186,7 +188,14 @@ class DecodeGraphRunner:
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
     """Into the first columns, where the target has more."""
-    (target if target.shape == source.shape else target[:, : source.shape[1]]).copy_(source)
+    (target if target.shape == source.shape else target[..., : source.shape[-1]]).copy_(source)
+
+
+def _widened(table: torch.Tensor, width: int) -> torch.Tensor:
+    """A block table, or those of several groups, with `width` columns."""
+    wide = table.new_zeros((*table.shape[:-1], width))
+    _copy(table, wide)
+    return wide
 
 
 def _width_for(blocks: int) -> int:

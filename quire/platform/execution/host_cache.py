@@ -23,7 +23,7 @@ class HostCache:
     def __init__(self, pool: PoolBlocks) -> None:
         self._pool = pool
         self._piece_blocks = max(1, _PIECE_BYTES // pool.bytes_a_block)
-        self._pieces: list[torch.Tensor] = []  # each [blocks of a piece, tensors, bytes]
+        self._pieces: list[torch.Tensor] = []  # each [blocks of a piece, bytes]
 
     def save(self, moves: Sequence[Move]) -> None:
         """Copy blocks of the device to blocks here."""
@@ -60,7 +60,7 @@ class HostCache:
             place += count
 
     def _piece(self, number: int) -> torch.Tensor:
-        shape = self._piece_blocks, *self._pool.packed_shape
+        shape = self._piece_blocks, self._pool.bytes_a_block
         while len(self._pieces) <= number:
             pinned = self._pool.device.type == "cuda"
             self._pieces.append(torch.empty(shape, dtype=torch.uint8, pin_memory=pinned))

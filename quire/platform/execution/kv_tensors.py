@@ -14,30 +14,42 @@ from quire.types import KVCache, KVSpec
 def allocate_cache(
     spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
-    """The pool's tensors, one pair a layer. Memory is committed as blocks are first used."""
+    """The pool's tensors: a pair for each layer of a group, which serves a layer of every group. Memory is committed as
+    blocks are first used.
+
+    Returns the caches of the layers, in their order.
+    """
 
     def tensor(shape: tuple[int, ...]) -> torch.Tensor:
         if device.type == "cpu":
             return huge_pages.allocate(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
         return torch.empty(shape, dtype=dtype, device=device)
 
+    shape = (num_blocks, spec.num_kv_heads, block_size)
+    sizes = (*shape, spec.head_dim), (*shape, spec.value_dim or spec.head_dim)
+    groups = spec.groups
+    pairs = [(tensor(sizes[0]), tensor(sizes[1])) for _ in range(max(len(group.layers) for group in groups))]
     caches: dict[int, KVCache] = {}
-    for group in spec.groups:
-        shape = (num_blocks, group.num_kv_heads, block_size, group.head_dim)
-        caches.update({layer: KVCache(tensor(shape), tensor(shape)) for layer in group.layers})
+    for number, group in enumerate(groups):
+        caches.update({layer: KVCache(*pair, number) for layer, pair in zip(group.layers, pairs, strict=False)})
     return [caches[layer] for layer in range(spec.num_layers)]
+
+
+def tensors_of(caches: Sequence[KVCache]) -> list[torch.Tensor]:
+    """Keys and values, each tensor once, though several layers may have it."""
+    return list({tensor.data_ptr(): tensor for cache in caches for tensor in (cache.keys, cache.values)}.values())
 
 
 def poison(caches: Sequence[KVCache], blocks: Sequence[int] | None = None) -> None:
     """Overwrite blocks with NaN, or all there are: what reads them must not go unseen."""
-    for cache in caches:
-        where = slice(None) if blocks is None else list(blocks)
-        cache.keys[where] = cache.values[where] = torch.nan
+    where = slice(None) if blocks is None else list(blocks)
+    for tensor in tensors_of(caches):
+        tensor[where] = torch.nan
 
 
 def release(caches: Sequence[KVCache]) -> Callable[[], None]:
     """Give the pool's memory back; the function that is returned takes it again."""
-    back = [huge_pages.release(tensor) for cache in caches for tensor in (cache.keys, cache.values)]
+    back = [huge_pages.release(tensor) for tensor in tensors_of(caches)]
 
     def take_again() -> None:
         for take in back:

@@ -22,9 +22,18 @@ SPLIT_BYTES = 256 << 20
 
 
 def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
-    """Bytes of one block over all layers, keys and values."""
-    numbers = sum(2 * len(group.layers) * group.num_kv_heads * group.head_dim for group in spec.groups)
-    return numbers * block_size * itemsize
+    """Bytes of one block over all layers of a group, keys and values."""
+    layers = max(len(group.layers) for group in spec.groups)
+    return layers * spec.num_kv_heads * (spec.head_dim + (spec.value_dim or spec.head_dim)) * block_size * itemsize
+
+
+def useful_blocks(spec: KVSpec, block_size: int, config: SchedulerConfig, max_model_len: int) -> int:
+    """As many blocks as may be in use: those of `max_num_seqs` of the longest sequences, and a step's tokens in each
+    group."""
+    places = -(-max_model_len // block_size)
+    new = config.max_num_batched_tokens // block_size
+    each = sum(min(places, (group.window - 2) // block_size + 2) if group.window else places for group in spec.groups)
+    return config.max_num_seqs * each + sum(new + config.max_num_seqs for group in spec.groups if group.window)
 
 
 def host_share(config: CacheConfig, available: int) -> int:
@@ -52,19 +61,19 @@ def count_swap_blocks(config: CacheConfig, bytes_a_block: int, device: torch.dev
 
 
 def count_blocks(
-    config: CacheConfig, bytes_a_block: int, max_num_seqs: int, max_model_len: int, available: int, share: int
+    config: CacheConfig, bytes_a_block: int, useful: int, available: int, share: int, groups: int = 1
 ) -> int:
     """The pool's size in blocks; QuireError when not even one fits, or more are asked for than memory holds.
 
-    available: bytes of the device's memory that can be taken; share: as many of them as the pool takes at most, unless
-    its size is given.
+    useful: blocks that can be in use. available: bytes of the device's memory that can be taken; share: as many of them
+    as the pool takes at most, unless its size is given. groups: of layers; a number of blocks that is given is that of
+    each.
     """
     if config.num_blocks is not None:
-        blocks = config.num_blocks
+        blocks = config.num_blocks * groups
     elif config.memory_bytes is not None:
         blocks = config.memory_bytes // bytes_a_block
     else:
-        useful = max_num_seqs * -(-max_model_len // config.block_size)
         blocks = min(useful, share // bytes_a_block)
     if blocks < 1:
         raise QuireError(
@@ -86,13 +95,16 @@ def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int) -> int
     """
     weight = next(model.parameters())
     block_size, settings = config.cache.block_size, config.model
-    plan = full_step(config.scheduler, block_size, max_model_len)
+    spec = model.kv_spec.within(max_model_len)
+    windows = tuple(group.window for group in spec.groups)
+    plan = full_step(config.scheduler, block_size, max_model_len, len(windows))
     blocks = max(len(chunk.block_ids) for chunk in plan.chunks)
-    caches = allocate_cache(model.kv_spec, blocks, block_size, weight.dtype, weight.device)
+    caches = allocate_cache(spec, blocks, block_size, weight.dtype, weight.device)
     torch.cuda.synchronize(weight.device)
     torch.cuda.reset_peak_memory_stats(weight.device)
     before = torch.cuda.memory_allocated(weight.device)
-    runner = ModelRunner(model, caches, weight.device, enforce_eager=True, exact_products=settings.exact_products)
+    exact = settings.exact_products
+    runner = ModelRunner(model, caches, weight.device, enforce_eager=True, exact_products=exact, windows=windows)
     runner.prepare(plan)
     runner.execute(plan).result()
     torch.cuda.synchronize(weight.device)
@@ -102,7 +114,7 @@ def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int) -> int
     return peak
 
 
-def full_step(config: SchedulerConfig, block_size: int, max_model_len: int) -> StepPlan:
+def full_step(config: SchedulerConfig, block_size: int, max_model_len: int, groups: int = 1) -> StepPlan:
     """A step of as many tokens and sequences as there may be, all of them drawing, from token 0. They share blocks."""
     sequences = min(config.max_num_seqs, config.max_num_batched_tokens)
     tokens = min(config.max_num_batched_tokens, sequences * max_model_len)
@@ -110,7 +122,7 @@ def full_step(config: SchedulerConfig, block_size: int, max_model_len: int) -> S
     chunks, new = [], []
     for index in range(sequences):
         count = tokens * (index + 1) // sequences - tokens * index // sequences
-        blocks = tuple(range(-(-count // block_size)))
+        blocks = tuple(range(-(-count // block_size) * groups))
         new.append(NewSequence(index, (0,) * count, count, sampling))
         chunks.append(Chunk(index, 0, count, count, (), 0, blocks, draws=(0,)))
     return StepPlan(tuple(chunks), new=tuple(new))

@@ -63,7 +63,10 @@ class RunningStep:
 class ModelRunner:
     """Holds the model, its adapters, the tensors of the pool and the swap space and the features of images; and of each
     sequence what the plans have said of it, with the tokens of the last step, which the next may need before they are
-    known elsewhere."""
+    known elsewhere.
+
+    windows: of each group of layers, as the caches number them; 0: it keeps every token.
+    """
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class ModelRunner:
         enforce_eager: bool = False,
         adapter_slots: AdapterSlots | None = None,
         exact_products: bool = True,
+        windows: Sequence[int] = (0,),
     ) -> None:
         self.model = model
         self.caches = caches
@@ -88,6 +92,7 @@ class ModelRunner:
         self._before = _PreviousTokens()
         self._exact = exact_products
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
+        self._windows = windows
         self._sequences = Sequences()
         self.encoder = EncoderRunner(model, device, adapter_slots)
 
@@ -138,10 +143,13 @@ class ModelRunner:
     def _inputs(
         self, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], rows: int = 0, width: int = 0
     ) -> batch.StepInputs:
-        if self._staging is None:
-            inputs = batch.build(chunks, sequences, self.block_size, self.device, self._mrope)
+        if self._staging is not None:
+            given = rows, width, self._windows
+            inputs = batch.send(chunks, sequences, self.block_size, self._staging, self._mrope, *given)
+        elif len(self._windows) > 1:
+            inputs = batch.build_groups(chunks, sequences, self.block_size, self._windows, self._mrope)
         else:
-            inputs = batch.send(chunks, sequences, self.block_size, self._staging, self._mrope, rows, width)
+            inputs = batch.build(chunks, sequences, self.block_size, self.device, self._mrope)
         self._fill_in(inputs.token_ids, chunks)
         return inputs
 

@@ -9,72 +9,86 @@ import torch
 
 from quire import kernels
 from quire.kernels.transfer import send
+from quire.platform.execution.kv_tensors import tensors_of
 from quire.types import KVCache
 
 Move = tuple[int, int]  # (from, to)
 
 
 class PoolBlocks:
-    """Keys and values of all layers. On a GPU each call is one kernel, in the order of the stream; nobody waits."""
+    """Keys and values of all layers: a block is its group's share of each tensor. On a GPU each call is one kernel, or
+    two where values have another size than keys, in the order of the stream; nobody waits."""
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
-        tensors = [tensor for cache in caches for tensor in (cache.keys, cache.values)]
+        tensors = tensors_of(caches)
         self.device = tensors[0].device
-        self._blocks = [tensor.view(torch.uint8).view(len(tensor), -1) for tensor in tensors]  # [blocks, bytes] each
         self._kernels: ModuleType | None = kernels.cuda_backend() if self.device.type == "cuda" else None
-        self._addresses: torch.Tensor | None = None  # of self._blocks, on the device
-
-    @property
-    def bytes_a_block(self) -> int:
-        """Of all tensors together."""
-        return len(self._blocks) * self._blocks[0].shape[1]
+        alike: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            blocks = tensor.view(torch.uint8).view(len(tensor), -1)
+            alike.setdefault(blocks.shape[1], []).append(blocks)
+        self._parts = [_Part(blocks) for blocks in alike.values()]
+        self.bytes_a_block = sum(part.bytes_a_block for part in self._parts)  # of all tensors together
 
     def room(self, count: int) -> torch.Tensor:
-        """For so many packed blocks on the device, [count, tensors, bytes]. Whoever gets this memory next uses it later
-        in the stream."""
-        return torch.empty((count, *self.packed_shape), dtype=torch.uint8, device=self.device)
-
-    @property
-    def packed_shape(self) -> tuple[int, int]:
-        """Of one block: [tensors, bytes]."""
-        return len(self._blocks), self._blocks[0].shape[1]
+        """For so many packed blocks on the device, [count, bytes]. Whoever gets this memory next uses it later in the
+        stream."""
+        return torch.empty((count, self.bytes_a_block), dtype=torch.uint8, device=self.device)
 
     def copy(self, moves: Sequence[Move]) -> None:
         """Copy blocks one after the other: a target may be a later move's source."""
-        for part in independent(moves):
-            sources, targets = (self._send(side) for side in zip(*part, strict=True))
-            if self._kernels is not None:
-                self._kernels.copy_blocks(*self._where(), sources, targets)
-                continue
-            for blocks in self._blocks:
-                blocks[targets] = blocks[sources]
+        for run in independent(moves):
+            sources, targets = (self._send(side) for side in zip(*run, strict=True))
+            for part in self._parts:
+                if self._kernels is not None:
+                    self._kernels.copy_blocks(*part.where(), sources, targets)
+                    continue
+                for blocks in part.blocks:
+                    blocks[targets] = blocks[sources]
 
     def gather(self, sources: Sequence[int]) -> torch.Tensor:
-        """Blocks in memory of their own, packed: [blocks, tensors, bytes]."""
+        """Blocks in memory of their own, packed: [blocks, bytes]."""
         index = self._send(sources)
+        packed = [self._gather_part(part, index) for part in self._parts]
+        return packed[0] if len(packed) == 1 else torch.cat(packed, dim=1)
+
+    def _gather_part(self, part: _Part, index: torch.Tensor) -> torch.Tensor:
         if self._kernels is None:
-            return torch.stack([blocks[index] for blocks in self._blocks], dim=1)
-        packed = self.room(len(sources))
-        self._kernels.gather_blocks(*self._where(), index, packed)
-        return packed
+            return torch.cat([blocks[index] for blocks in part.blocks], dim=1)
+        packed = torch.empty((len(index), *part.shape), dtype=torch.uint8, device=self.device)
+        self._kernels.gather_blocks(*part.where(), index, packed)
+        return packed.view(len(index), -1)
 
     def scatter(self, packed: torch.Tensor, targets: Sequence[int]) -> None:
         """The reverse."""
         index = self._send(targets)
-        if self._kernels is not None:
-            self._kernels.scatter_blocks(*self._where(), index, packed)
-            return
-        for place, blocks in enumerate(self._blocks):
-            blocks[index] = packed[:, place]
+        for part, own in zip(self._parts, packed.split([part.bytes_a_block for part in self._parts], 1), strict=True):
+            rows = own.unflatten(1, part.shape)
+            if self._kernels is not None:
+                self._kernels.scatter_blocks(*part.where(), index, rows.contiguous())
+                continue
+            for place, blocks in enumerate(part.blocks):
+                blocks[index] = rows[:, place]
 
     def _send(self, numbers: Sequence[int]) -> torch.Tensor:
         return send(torch.tensor(numbers, dtype=torch.int64), self.device)
 
-    def _where(self) -> tuple[torch.Tensor, int, int]:
+
+class _Part:
+    """Tensors whose blocks take the same bytes. blocks: each [blocks, bytes] uint8. shape: (tensors, bytes)."""
+
+    def __init__(self, blocks: list[torch.Tensor]) -> None:
+        self.blocks = blocks
+        self.shape = len(blocks), blocks[0].shape[1]
+        self.bytes_a_block = len(blocks) * blocks[0].shape[1]
+        self._addresses: torch.Tensor | None = None  # on the device
+
+    def where(self) -> tuple[torch.Tensor, int, int]:
         """What the kernels take first: addresses, number of blocks, bytes of a block in one tensor."""
         if self._addresses is None:
-            self._addresses = self._send([blocks.data_ptr() for blocks in self._blocks])
-        return self._addresses, len(self._blocks[0]), self._blocks[0].shape[1]
+            addresses = torch.tensor([blocks.data_ptr() for blocks in self.blocks], dtype=torch.int64)
+            self._addresses = send(addresses, self.blocks[0].device)
+        return self._addresses, len(self.blocks[0]), self.blocks[0].shape[1]
 
 
 def independent(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:

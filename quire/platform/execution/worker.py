@@ -20,7 +20,7 @@ from quire.models.vision.base import VisionLanguageModel
 from quire.platform.execution import device as devices
 from quire.platform.execution.executor import WorkerFacts
 from quire.platform.execution.given_memory import GivenMemory
-from quire.platform.execution.kv_tensors import allocate_cache, poison
+from quire.platform.execution.kv_tensors import allocate_cache, poison, tensors_of
 from quire.platform.execution.memory import (
     SPLIT_BYTES,
     block_bytes,
@@ -29,8 +29,10 @@ from quire.platform.execution.memory import (
     device_share,
     host_share,
     step_bytes,
+    useful_blocks,
 )
 from quire.platform.execution.model_runner import ModelRunner
+from quire.types import KVSpec
 
 logger = logging.getLogger("quire")
 
@@ -68,13 +70,15 @@ class Worker:
             most = min(config.lora.host_bytes, config.lora.device_bytes)
             self.reader = AdapterReader(model, config.lora.max_lora_rank, most)
             adapter_slots = AdapterSlots(model, self._adapter)
-        num_blocks, num_swap_blocks = _count_blocks(config, model, max_model_len)
-        caches = allocate_cache(model.kv_spec, num_blocks, config.cache.block_size, weight.dtype, weight.device)
+        spec = model.kv_spec.within(max_model_len)
+        windows = tuple(group.window for group in spec.groups)
+        num_blocks, num_swap_blocks = _count_blocks(config, model, spec, max_model_len)
+        caches = allocate_cache(spec, num_blocks, config.cache.block_size, weight.dtype, weight.device)
         if config.debug:
             poison(caches)
         settings = config.model
         self.runner = ModelRunner(
-            model, caches, weight.device, settings.enforce_eager, adapter_slots, settings.exact_products
+            model, caches, weight.device, settings.enforce_eager, adapter_slots, settings.exact_products, windows
         )
         self.memory = GivenMemory(model, self.runner, path, settings.load_format)
         self.model = model
@@ -85,7 +89,8 @@ class Worker:
             crosses_threshold=model.crosses_threshold,
             num_blocks=num_blocks,
             num_swap_blocks=num_swap_blocks,
-            pool_bytes=sum(cache.keys.nbytes + cache.values.nbytes for cache in caches),
+            pool_bytes=sum(tensor.nbytes for tensor in tensors_of(caches)),
+            windows=windows,
             dtype=weight.dtype,
             device=str(weight.device),
             kernels=kernels.backend_of(weight).__name__.rpartition(".")[2],
@@ -135,21 +140,22 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
     return device_share(config.cache, total, available, others)
 
 
-def _count_blocks(config: EngineConfig, model: CausalLM, max_model_len: int) -> tuple[int, int]:
+def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model_len: int) -> tuple[int, int]:
     """(blocks of the pool, blocks in main memory)"""
     weight = next(model.parameters())
     size = config.cache.block_size
     available = huge_pages.available_bytes(weight.device)
-    bytes_a_block = block_bytes(model.kv_spec, size, weight.element_size())
+    bytes_a_block = block_bytes(spec, size, weight.element_size())
     num_blocks = count_blocks(
         config.cache,
         bytes_a_block,
-        config.scheduler.max_num_seqs,
-        max_model_len,
+        useful_blocks(spec, size, config.scheduler, max_model_len),
         available,
         _pool_share(config, model, max_model_len, available),
+        len(spec.groups),
     )
     num_swap_blocks = count_swap_blocks(config.cache, bytes_a_block, weight.device)
     swapped = f"; {num_swap_blocks} more in main memory" if num_swap_blocks else ""
-    logger.info("KV pool: %d blocks of %d tokens%s", num_blocks, size, swapped)
+    groups = f", each for one of {len(spec.groups)} groups of layers" if len(spec.groups) > 1 else ""
+    logger.info("KV pool: %d blocks of %d tokens%s%s", num_blocks, size, groups, swapped)
     return num_blocks, num_swap_blocks

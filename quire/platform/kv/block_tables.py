@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from quire.platform.kv.block_pool import BlockPool
 
@@ -10,11 +10,10 @@ _NO_BLOCKS: Sequence[int] = ()
 
 
 class BlockTables:
-    """The block tables of one group of layers (`KVGroup`), from a pool that serves all groups.
+    """The block tables of a model's one group of layers (`KVGroup`).
 
-    A block holds a run of `block_size` tokens for all of the group's layers. Which blocks a sequence needs is the
-    group's to say. This one keeps all of them, from the first token on, as full attention reads them; a group with a
-    window would give back those that have left it.
+    A block holds a run of `block_size` tokens for all of the group's layers. All of them are kept, from the first token
+    on, as full attention reads them: `GroupTables` serves groups with a window, and several groups.
 
     Sequences are known by their ids; one has a table here while it runs.
     """
@@ -39,9 +38,18 @@ class BlockTables:
         """The worker knows nothing of a table."""
         self._told[sequence_id] = 0
 
-    def find(self, keys: Iterable[bytes]) -> list[int]:
+    def find(self, keys: Sequence[bytes]) -> list[int]:
         """Cached blocks with the longest known beginning of these prefix keys."""
         return [] if self._pool.index is None else self._pool.index.find(keys)
+
+    def places(self, found: Sequence[int]) -> int:
+        """How many blocks of tokens were found."""
+        return len(found)
+
+    def needed(self, tokens: int, found: Sequence[int]) -> int:
+        """How many free blocks a sequence of so many tokens takes that starts from what was found."""
+        revived = sum(self._pool.references(block) == 0 for block in found)
+        return self._pool.blocks_for(tokens) - len(found) + revived
 
     def missing(self, sequence_id: int, start: int, count: int) -> int:
         """How many blocks more a sequence needs to write tokens `start` .. `start + count`.
@@ -56,24 +64,35 @@ class BlockTables:
         place, offset = divmod(start, self._size)
         return offset > 0 and self._pool.references(table[place]) > 1
 
-    def open(self, sequence_id: int, found: Sequence[int], tokens: int) -> None:
-        """Give a sequence its table: the blocks that were found, shared, and new ones for the rest of its tokens."""
+    def open(self, sequence_id: int, found: Sequence[int], start: int, count: int) -> None:
+        """Give a sequence its table, to compute `count` tokens behind the first `start`: the blocks that were found,
+        shared, and new ones for the rest."""
         self._pool.share(found)
-        self._tables[sequence_id] = [*found, *self._pool.allocate(self._pool.blocks_for(tokens) - len(found))]
+        new = self._pool.allocate(self._pool.blocks_for(start + count) - len(found))
+        self._tables[sequence_id] = [*found, *new]
         self._told[sequence_id] = 0
 
-    def extend(self, sequence_id: int, start: int, count: int) -> tuple[int, int] | None:
+    def held(self, sequence_id: int, tokens: int) -> Sequence[int]:
+        """The blocks that hold a sequence's first `tokens` tokens, in their order."""
+        return self.blocks(sequence_id)[: self._pool.blocks_for(tokens)]
+
+    def held_of(self, found: Sequence[int], tokens: int) -> int:
+        """How many of what `held` returns, the first of them, were found."""
+        return len(found)
+
+    def extend(self, sequence_id: int, start: int, count: int) -> Sequence[tuple[int, int]]:
         """Add the blocks that `missing` has counted; returns (from, to) of a block to copy first, if there is one."""
         table = self._tables[sequence_id]
-        copy = None
+        copies: Sequence[tuple[int, int]] = ()
         if self._is_shared(table, start):
             place = start // self._size
             copy = table[place], self._pool.allocate(1)[0]
             self._pool.release([table[place]])
             table[place] = copy[1]
             self._told[sequence_id] = min(place, self._told[sequence_id])
+            copies = (copy,)
         table += self._pool.allocate(self._pool.blocks_for(start + count) - len(table))
-        return copy
+        return copies
 
     def publish(self, sequence_id: int, keys: Sequence[bytes], first: int, last: int) -> None:
         """Make blocks `first` .. `last` of a sequence findable by their keys."""
@@ -97,8 +116,12 @@ class BlockTables:
         if table is not None:
             self._pool.release(table)
 
-    def check_integrity(self, running: Collection[int]) -> None:
-        """Raise AssertionError unless the tables are those of the sequences that run, and the pool agrees with them."""
-        if self._tables.keys() != set(running):
+    def check_integrity(self, running: Mapping[int, int]) -> None:
+        """Raise AssertionError unless the tables are those of the sequences that run, with blocks for their computed
+        tokens (running: how many, by id), and the pool agrees with them."""
+        if self._tables.keys() != running.keys():
             raise AssertionError("a sequence that waits holds blocks, or one that runs has no table")
         self._pool.check_integrity(self._tables.values())
+        for sequence_id, computed in running.items():
+            if self._pool.blocks_for(computed) > len(self._tables[sequence_id]):
+                raise AssertionError(f"sequence {sequence_id} has computed tokens without a block")

@@ -9,26 +9,30 @@ from collections.abc import Mapping, Sequence
 
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.block_tables import BlockTables
+from quire.platform.kv.group_tables import GroupTables
 from quire.platform.kv.prefix_index import KeyChain
 from quire.platform.kv.swap import Moves, SwapSpace
+from quire.platform.kv.windows import Footprint, first_place
 from quire.types import PlaceholderRange
 
 
 class KVManager:
     """The blocks of all sequences.
 
-    tables: of the model's one group of layers (`KVSpec.groups`). With several, each group has tables of its own, and
-    all take from the same pool: a prefix is then as long as the shortest that a group finds, and what a sequence misses
-    is the sum over the groups.
+    windows: of each group of the model's layers (`KVSpec.groups`); 0: it keeps every token. All groups take from the
+    same pool.
+    tables: of sequences. most_at_once: tokens that a chunk may have.
 
     A sequence is opened once, admitted and preempted any number of times, and closed.
     prefix_queries, prefix_hits: tokens that were looked for in the prefix cache, and that were found there.
     """
 
-    def __init__(self, pool: BlockPool, swap: SwapSpace | None = None) -> None:
+    def __init__(self, pool: BlockPool, swap: SwapSpace | None = None, windows: Sequence[int] = (0,)) -> None:
         self.pool = pool
-        self.swap = SwapSpace(0, pool.block_size) if swap is None else swap
-        self.tables = BlockTables(pool)
+        self.swap = SwapSpace(0, pool.block_size, windows) if swap is None else swap
+        self.tables = BlockTables(pool) if tuple(windows) == (0,) else GroupTables(pool, windows)
+        self._windows = tuple(windows)
+        self.most_at_once = Footprint(pool.num_blocks, pool.block_size, windows).most_at_once
         self.prefix_queries = 0
         self.prefix_hits = 0
         self._size = pool.block_size
@@ -43,6 +47,11 @@ class KVManager:
     def blocks(self, sequence_id: int) -> Sequence[int]:
         """A sequence's blocks, in the order of its tokens; none while it waits."""
         return self.tables.blocks(sequence_id)
+
+    def used_slots(self, tokens: int) -> int:
+        """How many slots of a sequence's blocks hold something, of all groups, that the token behind `tokens` others
+        may read."""
+        return sum(tokens - first_place(window, tokens, self._size) * self._size for window in self._windows)
 
     def new_blocks(self, sequence_id: int) -> tuple[int, tuple[int, ...]]:
         """The blocks of a sequence that the worker does not know, and the place of the first; it knows them from here
@@ -68,24 +77,25 @@ class KVManager:
 
     def fits(self, tokens: int, found: Sequence[int]) -> bool:
         """Whether there are blocks for so many tokens, the first of which are in blocks that were found."""
-        revived = sum(self.pool.references(block) == 0 for block in found)
-        return self.pool.blocks_for(tokens) - len(found) + revived <= self.pool.num_free
+        return self.tables.needed(tokens, found) <= self.pool.num_free
 
     def start_of(self, sequence_id: int, found: Sequence[int]) -> int:
         """How many of a sequence's tokens need not be computed: they are in the cache, or in main memory."""
-        return max(len(found) * self._size, self.swap.tokens_of(sequence_id))
+        return max(self.tables.places(found) * self._size, self.swap.tokens_of(sequence_id))
 
     def admit(self, sequence_id: int, token_ids: Sequence[int], found: Sequence[int], start: int, count: int) -> None:
         """Give a sequence blocks for `count` tokens behind the `start` ones that need not be computed."""
-        self.tables.open(sequence_id, found, start + count)
-        self.swap.fetch(sequence_id, self.tables.blocks(sequence_id), len(found))
+        self.tables.open(sequence_id, found, start, count)
+        if self.swap.tokens_of(sequence_id):
+            self.swap.fetch(sequence_id, self.tables.held(sequence_id, start), self.tables.held_of(found, start))
         if not self._caches:
             return
         # What comes back from main memory is there before any chunk reads it.
         keys = self._chains[sequence_id].extend(token_ids, start, self._size)
-        self.tables.publish(sequence_id, keys, len(found), start // self._size)
+        places = self.tables.places(found)
+        self.tables.publish(sequence_id, keys, places, start // self._size)
         self.prefix_queries += len(token_ids)
-        self.prefix_hits += len(found) * self._size
+        self.prefix_hits += places * self._size
 
     # -- a sequence that runs -------------------------------------------------------------------------------------
 
@@ -95,9 +105,7 @@ class KVManager:
         if missing > self.pool.num_free:
             return False
         if missing:
-            copy = self.tables.extend(sequence_id, start, count)
-            if copy is not None:
-                self._copies.append(copy)
+            self._copies += self.tables.extend(sequence_id, start, count)
         return True
 
     def publish(self, sequence_id: int, token_ids: Sequence[int], start: int, end: int) -> None:
@@ -110,7 +118,7 @@ class KVManager:
     def preempt(self, sequence_id: int, computed: int) -> bool:
         """Take a sequence's blocks. True: what they hold of its `computed` tokens goes to main memory, else it is lost,
         but for what the prefix index still knows."""
-        saved = self.swap.save(sequence_id, self.tables.blocks(sequence_id), computed)
+        saved = self.swap.save(sequence_id, self.tables.held(sequence_id, computed), computed)
         self.tables.close(sequence_id)
         return saved
 
@@ -162,6 +170,3 @@ class KVManager:
         self.swap.check_integrity(waiting)
         if self._chains.keys() != running.keys() | waiting.keys():
             raise AssertionError("a sequence that has ended has prefix keys, or one that goes on has none")
-        for sequence_id, computed in running.items():
-            if self.pool.blocks_for(computed) > len(self.tables.blocks(sequence_id)):
-                raise AssertionError(f"sequence {sequence_id} has computed tokens without a block")

@@ -88,6 +88,10 @@ class PrefixIndex:
         """All that can be found."""
         return list(self._key)
 
+    def block_of(self, key: bytes) -> int | None:
+        """The block with this key; None: there is none."""
+        return self._block.get(key)
+
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of the longest run of known keys from the first on."""
         blocks = []

@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+from quire.platform.kv.windows import count_held
+
 Moves = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a waiting sequence has here: the blocks of its first `tokens` tokens, in their order."""
+    """What a waiting sequence has here: what the token behind its first `tokens` reads, block by block."""
 
     tokens: int
     blocks: list[int]
@@ -23,14 +25,16 @@ class _Kept:
 class SwapSpace:
     """The bookkeeping of `num_blocks` blocks in main memory, each as large as one of the pool.
 
+    windows: of each group of layers; 0: it keeps every token.
     num_saved, num_fetched: blocks that were written, and that were read, since the engine began.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, windows: Sequence[int] = (0,)) -> None:
         self.num_blocks = num_blocks
         self.num_saved = 0
         self.num_fetched = 0
         self._size = block_size
+        self._windows = windows
         self._kept: dict[int, _Kept] = {}  # by sequence
         # A heap: the lowest numbers go first, as the runner takes memory up to the highest only.
         self._free = list(range(num_blocks))
@@ -53,9 +57,8 @@ class SwapSpace:
     def save(self, sequence_id: int, blocks: Sequence[int], tokens: int) -> bool:
         """Keep a sequence's first `tokens` tokens, before its blocks are released. False: there is no room, or no need.
 
-        blocks: of the pool, in their order; those behind these tokens are left out.
+        blocks: of the pool, those that hold what the next token reads of these, in their order.
         """
-        blocks = blocks[: -(-tokens // self._size)]
         if not blocks or len(blocks) > len(self._free):
             return False
         hosts = [heappop(self._free) for _ in blocks]
@@ -101,5 +104,5 @@ class SwapSpace:
         for owner, kept in self._kept.items():
             if kept.tokens > waiting.get(owner, 0):
                 raise AssertionError(f"swap space: sequence {owner} does not wait, or not with so many tokens")
-            if len(kept.blocks) != -(-kept.tokens // self._size):
+            if len(kept.blocks) != count_held(self._windows, kept.tokens, self._size):
                 raise AssertionError(f"swap space: sequence {owner} has {len(kept.blocks)} blocks")

@@ -59,7 +59,10 @@ class Chunk(NamedTuple):
     token_place: int  # position of the first new token; what the worker has from there on does not hold any more
     token_ids: tuple[int, ...]  # the new tokens
     block_place: int  # place of the first new block in the block table; likewise
-    block_ids: tuple[int, ...]  # the new blocks; with them there are enough for all tokens up to the chunk's end
+    # The new blocks; with them there are enough for all tokens up to the chunk's end. Where layers form several groups,
+    # a table has a block of each for the same tokens side by side: group 0's, group 1's, .. and then those of the next
+    # tokens. -1: none, as no token will read it.
+    block_ids: tuple[int, ...]
     # The seed of each token to sample behind the last one: none while there are more tokens to compute, several where
     # the sequence will fork.
     draws: tuple[int, ...] = ()

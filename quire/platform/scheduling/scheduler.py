@@ -60,6 +60,7 @@ class Scheduler:
         self.prompt_tokens = 0  # of requests that began to run
         self.generated_tokens = 0
         self.times = StepTimes()  # of the last step
+        self._most_at_once = kv.most_at_once  # tokens of a chunk
         self._live: dict[int, SequenceState] = {}
         self._ahead: int | None = None  # the number of the plan that was counted as done, and not committed yet
         self._number = 0  # of the last plan
@@ -172,6 +173,8 @@ class Scheduler:
             if sequence.last_pending:
                 continue
             count = min(sequence.num_uncomputed, builder.tokens_left)
+            if count > self._most_at_once:
+                count = self._most_at_once
             if not sequence.running or not count:
                 continue
             if sequence.request.media:
@@ -206,7 +209,7 @@ class Scheduler:
             count = 0
             # The whole sequence must fit, not only its first chunk: else it would be preempted half-way.
             if self.kv.fits(len(sequence.token_ids), found):
-                count = min(len(sequence.token_ids) - start, builder.tokens_left)
+                count = min(len(sequence.token_ids) - start, builder.tokens_left, self._most_at_once)
                 count = self.encoder.schedule_images(sequence, start, count, builder)
             if not count:
                 self.adapters.release(sequence)

@@ -75,8 +75,9 @@ def check_greedy(
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
     scored = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, prompt_logprobs=1)
     outputs = llm.generate(batch, [scored if i % 4 == 0 else params for i in range(REQUESTS)], use_tqdm=False)
-    assert llm.llm_engine.scheduler.num_preemptions > 0
-    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+    if 0 in llm.llm_engine.executor.facts.windows:  # else a request soon has all the blocks that it will ever need
+        assert llm.llm_engine.scheduler.num_preemptions > 0
+        assert sum(output.metrics.num_preemptions for output in outputs) > 0
     if not by_length:  # past the threshold, only prompts of one length share blocks
         assert sum(output.num_cached_tokens for output in outputs) > 0
     assert llm.llm_engine.pool.num_owned == 0

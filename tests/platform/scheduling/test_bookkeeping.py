@@ -15,6 +15,7 @@ from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.manager import KVManager
 from quire.platform.kv.prefix_index import PrefixIndex, block_key, root_key
 from quire.platform.kv.swap import SwapSpace
+from quire.platform.kv.windows import Footprint
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.sampling.results import Sampled, TopLogprobs
 from quire.platform.scheduling.beam import BeamGroup
@@ -29,15 +30,16 @@ VOCAB = 6
 class RecordingRunner:
     """Instead of keys and values, each slot records the whole history that they would depend on.
 
-    What it knows of sequences, the plans have said.
+    What it knows of sequences, the plans have said. windows: of each group of layers; a slot also records its group.
     """
 
-    def __init__(self, pool: BlockPool, faults: float = 0.0) -> None:
+    def __init__(self, pool: BlockPool, faults: float = 0.0, windows: tuple[int, ...] = (0,)) -> None:
         self.sequences = Sequences()
         self.size = pool.block_size
+        self.windows = windows
         self.faults = faults  # the share of draws that end in an error
-        self.slots: dict[int, tuple[int, ...]] = {}
-        self.hosts: dict[int, list[tuple[int, ...]]] = {}
+        self.slots: dict[int, tuple] = {}
+        self.hosts: dict[int, list[tuple]] = {}
         self.computed = 0  # tokens
 
     def execute(self, plan: StepPlan, scheduler: Scheduler) -> StepResult:
@@ -52,16 +54,19 @@ class RecordingRunner:
         for chunk in plan.chunks:
             known, sequence = self.sequences[chunk.sequence_id], live[chunk.sequence_id]
             assert known.token_ids == sequence.token_ids and known.output_ids == sequence.output_ids
-            assert known.block_ids == list(scheduler.kv.blocks(sequence.id))
+            blocks = list(scheduler.kv.blocks(sequence.id))
+            assert known.block_ids == blocks or (any(self.windows) and set(known.block_ids) >= set(blocks))
         assert len(self.sequences) <= len(live), "the worker remembers sequences that have ended"
         for chunk in plan.chunks:  # all writes come before all reads, as in a layer's forward pass
             history = live[chunk.sequence_id].token_ids
-            for position in range(chunk.start, chunk.end):
-                self.slots[self._slot(chunk, position)] = tuple(history[: position + 1])
+            for group, _ in enumerate(self.windows):
+                for position in range(chunk.start, chunk.end):
+                    self.slots[self._slot(chunk, position, group)] = group, tuple(history[: position + 1])
         for chunk in plan.chunks:
             history = live[chunk.sequence_id].token_ids
-            for position in range(chunk.end):
-                assert self.slots[self._slot(chunk, position)] == tuple(history[: position + 1])
+            for group, window in enumerate(self.windows):
+                for position in range(max(0, chunk.start + 1 - window) if window else 0, chunk.end):
+                    assert self.slots[self._slot(chunk, position, group)] == (group, tuple(history[: position + 1]))
         sampled = tuple(tuple(self._sample(live[c.sequence_id], seed) for seed in c.draws) for c in plan.chunks)
         return StepResult(sampled, ((),) * len(plan.chunks))
 
@@ -76,8 +81,8 @@ class RecordingRunner:
             for offset, history in enumerate(self.hosts[source]):
                 self.slots[target * self.size + offset] = history
 
-    def _slot(self, chunk, position: int) -> int:
-        blocks = self.sequences[chunk.sequence_id].block_ids
+    def _slot(self, chunk, position: int, group: int) -> int:
+        blocks = self.sequences[chunk.sequence_id].block_ids[group :: len(self.windows)]
         return blocks[position // self.size] * self.size + position % self.size
 
     def _sample(self, sequence: SequenceState, seed: int) -> Sampled:
@@ -110,6 +115,8 @@ def make_request(name: str, prompt: list[int], n: int, max_tokens: int, width: i
 class Life(RuleBasedStateMachine):
     """Arrivals, steps and aborts in any order, on a pool in which little more than one sequence fits."""
 
+    windows: tuple[int, ...] = (0,)  # of the groups of layers
+
     @initialize(
         blocks=st.integers(8, 24),
         size=st.integers(1, 4),
@@ -121,9 +128,9 @@ class Life(RuleBasedStateMachine):
     )
     def start(self, blocks, size, seqs, budget, cached, faults, hosts):
         self.pool = BlockPool(blocks, size, PrefixIndex() if cached else None)
-        self.swap = SwapSpace(hosts, size)
-        self.scheduler = Scheduler(SchedulerConfig(seqs, budget), KVManager(self.pool, self.swap))
-        self.runner = RecordingRunner(self.pool, faults)
+        self.swap = SwapSpace(hosts, size, self.windows)
+        self.scheduler = Scheduler(SchedulerConfig(seqs, budget), KVManager(self.pool, self.swap, self.windows))
+        self.runner = RecordingRunner(self.pool, faults, self.windows)
         self.requests: list[Request] = []
 
     @rule(
@@ -134,7 +141,7 @@ class Life(RuleBasedStateMachine):
         output=st.integers(1, 12),
     )
     def arrive(self, family, length, n, width, output):
-        room = self.pool.num_blocks * self.pool.block_size
+        room = Footprint(self.pool.num_blocks, self.pool.block_size, self.windows).longest(0)
         length = max(1, min(length, room - output))
         output = min(output, room - length + 1)
         prompt = [(family + i * i) % VOCAB for i in range(length)]
