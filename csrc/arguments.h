@@ -61,6 +61,55 @@ struct LinearArgs {
   int64_t num_segments;
 };
 
+// Rows sorted by expert, each times its own expert's weights.
+struct GroupedLinearArgs {
+  const void* x;          // [rows, K], rows x_stride apart
+  void* y;                // [rows, sum of an expert's weights' rows], contiguous
+  const int32_t* starts;  // [experts + 1]: an expert's first row; the last is `rows`
+  const int64_t* tokens;  // [rows]: the step's token of each; an expert's ascend
+  const Weight* weights;  // [experts, count]
+  int64_t experts, count, rows, features, x_stride;
+  DType dtype;
+  const LoraTable* tables;      // [experts, count]; not looked at without segments
+  const LoraSegment* segments;  // of the step's tokens
+  int64_t num_segments;
+};
+
+// What an expert is chosen by and counts: its share among all, a number of its own, or the same of the chosen alone.
+enum class Scores : int { softmax = 0, sigmoid = 1, softmax_of_chosen = 2, sigmoid_of_chosen = 3, sparse_mixer = 4 };
+
+struct RouteArgs {
+  const float* logits;  // [T, E], rows logits_stride apart
+  const float* bias;    // [E], added to the scores for the choice alone; or null
+  int32_t* experts;     // [T, chosen]
+  float* weights;       // [T, chosen]
+  int64_t tokens, experts_count, logits_stride, chosen;
+  int64_t groups, top_groups, group_best;  // experts of so many groups; by the best one, or the sum of the two best
+  Scores scores;
+  bool renormalise;  // divide by the chosen ones' sum + added, which is at least `least`
+  float added, least, scale;
+  float tolerance;  // of the sparse mixer
+};
+
+struct SortByExpertArgs {
+  const int32_t* experts;  // [T, chosen]
+  int32_t* starts;         // [E + 1]
+  int64_t* tokens;         // [T * chosen]: of each row
+  int32_t* places;         // [T, chosen]: the row of each
+  int64_t num_tokens, chosen, experts_count;
+};
+
+struct CombineArgs {
+  const void* x;             // [rows, C], rows x_stride apart
+  const int32_t* places;     // [T, chosen], rows of x
+  const float* weights;      // [T, chosen]
+  const void* shared;        // [T, C], rows shared_stride apart, or null
+  const float* shared_gate;  // [T]: shared counts its logistic function; or null
+  void* y;                   // [T, C], contiguous
+  int64_t tokens, chosen, channels, x_stride, shared_stride;
+  DType dtype;
+};
+
 struct AttentionArgs {
   const void* query;           // [T, H, D], tokens query_stride apart
   const void* keys;            // [num_blocks, G, block_size, D]

@@ -1,22 +1,19 @@
-// The Python module quire.kernels._C. It knows nothing of torch: it takes addresses, shapes and strides, which
-// kernels/native.py, its only caller, has checked.
+// The Python module quire.kernels._C: see common/calls.h.
 #include <pybind11/pybind11.h>
 
-#include <functional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "cpu/common/isa.h"
+#include "cpu/common/calls.h"
 #include "cpu/common/threads.h"
 
-namespace py = pybind11;
-
 namespace quire {
-namespace {
 
 const Isa* current = nullptr;
+
+namespace {
 
 std::vector<std::string> available_isas() {
   int count = 0;
@@ -41,72 +38,6 @@ void set_isa(const std::string& name) {
     known += std::string(known.empty() ? "" : ", ") + table[i].name;
   }
   throw std::invalid_argument("unknown instruction set '" + name + "'; this build has " + known);
-}
-
-template <class T>
-T* at(uintptr_t address) {
-  return reinterpret_cast<T*>(address);
-}
-
-// Kernel calls, each with its checks, to be made again at the same addresses: what Python did between them is not
-// repeated. kernels/recording.py sees to it that nothing but kernels computed anything, and that the memory stays.
-class Recording {
- public:
-  void begin() {
-    if (current_) throw std::runtime_error("this thread is recording already");
-    current_ = this;
-  }
-  static void end() { current_ = nullptr; }
-  void replay() const {
-    py::gil_scoped_release release;
-    for (const auto& call : calls_) call();
-  }
-  size_t size() const { return calls_.size(); }
-
-  template <class Call>
-  static void add(const Call& call) {
-    if (current_) current_->calls_.emplace_back(call);
-  }
-
- private:
-  static thread_local Recording* current_;
-  std::vector<std::function<void()>> calls_;
-};
-thread_local Recording* Recording::current_ = nullptr;
-
-// Releasing the interpreter lock costs about what a microsecond of work does; short calls keep it.
-template <class Call>
-void make(const Call& call, int64_t work) {
-  Recording::add(call);
-  if (work < (1 << 16)) return call();
-  py::gil_scoped_release release;
-  call();
-}
-
-// The items of a flat tuple of whole numbers.
-class Numbers {
- public:
-  explicit Numbers(const py::tuple& tuple) : tuple_(tuple.ptr()) {}
-  size_t size() const { return PyTuple_GET_SIZE(tuple_); }
-  int64_t operator[](size_t i) const { return PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple_, i)); }
-
- private:
-  PyObject* tuple_;
-};
-
-void check_segments(const LoraSegment* segments, int64_t count, int64_t tokens, const std::vector<LoraTable>& tables) {
-  int64_t start = 0, end = 0;
-  for (const LoraSegment* segment = segments; segment < segments + count; ++segment) {
-    if (segment->end <= segment->start) continue;
-    if (segment->start < 0 || segment->end > tokens)
-      throw py::index_error("segments: a segment is outside the rows of x");
-    const bool again = segment->start == start && segment->end == end;
-    if (!again && segment->start < end) throw py::value_error("segments: must be ordered, or name the same rows again");
-    start = segment->start, end = segment->end;
-    for (const LoraTable& table : tables)
-      if (table.entries && (segment->slot < 0 || segment->slot >= table.slots))
-        throw py::index_error("segments: a slot is outside a weight's table");
-  }
 }
 
 // weights: (data, bias, rows) for each weight, flat; bias 0: none. tables: (entries, slots) for each, flat, or empty;
@@ -350,6 +281,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("xielu", &xielu);
   module.def("add", &add);
   module.def("scale", &scale);
+  bind_experts(module);
 
   py::class_<Recording>(module, "Recording")
       .def(py::init<>())

@@ -1,12 +1,14 @@
 """The kernels: one Python function for each, whose implementation is chosen by the device of the tensors.
 
-`ops.py` and `row_ops.py` are the table of them: signatures, shapes, dtypes, checks. `backends.py` says which back end
-answers: the compiled kernels of the CPU (`native.py`) or of a GPU (`cuda.py`), or plain torch (`reference.py`).
+`ops.py`, `row_ops.py` and `expert_ops.py` are the table of them: signatures, shapes, dtypes, checks. `backends.py` says
+which back end answers: the compiled kernels of the CPU (`native.py`) or of a GPU (`cuda.py`), or plain torch
+(`reference.py`).
 """
 
 from __future__ import annotations
 
 from quire.kernels.backends import backend, backend_of, cuda_backend
+from quire.kernels.expert_ops import combine, grouped_linear, route, sort_by_expert
 from quire.kernels.ops import linear, paged_attention, write_kv
 from quire.kernels.row_ops import (
     ACTIVATION_KINDS,
@@ -34,8 +36,10 @@ __all__ = [
     "backend",
     "backend_of",
     "clamped_swiglu",
+    "combine",
     "cuda_backend",
     "embedding",
+    "grouped_linear",
     "layer_norm",
     "layer_norm_heads",
     "linear",
@@ -43,7 +47,9 @@ __all__ = [
     "rms_norm",
     "rms_norm_heads",
     "rotary",
+    "route",
     "scale",
+    "sort_by_expert",
     "write_kv",
     "xielu",
 ]

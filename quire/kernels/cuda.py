@@ -21,6 +21,7 @@ import quire.kernels._cuda as _cuda
 from quire.errors import QuireError
 from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
 from quire.kernels.binding import DTYPES, Numbers, column
+from quire.kernels.table import TABLE
 
 # "cuda"; "cpu" where the module is the kernels' emulation, as tests build it.
 DEVICE: str = _cuda.device
@@ -137,9 +138,17 @@ def _paged_attention(
     _cuda.paged_attention(*numbers, address, _stream(query))
 
 
+def _refuse() -> None:
+    raise QuireError("quire's CUDA kernels have none for mixtures of experts: run such a model with device='cpu'.")
+
+
 def functions(extension: Any, device: str) -> dict[str, Callable[..., Any]]:
     """The GPU's column of the table, over a compiled module, for tensors on `device`."""
-    done_by: dict[str, Callable[..., None]] = {"linear": _linear, "paged_attention": _paged_attention}
+    done_by: dict[str, Callable[..., None]] = {
+        "linear": _linear,
+        "paged_attention": _paged_attention,
+        **{name: _refuse for name, op in TABLE.items() if op.cpu_only},
+    }
     return column(device, extension, _stream, done_by, gpu=True)
 
 

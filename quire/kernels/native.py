@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ import quire.kernels._C as _C
 from quire.errors import QuireError
 from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
 from quire.kernels.binding import Numbers, column
+from quire.kernels.experts import ExpertWeights
 
 # B of an adapter lies packed (`adapters.pack`).
 ROW_MAJOR_B = False
@@ -84,4 +85,25 @@ def _linear(
     _C.linear(*numbers, tuple(entries), segments.address, len(segments.entries))
 
 
-globals().update(column("cpu", _C, done_by={"linear": _linear}))
+def _grouped_linear(
+    numbers: Numbers,
+    weights: ExpertWeights,
+    tables: Sequence[Sequence[LoraTable | None]],
+    segments: LoraSegments | None,
+) -> None:
+    if segments is None:
+        _C.grouped_linear(*numbers, (), 0, 0, 0)
+        return
+    weights.check_tables(tables)
+    entries: list[int] = []
+    for own in tables:
+        for table in own:
+            entries += (0, 0) if table is None else (table.address, len(table.entries))
+    _C.grouped_linear(*numbers, tuple(entries), segments.address, len(segments.entries), segments.num_rows)
+
+
+_DONE_BY: dict[str, Callable[..., None]] = {
+    "linear": _linear,
+    "grouped_linear": _grouped_linear,
+}
+globals().update(column("cpu", _C, done_by=_DONE_BY))

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 
 from quire.kernels import exact
 from quire.kernels.adapters import LoraSegments, LoraTable, unpack
+from quire.kernels.experts import ExpertWeights, expert_segments
+from quire.kernels.reference_experts import combine as combine
+from quire.kernels.reference_experts import route as route
+from quire.kernels.reference_experts import sort_by_expert as sort_by_expert
 
 # B of an adapter lies as the native kernels read it.
 ROW_MAJOR_B = False
@@ -60,6 +65,22 @@ def _add_adapters(
             if own.shift is not None:
                 rows += own.shift
             y[start:end, first:column] = rows.to(y.dtype)
+
+
+def grouped_linear(
+    x: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    weights: ExpertWeights,
+    tables: Sequence[Sequence[LoraTable | None]] = (),
+    segments: LoraSegments | None = None,
+) -> torch.Tensor:
+    y = torch.empty((x.shape[0], weights.out_features), dtype=x.dtype)
+    for expert, (first, end) in enumerate(pairwise(starts.tolist())):
+        own = None if segments is None else expert_segments(segments, tokens[first:end])
+        own_tables = () if segments is None else tables[expert]
+        y[first:end] = linear(x[first:end], weights.weights[expert], weights.biases[expert], None, own_tables, own)
+    return y
 
 
 def paged_attention(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from kernel_helpers import randn
 
+from quire.kernels.experts import ExpertWeights, Routing
 from quire.kernels.table import TABLE
 from tests.kernels.back_ends import CPU
 
@@ -33,6 +34,17 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
         "scatter_blocks": {**blocks, "targets": torch.arange(3), "packed": packed},
         "sample": {"logits": randn(2, 50, dtype=F32), "draws": torch.zeros(64, dtype=torch.uint8)},
     }
+    experts: dict[str, dict[str, Any]] = {
+        "route": {"logits": randn(5, 4, dtype=F32), "experts": torch.zeros(5, 2, dtype=torch.int32),
+                  "weights": torch.zeros(5, 2), "routing": Routing(), "bias": randn(4, dtype=F32)},
+        "sort_by_expert": {"experts": torch.arange(5, dtype=torch.int32)[:, None] % 4,
+                           "starts": torch.zeros(5, dtype=torch.int32), "tokens": torch.zeros(5, dtype=torch.int64),
+                           "places": torch.zeros(5, 1, dtype=torch.int32)},
+        "grouped_linear": {"x": rows, "starts": torch.tensor([0, 2, 5], dtype=torch.int32), "tokens": torch.arange(5),
+                           "weights": ExpertWeights([[randn(3, 32, dtype=F32)] for _ in range(2)])},
+        "combine": {"x": rows, "places": torch.tensor([[4, 0], [1, 1]], dtype=torch.int32), "weights": torch.ones(2, 2),
+                    "shared": randn(2, 32, dtype=F32), "shared_gate": torch.ones(2, 1)},
+    }  # fmt: skip
     gpu = back_end == "emulated"
     options = {"softcap": 3.0, "sinks": randn(4, dtype=F32), "head_scales": randn(4, dtype=F32),
                "visible_end": torch.tensor([8, 9, 2, 2, 3], dtype=torch.int32)}  # fmt: skip
@@ -59,7 +71,7 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
         "add": {"x": rows, "added": rows.clone()},
         "add_to": {"x": rows.clone(), "added": rows},
         "scale": {"x": rows, "factor": 0.5, "cap": 30.0},
-        **(only_there if gpu else {}),
+        **(only_there if gpu else experts),
     }  # fmt: skip
 
 
@@ -84,7 +96,7 @@ def case(back_end: str, *values: Any) -> Any:
 
 
 # Fine are any number of channels for an activation on its own; of a table, wider rows; values of another size than
-# keys; any vocabulary, and more draws.
+# keys; any vocabulary, and more draws; more experts than are named.
 FINE = {
     ("activation", "x", "too long"),
     ("activation_and_mul", "x", "too long"),
@@ -97,6 +109,7 @@ FINE = {
     ("sample", "logits", "too long"),
     ("sample", "draws", "too long"),
     ("copy_blocks", "caches", "too long"),
+    ("sort_by_expert", "starts", "too long"),
 }
 CASES = [
     case(back_end, kernel, name, fault)
@@ -133,7 +146,7 @@ def test_a_right_call_is_taken(kernels: Any, kernel: str) -> None:
 
 
 def test_every_kernel_has_its_call() -> None:
-    assert set(valid_arguments()) == set(TABLE)
+    assert {*valid_arguments(), *valid_arguments("cpu")} == set(TABLE)
 
 
 WRONG = [
@@ -173,6 +186,22 @@ WRONG = [
     ("paged_attention", {"visible_end": torch.arange(5)}, TypeError, "visible_end: .*int32"),
     ("paged_attention", {"visible_end": torch.arange(4).int()}, ValueError, "visible_end: .*5"),
 ]
+WRONG_EXPERTS = [
+    ("route", {"routing": Routing(groups=3, top_groups=1)}, ValueError, "experts: 2 of 4 .* 1 of 3 groups"),
+    ("route", {"routing": Routing(groups=4, top_groups=1)}, ValueError, "experts: 2 of 4 .* 1 of 4 groups"),
+    ("route", {"routing": Routing(groups=4, top_groups=4, group_best=2)}, ValueError, "experts: 2 of 4"),
+    ("sort_by_expert", {"tokens": torch.zeros(4, dtype=torch.int64)}, ValueError, r"tokens: .*5 \* 1"),
+    ("sort_by_expert", {"experts": torch.full((5, 1), 4, dtype=torch.int32)}, IndexError, "experts: "),
+    ("sort_by_expert", {"experts": torch.full((5, 1), -1, dtype=torch.int32)}, IndexError, "experts: "),
+    ("grouped_linear", {"starts": torch.tensor([0, 2, 4]).int()}, ValueError, "starts: .*end with"),
+    ("grouped_linear", {"starts": torch.tensor([1, 2, 5]).int()}, ValueError, "starts: must begin"),
+    ("grouped_linear", {"starts": torch.tensor([0, 6, 5]).int()}, ValueError, "starts: must not"),
+    ("grouped_linear", {"tokens": torch.tensor([1, 0, 2, 3, 4])}, ValueError, "tokens: "),
+    ("grouped_linear", {"weights": ExpertWeights([[torch.zeros(3, 31)]])}, ValueError, r"weights: .*\[3, 31\]"),
+    ("grouped_linear", {"weights": ExpertWeights([[torch.zeros(3, 32).half()]])}, ValueError, "weights: .*float16"),
+    ("combine", {"places": torch.tensor([[4, 0], [1, 5]]).int()}, IndexError, "places: "),
+    ("combine", {"places": torch.tensor([[4, 0], [1, -1]]).int()}, IndexError, "places: "),
+]
 # What cannot be read without waiting for a GPU.
 WRONG_NUMBERS = [
     ("embedding", {"ids": torch.tensor([0, 1, 2, 3, 7])}, IndexError, "ids: "),
@@ -205,7 +234,7 @@ WRONG_THERE = [
 @pytest.mark.parametrize(
     ("kernels", "kernel", "change", "error", "message"),
     [
-        *(case(back_end, *wrong) for back_end in CPU[:1] for wrong in [*WRONG, *WRONG_NUMBERS]),
+        *(case(back_end, *wrong) for back_end in CPU[:1] for wrong in [*WRONG, *WRONG_NUMBERS, *WRONG_EXPERTS]),
         *(case("emulated", *wrong) for wrong in [*WRONG, *WRONG_THERE]),
     ],
     indirect=["kernels"],

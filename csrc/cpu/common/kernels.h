@@ -18,6 +18,10 @@ struct Kernels {
   void (*xielu)(const XieluArgs&);
   void (*add)(const AddArgs&);
   void (*scale)(const ScaleArgs&);
+  void (*route)(const RouteArgs&);
+  void (*sort_by_expert)(const SortByExpertArgs&);
+  void (*grouped_linear)(const GroupedLinearArgs&);
+  void (*combine)(const CombineArgs&);
 };
 
 // Defined by the files that are compiled once for each instruction set.
@@ -35,6 +39,10 @@ void clamped_swiglu(const ClampedSwigluArgs&);
 void xielu(const XieluArgs&);
 void add(const AddArgs&);
 void scale(const ScaleArgs&);
+void route(const RouteArgs&);
+void sort_by_expert(const SortByExpertArgs&);
+void grouped_linear(const GroupedLinearArgs&);
+void combine(const CombineArgs&);
 
 extern const Kernels kernels;
 }  // namespace QUIRE_ISA

@@ -26,15 +26,18 @@ class MatrixProducts {
   static constexpr int kBlockRows = 2 * kTileSide;
   static constexpr bool kLongBlocks = true;
 
-  explicit MatrixProducts(const LinearArgs& args)
-      : args_(args), steps_((args.features + kTileFeatures - 1) / kTileFeatures),
-        tiles_((args.tokens + kTileSide - 1) / kTileSide),
-        columns_(args.tokens < kTileSide ? static_cast<int>(args.tokens) : kTileSide),
-        x_(scratch<bf16, MatrixProducts>(tiles_ * steps_ * kTileElements)) {
-    parallel_for(tiles_, 4, [this](int64_t begin, int64_t end) {
-      for (int64_t tile = begin; tile < end; ++tile) turn(tile);
-      before_tiles_read(x_);
-    });
+  // x: memory for so many elements.
+  MatrixProducts(const LinearArgs& args, bf16* x)
+      : args_(args), steps_(steps_of(args)), tiles_(tiles_of(args)),
+        columns_(args.tokens < kTileSide ? static_cast<int>(args.tokens) : kTileSide), x_(x) {}
+  static int64_t elements(const LinearArgs& args) { return tiles_of(args) * steps_of(args) * kTileElements; }
+
+  // The tokens' tiles, each of which has to be turned into columns, once.
+  static constexpr int64_t kTurnGrain = 4;
+  int64_t tiles() const { return tiles_; }
+  void turn(int64_t begin, int64_t end) const {
+    for (int64_t tile = begin; tile < end; ++tile) turn_tile(tile);
+    before_tiles_read(x_);
   }
 
   int64_t parts() const { return 1; }
@@ -64,13 +67,16 @@ class MatrixProducts {
     int count;
   };
 
+  static int64_t steps_of(const LinearArgs& args) { return (args.features + kTileFeatures - 1) / kTileFeatures; }
+  static int64_t tiles_of(const LinearArgs& args) { return (args.tokens + kTileSide - 1) / kTileSide; }
+
   Rows rows_at(const LinearBlock<bf16, Out>& block, int64_t row, const bf16* after) const {
     const int64_t left = block.rows - row;
     return {block.w + row * args_.features, after, row, static_cast<int>(left < kTileSide ? left : kTileSide)};
   }
 
   // x's 16 tokens number `tile`, as [steps][16 pairs][columns][2]; what is past their end is zero.
-  void turn(int64_t tile) {
+  void turn_tile(int64_t tile) const {
     bf16* to = x_ + tile * steps_ * kTileElements;
     const int64_t first = tile * kTileSide;
     const int count = static_cast<int>(args_.tokens - first < kTileSide ? args_.tokens - first : kTileSide);

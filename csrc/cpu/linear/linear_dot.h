@@ -37,6 +37,12 @@ class Factors {
     }
   }
 
+  // Those of the rows from number `first` on.
+  Factors from(int64_t first) const {
+    Factors rest = *this;
+    rest.data_ += first * stride_;
+    return rest;
+  }
   const Wide* row(int64_t i) const { return data_ + i * stride_; }
   int64_t stride() const { return stride_; }
 
@@ -174,6 +180,12 @@ class DotProducts {
   static constexpr bool kLongBlocks = true;
 
   DotProducts(const LinearArgs& args, const Factors<T>& x) : args_(args), x_(x) {}
+
+  // Nothing has to be turned.
+  static constexpr int64_t kTurnGrain = 1;
+  int64_t tiles() const { return 0; }
+  void turn(int64_t, int64_t) const {}
+
   int64_t parts() const { return 1; }
   int64_t first_of(int64_t part) const { return part * args_.tokens; }
 

@@ -42,13 +42,22 @@ class OuterProducts {
     return rows * parts_of(args) >= kBlocksEach * kBlockRows * max_threads();
   }
 
-  explicit OuterProducts(const LinearArgs& args)
-      : args_(args), steps_((args.features + D::kStep - 1) / D::kStep),
-        tiles_((args.tokens + kOuterTokens - 1) / kOuterTokens), parts_(parts_of(args)),
-        x_(scratch<float, TurnedTokens>(tiles_ * tile_size())) {
-    parallel_for(tiles_, 1, [this](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t) turn_tokens(t);
-    });
+  // Names the memory of all tokens' tiles, which is not that of TurnedRows: the caller, whose x_ all threads read, is
+  // one of those that turn rows.
+  struct TurnedTokens;
+
+  // x: memory for so many elements.
+  OuterProducts(const LinearArgs& args, float* x)
+      : args_(args), steps_(steps_of(args)), tiles_(tiles_of(args)), parts_(parts_of(args)), x_(x) {}
+  static int64_t elements(const LinearArgs& args) {
+    return tiles_of(args) * kQuads * steps_of(args) * kParts * kOuterTokens * 4;
+  }
+
+  // The tokens' tiles, whose quads have to be put side by side, once.
+  static constexpr int64_t kTurnGrain = 1;
+  int64_t tiles() const { return tiles_; }
+  void turn(int64_t begin, int64_t end) const {
+    for (int64_t t = begin; t < end; ++t) turn_tokens(t);
   }
 
   // Into how many parts the tokens are cut: as many share a block as the second-level cache holds beside it.
@@ -82,8 +91,6 @@ class OuterProducts {
  private:
   // Measured: what is put side by side has 32 bits even of an fp16, which then costs the more.
   static constexpr int64_t kLeastTokens = kOuterTokens * (kParts == 2 ? 1 : sizeof(T) == 4 ? 2 : 6) + 1;
-  // Of different memory: the caller, whose x_ all threads read, is one of those that turn rows.
-  struct TurnedTokens;
   struct TurnedRows;
   static constexpr int64_t kBlocksEach = 4, kTokenBytes = 512 << 10, kLeastShare = 4, kLineBytes = 64;
 
@@ -93,10 +100,12 @@ class OuterProducts {
     const char* ahead;  // memory to prefetch meanwhile, a line in each step
   };
 
+  static int64_t steps_of(const LinearArgs& args) { return (args.features + D::kStep - 1) / D::kStep; }
+  static int64_t tiles_of(const LinearArgs& args) { return (args.tokens + kOuterTokens - 1) / kOuterTokens; }
   static int64_t parts_of(const LinearArgs& args) {
     const int64_t tile_bytes = kOuterTokens * (args.features + D::kStep) * static_cast<int64_t>(sizeof(float));
-    const int64_t fit = kTokenBytes / tile_bytes, tiles = (args.tokens + kOuterTokens - 1) / kOuterTokens;
-    return (tiles - 1) / (fit < kLeastShare ? kLeastShare : fit) + 1;
+    const int64_t fit = kTokenBytes / tile_bytes;
+    return (tiles_of(args) - 1) / (fit < kLeastShare ? kLeastShare : fit) + 1;
   }
   int64_t token_of(int64_t tile) const { return args_.tokens * tile / tiles_; }
 
@@ -106,7 +115,7 @@ class OuterProducts {
   int64_t quad_rows() const { return (kGroups * steps_ * kOuterVecs + 1) * kLanes; }
   static int groups_of(int rows) { return (rows + kGroupRows - 1) / kGroupRows; }
 
-  void turn_tokens(int64_t tile) {
+  void turn_tokens(int64_t tile) const {
     const int64_t first = token_of(tile), count = token_of(tile + 1) - first;
     const T* x = static_cast<const T*>(args_.x) + first * args_.x_stride;
     float* to = x_ + tile * tile_size();

@@ -133,11 +133,8 @@ void expand(const Job& job, int64_t first, const LinearBlock<T, Out>& block) {
 template <class T, class Out>
 class Adapters {
  public:
-  Adapters(const LinearArgs& args, const Factors<T>& x) : args_(args), x_(x) {
-    if (args.num_segments == 0) return;
-    jobs_ = reinterpret_cast<Job*>(
-        scratch<int64_t, Job>(args.num_segments * args.count * static_cast<int64_t>(sizeof(Job) / sizeof(int64_t))));
-    int64_t hidden = 0;
+  // jobs: memory for most_jobs(args); `place` has to follow.
+  Adapters(const LinearArgs& args, const Factors<T>& x, Job* jobs) : args_(args), x_(x), jobs_(jobs) {
     for (int64_t s = 0; s < args.num_segments; ++s) {
       const LoraSegment& segment = args.segments[s];
       for (int64_t w = 0; w < args.count && segment.start < segment.end; ++w) {
@@ -153,13 +150,18 @@ class Adapters {
                            shrink_items_,
                            nullptr,
                            static_cast<float>(entry.scaling * segment.weight)};
-        hidden += tokens * entry.rank;
+        hidden_ += tokens * entry.rank;
         work_ += (tokens + kFetchWork) * entry.rank * (args.features + args.weights[w].rows);
       }
     }
-    float* h = scratch<float, Adapters>(hidden);
+  }
+  static int64_t most_jobs(const LinearArgs& args) { return args.num_segments * args.count; }
+
+  // h: memory for hidden() elements.
+  void place(float* h) {
     for (int64_t j = 0; j < count_; h += jobs_[j].tokens * jobs_[j].entry->rank, ++j) jobs_[j].h = h;
   }
+  int64_t hidden() const { return hidden_; }
 
   bool none() const { return count_ == 0; }
   int64_t shrink_items() const { return shrink_items_; }
@@ -184,8 +186,8 @@ class Adapters {
   static constexpr int kSpins = 1000;
   const LinearArgs& args_;
   const Factors<T> x_;
-  Job* jobs_ = nullptr;
-  int64_t count_ = 0, shrink_items_ = 0, work_ = 0, shrunk_ = 0;
+  Job* const jobs_;
+  int64_t count_ = 0, hidden_ = 0, shrink_items_ = 0, work_ = 0, shrunk_ = 0;
 };
 
 }  // namespace
