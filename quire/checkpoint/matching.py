@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from quire.checkpoint.files import Checkpoint, listed
-from quire.checkpoint.weights import StoredWeight
+from quire.checkpoint.weights import StoredPart, StoredWeight
 from quire.errors import CheckpointError
 
 logger = logging.getLogger("quire")
@@ -36,6 +36,7 @@ class NameRules:
     """How a model's names differ from the files'; see the attributes of `CausalLM` with these names.
 
     owner: whose they are, for messages. tied: parameter -> whose tensor it shares; of a pair one may be absent.
+    parts: place -> what of which tensors fills it.
     """
 
     owner: str
@@ -43,6 +44,7 @@ class NameRules:
     ignored: Sequence[str] = ()
     transposed: Sequence[str] = ()
     tied: Mapping[str, str] | None = None
+    parts: Mapping[str, StoredPart] = field(default_factory=dict)
 
     def renamed(self, stored: str) -> str:
         for pattern, replacement in self.renames:
@@ -75,7 +77,12 @@ def match_tensors(checkpoint: Checkpoint, places: Mapping[str, Place], rules: Na
     _report(checkpoint, rules, [n for n in required if n not in source and partner.get(n) not in source], unused)
     wanted = {
         name: StoredWeight(
-            name, stored, places[name].shape, rules.is_transposed(name, places[name]), places[name].dtype
+            name,
+            stored,
+            places[name].shape,
+            rules.is_transposed(name, places[name]),
+            places[name].dtype,
+            rules.parts.get(name),
         )
         for name, stored in source.items()
     }
@@ -93,11 +100,17 @@ def _match_names(
     """Return (place -> the checkpoint's name for it, names that belong to none)."""
     source: dict[str, str] = {}
     unused = []
+    stacked: dict[str, list[str]] = {}
+    for place, part in rules.parts.items():
+        for stored in part.shapes:
+            stacked.setdefault(stored, []).append(place)
     for stored in checkpoint.names():
         name = rules.renamed(stored)
         if name in source:
             raise CheckpointError(f"{checkpoint.directory}: {source[name]!r} and {stored!r} are both {name!r}.")
-        if name in places:
+        if name in stacked:
+            source.update(dict.fromkeys(stacked[name], stored))
+        elif name in places and name not in rules.parts:
             source[name] = stored
         elif not rules.is_ignored(name):
             unused.append(stored)
@@ -113,8 +126,12 @@ def _report(checkpoint: Checkpoint, rules: NameRules, missing: list[str], unused
 
 def _check_tensors(checkpoint: Checkpoint, wanted: Iterable[StoredWeight]) -> None:
     """Every tensor has the shape and a dtype that its place can take."""
-    problems = []
+    problems: list[str] = []
+    names = set(checkpoint.names())
     for one in wanted:
+        if one.part is not None:
+            problems += _problems_of_parts(checkpoint, one.part, names)
+            continue
         tensor = checkpoint.tensor(one.stored)
         if one.transposed:
             tensor = tensor.t()
@@ -131,6 +148,20 @@ def _check_tensors(checkpoint: Checkpoint, wanted: Iterable[StoredWeight]) -> No
         problems.append(f"{one.stored} in {checkpoint.file_of(one.stored)} {problem}")
     if problems:
         raise CheckpointError(f"{checkpoint.directory}: tensors that do not fit: {listed(problems)}.")
+
+
+def _problems_of_parts(checkpoint: Checkpoint, part: StoredPart, names: Collection[str]) -> Iterator[str]:
+    for name, shape in part.shapes.items():
+        if name not in names:
+            yield f"{name}, which is missing"
+            continue
+        tensor = checkpoint.tensor(name)
+        fits = tensor.dtype is torch.uint8 if part.packed else tensor.dtype in _CASTABLE
+        if tensor.shape != shape:
+            asked = f"has shape {tuple(tensor.shape)}, config.json asks for {tuple(shape)}"
+            yield f"{name} in {checkpoint.file_of(name)} {asked}"
+        elif not fits:
+            yield f"{name} in {checkpoint.file_of(name)} is of dtype {_short(tensor.dtype)}"
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +27,22 @@ _THREADS = 4
 
 
 @dataclass(frozen=True, slots=True)
+class StoredPart:
+    """What a parameter is made of that no tensor of the files is as it stands: one expert's share of all experts', say.
+
+    shapes: of the stored tensors, by name. make: of these, in that order, the parameter. packed: they are of bytes.
+    """
+
+    shapes: Mapping[str, torch.Size]
+    make: Callable[..., torch.Tensor]
+    packed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class StoredWeight:
     """A parameter or a buffer, and the name and the layout in which the checkpoint has it.
 
-    dtype: that it is to have; None: the model's.
+    dtype: that it is to have; None: the model's. part: of what it is made, if `stored` is not it.
     """
 
     name: str
@@ -38,6 +50,7 @@ class StoredWeight:
     shape: torch.Size
     transposed: bool  # stored [in, out]
     dtype: torch.dtype | None = None
+    part: StoredPart | None = None
 
 
 @torch.inference_mode(False)  # the caller's mode does not reach the threads, which could not write then
@@ -81,12 +94,18 @@ def read_into(checkpoint: Checkpoint, wanted: Sequence[tuple[StoredWeight, torch
 
 
 def _jobs(checkpoint: Checkpoint, wanted: StoredWeight, out: torch.Tensor) -> list[Callable[[], object]]:
+    if wanted.part is not None:
+        return [partial(_make, checkpoint, wanted.part, out)]
     stored = checkpoint.tensor(wanted.stored)
     if wanted.transposed or stored.dtype is not out.dtype or not stored.is_contiguous():
         return [partial(out.copy_, stored.t() if wanted.transposed else stored)]
     flat, step = out.view(-1), _PIECE // out.element_size()
     read = checkpoint.read if out.is_cpu else partial(_read_across, checkpoint)
     return [partial(read, wanted.stored, flat[first : first + step], first) for first in range(0, flat.numel(), step)]
+
+
+def _make(checkpoint: Checkpoint, part: StoredPart, out: torch.Tensor) -> None:
+    out.copy_(part.make(*(checkpoint.tensor(name) for name in part.shapes)))
 
 
 def _read_across(checkpoint: Checkpoint, name: str, out: torch.Tensor, first: int) -> None:

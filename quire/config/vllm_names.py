@@ -95,7 +95,7 @@ _WEIGHTS = "weights stay where the model computes; nothing is moved there and ba
 _TRANSFER = "KV blocks are not sent between engines"
 _MAMBA = "models with state-space layers are not served"
 _VIDEO = "images are served, no video and no audio"
-_EXPERTS = "mixtures of experts are not served"
+_EXPERTS = "experts are not spread over devices"
 _ONE_SCHEDULE = (
     "there is one schedule, first come first served in chunks; max_num_seqs and max_num_batched_tokens bound a step"
 )

@@ -3,6 +3,7 @@
 from quire.layers.activation import activation, gated_activation
 from quire.layers.attention import PagedAttention
 from quire.layers.embedding import Embedding
+from quire.layers.experts import ExpertLinear, Experts, Router
 from quire.layers.heads import HeadOrder, grouped_heads, head_order
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.norm import LayerNorm, RMSNorm
@@ -12,6 +13,8 @@ from quire.layers.rows import gathered, repeated
 __all__ = [
     "ROTARY_FIELDS",
     "Embedding",
+    "ExpertLinear",
+    "Experts",
     "HeadOrder",
     "LayerNorm",
     "Linear",
@@ -20,6 +23,7 @@ __all__ = [
     "RMSNorm",
     "RotaryEmbedding",
     "RotaryTable",
+    "Router",
     "activation",
     "gated_activation",
     "gathered",

@@ -97,7 +97,8 @@ def _parameter(*shape: int) -> nn.Parameter:
 
 FLOAT_ROWS = FloatRows()
 # What config.json calls a format (`quant_method`) -> the format. None: no quantization_config.
-FORMATS: Mapping[str | None, WeightFormat] = MappingProxyType({None: FLOAT_ROWS})
+# Of "mxfp4" are gpt-oss's experts, which its class makes floats of when they are loaded.
+FORMATS: Mapping[str | None, WeightFormat] = MappingProxyType({None: FLOAT_ROWS, "mxfp4": FLOAT_ROWS})
 
 
 def check_format(raw: Mapping[str, Any]) -> None:

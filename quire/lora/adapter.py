@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from quire.errors import AdapterError
-from quire.layers import Embedding, LayerNorm, Linear, RMSNorm
+from quire.layers import Embedding, ExpertLinear, LayerNorm, Linear, RMSNorm
 from quire.layers.adapters import EmbeddingChange, LinearChange, NormChange
 from quire.lora.block import in_one_block
 from quire.lora.files import (
@@ -31,6 +31,7 @@ from quire.lora.files import (
     weights_file,
 )
 from quire.lora.fold import changed_parameter, embedding_change, linear_change, norm_change, token_rows
+from quire.lora.fused import fused_parameters, split_parts
 from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, read_config
 from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
 from quire.models.base import CausalLM
@@ -123,6 +124,8 @@ class AdapterReader:
         self._max_bytes = max_bytes
         self._dtype = next(model.parameters()).dtype
         self._namings = namings(model)
+        # By what transformers' newer versions call the modules: the older ones have no such parameters.
+        self._fused = {model.published_names(name)[-1]: own for name, own in fused_parameters(model).items()}
         self._modules = dict(model.named_modules())
         # The base model's own: while an image is encoded, a tower's modules may have an adapter's for a moment.
         self._base = {name: dict(module._parameters) for name, module in self._modules.items()}
@@ -136,12 +139,12 @@ class AdapterReader:
         config_data = read_text(directory / CONFIG_FILE, MAX_CONFIG_BYTES)
         with weights_file(directory / WEIGHTS_FILE, 2 * self._max_bytes) as (file, described):
             # What the header says is looked at first: nobody's file is read whole to be refused.
-            parts, plain = sorted_tensors(described, where)
+            parts, plain = self._sorted(described, where)
             naming = choose_naming(self._namings, parts, plain)
             config, targets = self._plan(config_data, naming, where)
             _Binding(self, config, targets, naming, parts, plain, where).check_sizes(unused_tensors(described))
             digest, tensors = read_tensors(file, config_data, where)
-        parts, plain = sorted_tensors(tensors, where)
+        parts, plain = self._sorted(tensors, where)
         changes, parameters = _Binding(self, config, targets, naming, parts, plain, where).run()
         changes, parameters, nbytes = in_one_block(changes, parameters, self._max_bytes, where)
         names = [*changes, *(name.rpartition(".")[0] for name in parameters)]
@@ -153,6 +156,12 @@ class AdapterReader:
             visual=any(self._model.is_visual(name) for name in names),
             ranks=tuple(sorted({target.rank for target in targets.lora.values()})),
         )
+
+    def _sorted(
+        self, tensors: Mapping[str, torch.Tensor], where: str
+    ) -> tuple[dict[str, Parts], dict[str, torch.Tensor]]:
+        parts, plain = sorted_tensors(tensors, where)
+        return split_parts(parts, self._fused, where), plain
 
     def _plan(self, data: bytes, naming: Naming, where: str) -> tuple[Any, Targets]:
         """The configuration and what it means; remembered, since many adapters have the same."""
@@ -245,6 +254,8 @@ class _Binding:
     ) -> Change | dict[str, torch.Tensor] | None:
         rank, dtype = self.targets.lora.get(name), self.reader._dtype
         if isinstance(module, Linear):
+            if isinstance(module, ExpertLinear) and (given.get("weight") is not None or name in tokens):
+                raise AdapterError(f"{self.where}: {name}: an expert's weights take LoRA, and cannot be replaced.")
             return linear_change(module, rank, parts, given, tokens.get(name), dtype)
         if isinstance(module, Embedding):
             return embedding_change(module, rank, parts, given, tokens.get(name), dtype)

@@ -25,7 +25,7 @@ _MOST_NAMES = 20_000  # in a list
 _APPLIED_FIELDS = frozenset({
     "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "bias", "lora_bias",
     "modules_to_save", "trainable_token_indices", "fan_in_fan_out", "target_modules", "exclude_modules",
-    "layers_to_transform", "layers_pattern", "ensure_weight_tying",
+    "layers_to_transform", "layers_pattern", "ensure_weight_tying", "target_parameters",
 })  # fmt: skip
 # What says nothing of the arithmetic of an adapter that is trained.
 _FIELDS_WITHOUT_EFFECT = frozenset({
@@ -94,11 +94,11 @@ def _check_values(raw: Mapping[str, Any], where: str) -> None:
     for field in ("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out", "ensure_weight_tying"):
         if raw.get(field) not in (None, True, False):
             raise AdapterError(f"{where}: {field}={_short(raw[field])}: must be true or false.")
-    for field in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern"):
+    for field in ("target_modules", "exclude_modules", "modules_to_save", "layers_pattern", "target_parameters"):
         value = raw.get(field)
         if isinstance(value, list) and len(value) > _MOST_NAMES:
             raise AdapterError(f"{where}: {field} has {len(value):,} names, and at most {_MOST_NAMES:,} are taken.")
-        may_be_text = field != "modules_to_save"
+        may_be_text = field not in ("modules_to_save", "target_parameters")
         if value is None or (may_be_text and isinstance(value, str)) or _is_list_of(str, value):
             continue
         raise AdapterError(f"{where}: {field}={_short(value)}: must be a list of names{' or a pattern' * may_be_text}.")

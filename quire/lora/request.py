@@ -26,8 +26,8 @@ class LoRARequest:
         model's. Of these, each must be plain LoRA (no DoRA, biases, saved modules or trained tokens). Weights are from
         -MAX_WEIGHT to MAX_WEIGHT.
 
-    lora_local_path: vLLM's older name of lora_path. long_lora_max_len, tensorizer_config_dict, is_3d_lora_weight: of
-    vLLM's; refused but for None and False.
+    lora_local_path: vLLM's older name of lora_path. long_lora_max_len, tensorizer_config_dict: of vLLM's; refused
+    but for None. is_3d_lora_weight: of vLLM's; nothing depends on it, the file tells.
 
     Raises RequestError for what is none of these.
     """
@@ -41,7 +41,7 @@ class LoRARequest:
     load_inplace: bool = field(default=False, kw_only=True)
     long_lora_max_len: int | None = field(default=None, kw_only=True, repr=False)
     tensorizer_config_dict: dict[str, Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
-    is_3d_lora_weight: bool = field(default=False, kw_only=True, repr=False)
+    is_3d_lora_weight: bool = field(default=False, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lora_name, str) or not self.lora_name:
@@ -72,8 +72,8 @@ class LoRARequest:
             raise RequestError("long_lora_max_len: adapters that stretch the context are not served")
         if self.tensorizer_config_dict is not None:
             raise RequestError("tensorizer_config_dict: adapters are read from safetensors files")
-        if self.is_3d_lora_weight is not False:
-            raise RequestError("is_3d_lora_weight: adapters of fused experts are not served")
+        if not isinstance(self.is_3d_lora_weight, bool):
+            raise RequestError(f"is_3d_lora_weight={self.is_3d_lora_weight!r}: must be True or False")
 
     @property
     def adapter_id(self) -> int | None:

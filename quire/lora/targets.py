@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from quire.errors import AdapterError
-from quire.layers import Embedding, Linear
+from quire.layers import Embedding, ExpertLinear, Linear, Router
+from quire.lora.fused import fused_parameters
 from quire.lora.patterns import Patterns
 from quire.models.base import CausalLM
 
@@ -27,12 +29,14 @@ class Naming:
     """One of the namings of a model.
 
     modules: published name -> the model's own, of those with parameters of their own. parameters: the same of
-    parameters. linear: published names of the matrices that "all-linear" means.
+    parameters. linear: published names of the matrices that "all-linear" means. fused: published name of a parameter
+    that has the weights of several modules -> these modules' own names.
     """
 
     modules: Mapping[str, str]
     parameters: Mapping[str, str]
     linear: frozenset[str]
+    fused: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +60,30 @@ class Targets:
 
 
 def namings(model: CausalLM) -> list[Naming]:
-    """All namings of a model, the newest first."""
+    """All namings of a model, the newest first.
+
+    Of a model with experts, each without these and their routers comes before the one with them: where a file names
+    none, its configuration does not mean them, whatever else is called as their layers are.
+    """
     head = next((name for name, module in model.named_modules() if module is _output(model)), "")
     found = []
     owners = {name: module for name, module in model.named_modules() if _own(module) or _is_linear(module)}
     count = len(model.published_names(next(iter(owners))))
-    for version in reversed(range(count)):
-        modules = {model.published_names(name)[version]: name for name in owners}
+    apart = {name for name, module in owners.items() if isinstance(module, (ExpertLinear, Router))}
+    experts = fused_parameters(model)
+    for version, left_out in product(reversed(range(count)), (apart, set()) if apart else (apart,)):
+        modules = {model.published_names(name)[version]: name for name in owners if name not in left_out}
         parameters = {
             f"{published}.{leaf}": f"{own}.{leaf}" for published, own in modules.items() for leaf in _own(owners[own])
         }
         linear = frozenset(published for published, own in modules.items() if own != head and _is_linear(owners[own]))
-        naming = Naming(modules, parameters, linear)
+        fused = {
+            f"{model.published_names(path)[version]}.{leaf}": parameter.names(path)
+            for path, own in experts.items()
+            for leaf, parameter in own.items()
+            if version == count - 1 and not left_out
+        }
+        naming = Naming(modules, parameters, linear, fused)
         if naming not in found:
             found.append(naming)
     return found
@@ -100,8 +116,16 @@ def find_targets(config: LoraConfig, naming: Naming, model: CausalLM, where: str
     patterns = Patterns(where)
     lora = {naming.modules[name]: _rank(config, name, patterns) for name in _targeted(config, naming, patterns)}
     saved = _saved(config, naming, patterns, where)
+    parameters = _targeted_parameters(config, naming, model, patterns, where)
+    if not lora.keys().isdisjoint(parameters):
+        twice = sorted(lora.keys() & parameters.keys())[0]
+        raise AdapterError(f"{where}: target_modules and target_parameters both name {twice}.")
+    lora.update(parameters)
     if not lora and not saved:
-        raise AdapterError(f"{where}: target_modules={config.target_modules!r} names no module of this model.")
+        raise AdapterError(
+            f"{where}: target_modules={config.target_modules!r} and target_parameters={config.target_parameters!r} "
+            "name no module of this model."
+        )
     tokens = _tokens(config, naming, model, patterns, where)
     lora.update(_tied(config, naming, model, lora, patterns))
     biases = {
@@ -121,6 +145,29 @@ def _targeted(config: LoraConfig, naming: Naming, patterns: Patterns) -> list[st
         return []
     found = [name for name in naming.modules if _is_meant(targets, name, config, patterns)]
     return [name for name in found if not _is_excluded(name, config, patterns)]
+
+
+def _targeted_parameters(
+    config: LoraConfig, naming: Naming, model: CausalLM, patterns: Patterns, where: str
+) -> dict[str, Rank]:
+    """Parameters that LoRA is trained for as such: those of all experts, and weights of single layers.
+
+    PEFT's rules for their names: whole, or their last parts.
+    """
+    wanted = frozenset(config.target_parameters or ())
+    if not wanted:
+        return {}
+    found: dict[str, Rank] = {}
+    for name, modules in naming.fused.items():
+        if _ends_in(name, wanted):
+            found.update(dict.fromkeys(modules, _rank(config, name, patterns)))
+    for name, own in naming.parameters.items():
+        if _ends_in(name, wanted):
+            path, _, leaf = own.rpartition(".")
+            if leaf != "weight" or not isinstance(model.get_submodule(path), Linear):
+                raise AdapterError(f"{where}: target_parameters names {name}, which is no linear layer's weight.")
+            found[path] = _rank(config, name, patterns)
+    return found
 
 
 def _is_meant(targets: str | Collection[str], name: str, config: LoraConfig, patterns: Patterns) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from quire.checkpoint.weights import StoredPart
 from quire.layers import Linear
 from quire.layers.rotary import check_rope, rope_parameters
 from quire.models.fields import check_fields, refuse
@@ -92,6 +93,10 @@ class CausalLM(nn.Module):
                 refuse(config, field, f"the class that serves it computes {value!r} alone")
         check_fields(config, cls.supported_fields | cls.fixed_fields.keys())
         check_rope(config, cls.supported_fields)
+
+    def checkpoint_parts(self) -> Mapping[str, StoredPart]:
+        """Parameters that are only a part of what stands in the files, where all experts do, say; by name."""
+        return {}
 
     @property
     def vocab_size(self) -> int:

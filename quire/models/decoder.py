@@ -123,11 +123,11 @@ class FusedAttention(DecoderAttention):
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x))"""
+    """down(act(gate(x)) * up(x)); inner: its width, by default the configuration's intermediate_size."""
 
-    def __init__(self, config: PretrainedConfig, biases: Biases) -> None:
+    def __init__(self, config: PretrainedConfig, biases: Biases, inner: int | None = None) -> None:
         super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
+        hidden, inner = config.hidden_size, inner or config.intermediate_size
         self.gate_proj = Linear(hidden, inner, bias=biases.mlp)
         self.up_proj = Linear(hidden, inner, bias=biases.mlp)
         self.down_proj = Linear(inner, hidden, bias=biases.mlp)
@@ -177,7 +177,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         biases = family.biases(config)
         self.self_attn = family.attention_class(config, family.attention_spec(config, layer), biases)
-        self.mlp = family.mlp_class(config, biases)
+        self.mlp = family.mlp(config, biases, layer)
         self.norms = tuple(family.norm(config, config.hidden_size) for _ in self.norm_names)
         for name, norm in zip(self.norm_names, self.norms, strict=True):
             self.add_module(name, norm)
@@ -333,6 +333,11 @@ class DecoderForCausalLM(CausalLM):
     def layer(cls, config: PretrainedConfig, layer: int) -> DecoderLayer:
         """Layer number `layer`."""
         return cls.layer_class(config, cls, layer)
+
+    @classmethod
+    def mlp(cls, config: PretrainedConfig, biases: Biases, layer: int) -> nn.Module:
+        """The feed-forward of layer number `layer`."""
+        return cls.mlp_class(config, biases)
 
     @classmethod
     def norm(cls, config: PretrainedConfig, size: int) -> nn.Module:

@@ -235,6 +235,7 @@ def _matches(model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch
         model.checkpoint_ignored,
         model.checkpoint_transposed,
         model.tied_weights if model.is_tied else {},
+        model.checkpoint_parts(),
     )
     return match_tensors(checkpoint, places, rules)
 

@@ -98,10 +98,6 @@ class ServedModels:
         """Load an adapter from under the allowed folders, or name a mixture. Raises ApiError and AdapterError."""
         if (body.lora_path is None) == (body.adapters is None):
             raise ApiError(400, "lora_path: give the adapter's folder here, or a mixture in adapters.", "lora_path")
-        if body.is_3d_lora_weight:
-            raise ApiError(
-                400, "is_3d_lora_weight: weights of several experts in one tensor are not served.", "is_3d_lora_weight"
-            )
         self._check_name(body)
         if body.adapters is not None:
             return self._mix(body)

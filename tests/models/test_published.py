@@ -50,7 +50,8 @@ def test_scores_are_transformers(name: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     kind = getattr(transformers, PUBLISHED[name]["architectures"][0])
     row = all_rows().get(PUBLISHED[name]["architectures"][0])
-    theirs = kind._from_config(config, attn_implementation=row.attention if row else "eager").float().eval()
+    eager = {"attn_implementation": row.attention if row else "eager", "experts_implementation": "eager"}
+    theirs = kind._from_config(config, **eager).float().eval()
     tiny.randomise(theirs)
     theirs.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))

@@ -185,7 +185,8 @@ def make(architecture: str, variant: str, seed: int = 0, **settings: Any) -> Any
     else:
         config = getattr(transformers, config_class)(**wanted)
         kind = getattr(transformers, architecture)
-        model = kind._from_config(config, attn_implementation=row.attention if row else "eager").float().eval()
+        eager = {"attn_implementation": row.attention if row else "eager", "experts_implementation": "eager"}
+        model = kind._from_config(config, **eager).float().eval()
     randomise(model, row.gain if row else GAIN.get(architecture, 2.5))
     return model
 

@@ -157,7 +157,7 @@ class LoadAdapterRequest(Body):
     adapters: Annotated[list[MixedAdapter], Field(min_length=1, max_length=64)] | None = None
     load_inplace: bool = False
     base_model_name: str | None = None
-    is_3d_lora_weight: Annotated[bool, Field(description="Refused where it is true.")] = False
+    is_3d_lora_weight: Annotated[bool, Field(description="Nothing depends on it: the file tells.")] = False
 
 
 class UnloadAdapterRequest(Body):

@@ -35,7 +35,8 @@ class ModelRow:
     the vocabulary, that an adapter saves whole. embedding: the name of the table of tokens.
     adapted: settings, beside those of the first variant, of the model whose adapters are compared with PEFT's.
     recorded: whether steps of one token a sequence are recorded. aliases: other names that it is published under.
-    attention: transformers' implementation of it. head: the projection to the vocabulary.
+    attention: transformers' implementation of it. head: the projection to the vocabulary. not_linear: layers
+    that PEFT's "all-linear" means and cannot change.
     oracle: makes the model to compare with of a variant's settings, where transformers has no class for it.
     """
 
@@ -52,6 +53,7 @@ class ModelRow:
     adapted: Mapping[str, Any] = field(default_factory=dict)
     recorded: bool = True
     head: str = "lm_head"
+    not_linear: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     attention: str = "eager"
     oracle: Callable[[dict[str, Any]], Any] | None = None
@@ -66,7 +68,7 @@ class ModelRow:
         patterns = {"rank_pattern": {first: 7, f"layers.0.*{last}": 2}, "alpha_pattern": {last: 3}}
         saved = {"target_modules": [self.embedding, first], "modules_to_save": [self.head, *self.saved]}
         return {
-            "all_linear": {"r": 4, "target_modules": "all-linear"},
+            "all_linear": {"r": 4, "target_modules": "all-linear", "exclude_modules": list(self.not_linear) or None},
             "dora_patterns": {"r": 4, "target_modules": list(self.linears), "use_dora": True, **patterns},
             "embedding_and_saved": {"r": 4, **saved},
         }

@@ -130,10 +130,11 @@ def test_a_folder_that_is_not_there(http: Any, adapter_root: Path, voices: dict[
 
 
 def test_a_name_is_looked_for_under_the_roots(http: Any, llm: LLM, voices: dict[str, Path], loaded: list[str]) -> None:
-    """And vLLM's further field says nothing, or is refused."""
+    """And vLLM's further field says nothing."""
     body = {"lora_name": "by-name", "lora_path": "french"}
-    assert refusal(http, LOAD, **body, is_3d_lora_weight=True)["param"] == "is_3d_lora_weight"
-    assert post(http, LOAD, **body, is_3d_lora_weight=False)["name"] == "by-name"
+    assert refusal(http, LOAD, **body, is_3d_lora_weight="of course")["param"] == "is_3d_lora_weight"
+    assert post(http, LOAD, **body, is_3d_lora_weight=True)["name"] == "by-name"
+    assert post(http, LOAD, **body, is_3d_lora_weight=False, load_inplace=True)["name"] == "by-name"
     loaded.append("by-name")
     assert answer_of(http, "by-name") == voice(llm, "french")
     assert http.get("/v1/models/by-name").json()["root"] == str(voices["french"].resolve())

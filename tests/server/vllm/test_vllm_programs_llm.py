@@ -132,11 +132,12 @@ def test_lora_requests_have_vllms_fields() -> None:
     assert dataclasses.replace(LoRARequest("a", 1, lora_local_path=Path("x")), load_inplace=True).lora_path == "x"
     assert LoRARequest("a", 1, "", lora_local_path="x", long_lora_max_len=None).lora_path == "x"
     assert LoRARequest("a", 1, "x", tensorizer_config_dict=None, is_3d_lora_weight=False) == LoRARequest("a", 1, "x")
+    assert LoRARequest("a", 1, "x", is_3d_lora_weight=True) == LoRARequest("a", 1, "x")
     for wrong in (
         {"lora_local_path": "y"},
         {"long_lora_max_len": 8192},
         {"tensorizer_config_dict": {}},
-        {"is_3d_lora_weight": True},
+        {"is_3d_lora_weight": 1},
         {"load_inplace": 1},
         {"base_model_name": 5},
     ):
