@@ -213,7 +213,6 @@ template <class T, int kD, int kTiles, class AnyQuery>
 __device__ __forceinline__ void multiply_keys(float (&scores)[kTiles][4], const AnyQuery& query, const T* keys,
                                               int key) {
   const int lane = static_cast<int>(threadIdx.x % kWarp);
-  const int row = key + lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
@@ -227,18 +226,19 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[kTiles][4], const 
       mma<T>(scores[0], a, {b[0], b[1]});
       mma<T>(scores[0], next, {b[2], b[3]});
     }
-    return;
-  }
+  } else {
+    const int row = key + lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
 #pragma unroll
-  for (int c = 0; c < kD / 16; ++c) {
-    uint32_t a[4];
-    query.get(c, a);
+    for (int c = 0; c < kD / 16; ++c) {
+      uint32_t a[4];
+      query.get(c, a);
 #pragma unroll
-    for (int n = 0; n + 1 < kTiles; n += 2) {
-      uint32_t b[4];
-      ldmatrix4(b, keys + swizzled<kD>(row, 2 * c + half) + n * 8 * kD);
-      mma<T>(scores[n], a, {b[0], b[1]});
-      mma<T>(scores[n + 1], a, {b[2], b[3]});
+      for (int n = 0; n < kTiles; n += 2) {
+        uint32_t b[4];
+        ldmatrix4(b, keys + swizzled<kD>(row, 2 * c + half) + n * 8 * kD);
+        mma<T>(scores[n], a, {b[0], b[1]});
+        mma<T>(scores[n + 1], a, {b[2], b[3]});
+      }
     }
   }
 }
