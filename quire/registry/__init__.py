@@ -25,6 +25,8 @@ logger = logging.getLogger("quire")
 # What reads config.json where only the checkpoints' own code, which is never run, has a class for it.
 _BAICHUAN = "quire.models.baichuan:BaichuanConfig"
 _CHATGLM = "quire.models.chatglm:ChatGLMConfig"
+_INTERNLM2 = "quire.models.internlm2:InternLM2Config"
+_MINICPM = "quire.models.minicpm:MiniCPMConfig"
 
 BUILT_IN = (
     Row("LlamaForCausalLM", "quire.models.llama:LlamaForCausalLM"),
@@ -76,6 +78,8 @@ BUILT_IN = (
     Row("GPTNeoXForCausalLM", "quire.models.gpt_neox:GPTNeoXForCausalLM"),
     Row("PhiForCausalLM", "quire.models.phi:PhiForCausalLM"),
     Row("Starcoder2ForCausalLM", "quire.models.starcoder2:Starcoder2ForCausalLM"),
+    Row("InternLM2ForCausalLM", "quire.models.internlm2:InternLM2ForCausalLM", config=_INTERNLM2),
+    Row("MiniCPMForCausalLM", "quire.models.minicpm:MiniCPMForCausalLM", config=_MINICPM),
     Row("LlavaForConditionalGeneration", "quire.models.llava:LlavaForConditionalGeneration", IMAGES),
     Row("LlavaNextForConditionalGeneration", "quire.models.llava_next:LlavaNextForConditionalGeneration", IMAGES),
     Row("Qwen2VLForConditionalGeneration", "quire.models.qwen2_vl:Qwen2VLForConditionalGeneration", IMAGES),

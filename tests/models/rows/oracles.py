@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 
 def causal(scores: torch.Tensor) -> torch.Tensor:
@@ -188,3 +188,104 @@ def chatglm(settings: dict[str, Any]) -> ChatGLMModel:
     config = LlamaConfig(vocab_size=settings["padded_vocab_size"], hidden_size=settings["hidden_size"])
     config.published = {"architectures": ["ChatGLMModel"], "model_type": "chatglm", **settings}
     return ChatGLMModel(config)
+
+
+class MiniCPM(GraniteForCausalLM):
+    """Granite's multipliers are MiniCPM's, under other names."""
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+        super().save_pretrained(save_directory, **options)
+        (Path(save_directory) / "config.json").write_text(json.dumps(self.config.published))
+
+
+def minicpm(settings: dict[str, Any]) -> MiniCPM:
+    shared = {
+        name: value for name, value in settings.items() if name not in ("scale_emb", "scale_depth", "dim_model_base")
+    }
+    config = GraniteConfig(
+        **shared,
+        embedding_multiplier=float(settings["scale_emb"]),
+        attention_multiplier=(settings["hidden_size"] // settings["num_attention_heads"]) ** -0.5,
+        residual_multiplier=settings["scale_depth"] / settings["num_hidden_layers"] ** 0.5,
+        logits_scaling=settings["hidden_size"] / settings["dim_model_base"],
+        attn_implementation="eager",
+    )
+    config.published = {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", **settings}
+    return MiniCPM(config)
+
+
+class InternLM2Attention(nn.Module):
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__()
+        self.heads, self.groups = fields["num_attention_heads"], fields["num_key_value_heads"]
+        self.size = fields["hidden_size"] // self.heads
+        width = (self.heads + 2 * self.groups) * self.size
+        self.wqkv = nn.Linear(fields["hidden_size"], width, bias=fields["bias"])
+        self.wo = nn.Linear(self.heads * self.size, fields["hidden_size"], bias=fields["bias"])
+
+    def forward(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        batch, tokens = x.shape[:2]
+        parts = self.wqkv(x).view(batch, tokens, self.groups, -1, self.size)  # of a key head
+        query, key, value = parts[..., :-2, :].flatten(2, 3), parts[..., -2, :], parts[..., -1, :]
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        query, key = apply_rotary_pos_emb(query, key, *turn)
+        return self.wo(attend(query, key, value))
+
+
+class InternLM2MLP(nn.Module):
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.w1, self.w3 = (nn.Linear(hidden, inner, bias=False) for _ in range(2))
+        self.w2 = nn.Linear(inner, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class InternLM2Block(nn.Module):
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__()
+        self.attention = InternLM2Attention(fields)
+        self.feed_forward = InternLM2MLP(fields["hidden_size"], fields["intermediate_size"])
+        self.attention_norm, self.ffn_norm = (
+            LlamaRMSNorm(fields["hidden_size"], fields["rms_norm_eps"]) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), turn)
+        return x + self.feed_forward(self.ffn_norm(x))
+
+
+class InternLM2(Published):
+    config_class = LlamaConfig
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        fields = self.published = config.published
+        self.turn = LlamaRotaryEmbedding(config)
+        self.model = nn.ModuleDict({
+            "tok_embeddings": nn.Embedding(fields["vocab_size"], fields["hidden_size"]),
+            "layers": nn.ModuleList(InternLM2Block(fields) for _ in range(fields["num_hidden_layers"])),
+            "norm": LlamaRMSNorm(fields["hidden_size"], fields["rms_norm_eps"]),
+        })  # fmt: skip
+        self.output = nn.Linear(fields["hidden_size"], fields["vocab_size"], bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.tok_embeddings
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.output
+
+    def forward(self, input_ids: torch.Tensor, **rest: Any) -> CausalLMOutput:
+        x = self.get_input_embeddings()(input_ids)
+        turn = self.turn(x, torch.arange(input_ids.shape[1]).unsqueeze(0))
+        for block in self.model.layers:
+            x = block(x, turn)
+        return CausalLMOutput(logits=self.output(self.model.norm(x)))
+
+
+def internlm2(settings: dict[str, Any]) -> InternLM2:
+    config = LlamaConfig(**{name: value for name, value in settings.items() if name != "bias"})
+    config.published = {"architectures": ["InternLM2ForCausalLM"], "model_type": "internlm2", **settings}
+    return InternLM2(config)

@@ -29,7 +29,8 @@ class ModelRow:
     """An architecture, and the variants of its configuration that are compared with transformers'.
 
     config: name of transformers' configuration class. base: its settings, which a variant's replace.
-    quick: the variants that `make test` runs, two at most; the first of them stands for the family where one is enough.
+    quick: the variants whose bits are compared in company, two at most; the first stands for the family where one is
+    enough, and in `make test`.
     by_length: variants whose rotary frequencies depend on how long the request is. gain: of `tiny.randomise`.
     linears: names of the layers that an adapter of "all-linear" changes. saved: of modules, beside the projection to
     the vocabulary, that an adapter saves whole. embedding: the name of the table of tokens.
