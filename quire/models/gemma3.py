@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 class Gemma3ForCausalLM(Gemma2ForCausalLM):
     attention_class: ClassVar = GemmaHeadNormAttention
-    supported_fields: ClassVar = Gemma2ForCausalLM.supported_fields | ROTARY_BY_TYPE | {"sliding_window_pattern"}
+    # Transformers has attn_logit_softcapping in the configuration, and no use for it.
+    supported_fields: ClassVar = (
+        Gemma2ForCausalLM.supported_fields - {"attn_logit_softcapping"} | ROTARY_BY_TYPE | {"sliding_window_pattern"}
+    )
 
     @classmethod
     def rotaries(cls, config: PretrainedConfig) -> Sequence[RotaryEmbedding]:

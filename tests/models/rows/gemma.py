@@ -54,7 +54,7 @@ ROWS = (
                 "num_hidden_layers": 3,
                 "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             },
-            "caps": {**CAPS, "attn_logit_softcapping": 1.0, "num_hidden_layers": 3},
+            "cap": {"final_logit_softcapping": CAPS["final_logit_softcapping"], "num_hidden_layers": 3},
             "no_window": {"layer_types": ["full_attention"] * 3, "num_hidden_layers": 3},
             "pattern_of_two": {"sliding_window_pattern": 2, "num_hidden_layers": 4, "sliding_window": 13},
             "untied": {"tie_word_embeddings": False, "attention_bias": True, "num_hidden_layers": 3},
