@@ -273,6 +273,19 @@ def check_rope(config: PretrainedConfig, supported: Collection[str]) -> None:
             )
 
 
+def check_whole_heads(config: PretrainedConfig) -> None:
+    """Refuse a partial rotation, of a class of which transformers' turns whole heads. Raises UnsupportedModelError."""
+    parameters = rope_parameters(config)
+    for one in (parameters, *(value for value in parameters.values() if isinstance(value, Mapping))):
+        part, kind = one.get("partial_rotary_factor"), one.get("rope_type", "default")
+        # "proportional" gives full-width frequencies.
+        if part not in (None, 1.0) and kind != "proportional":
+            raise UnsupportedModelError(
+                f"config.json: partial_rotary_factor={part} is not served with rope_type {kind!r}: transformers' "
+                f"{config.model_type} turns whole heads."
+            )
+
+
 def _axes(parameters: dict[str, Any], frequencies: int) -> torch.Tensor | None:
     """Which of time, height and width (0, 1, 2) each frequency turns by, [R / 2]; None: no such thing."""
     sections = parameters.get("mrope_section")

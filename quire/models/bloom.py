@@ -3,8 +3,8 @@
 ALiBi (arXiv:2108.12409) instead of positions, a norm of the embeddings, one projection in which a head's query, key and
 value lie side by side. Configuration fields that shape the arithmetic: hidden_size, n_layer, n_head,
 layer_norm_epsilon, apply_residual_connection_post_layernorm, vocab_size and tie_word_embeddings. seq_length, which
-published files have, says how long the texts were that it was trained on. pretraining_tp and slow_but_exact say how
-sums were cut into pieces; here they are not.
+published files have, says how long the texts were that it was trained on. pretraining_tp says how sums
+were cut into pieces; here they are not, so slow_but_exact, by which transformers cuts them, is refused with it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class BloomForCausalLM(CausalLM):
         super().check_config(config)
         if config.hidden_size % config.n_head:
             refuse(config, "n_head", f"it must divide hidden_size={config.hidden_size}")
+        if getattr(config, "slow_but_exact", False) and getattr(config, "pretraining_tp", 1) > 1:
+            refuse(config, "slow_but_exact", "where pretraining_tp is above 1, transformers leaves biases out")
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.transformer.word_embeddings(input_ids)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from quire.layers import ROTARY_FIELDS, LayerNorm, RotaryEmbedding
-from quire.models.base import refuse
 from quire.models.decoder import (
     WINDOW_FIELDS,
     Biases,
@@ -70,12 +69,6 @@ class Cohere2ForCausalLM(CohereForCausalLM):
         CohereForCausalLM.supported_fields - {"use_qk_norm"} | WINDOW_FIELDS | {"sliding_window_pattern"}
     )
     fixed_fields: ClassVar = {"position_embedding_type": "rope_gptj", "rotary_pct": 1.0}
-
-    @classmethod
-    def check_config(cls, config: PretrainedConfig) -> None:
-        super().check_config(config)
-        if "sliding_attention" in config.layer_types and not config.sliding_window:
-            refuse(config, "sliding_window", "layer_types has sliding layers")
 
     @classmethod
     def rotary_of(cls, config: PretrainedConfig, layer: int) -> int:

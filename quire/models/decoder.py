@@ -31,7 +31,9 @@ from quire.layers import (
     activation,
     gated_activation,
 )
+from quire.layers.rotary import check_whole_heads
 from quire.models.base import CausalLM, refuse
+from quire.models.fields import check_window
 from quire.types import AttentionSpec, ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
@@ -290,6 +292,8 @@ class DecoderForCausalLM(CausalLM):
     attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
     mlp_class: ClassVar[type[nn.Module]] = GatedMLP
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    # Whether partial_rotary_factor says how much of a head turns: in most families, transformers turns the whole.
+    turns_partly: ClassVar[bool] = False
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
@@ -313,6 +317,9 @@ class DecoderForCausalLM(CausalLM):
         types = getattr(config, "layer_types", None)
         if types and (not _LAYER_TYPES.issuperset(types) or len(types) != config.num_hidden_layers):
             refuse(config, "layer_types", f"it must have one of {', '.join(sorted(_LAYER_TYPES))} for each layer")
+        check_window(config, cls.supported_fields)
+        if not cls.turns_partly:
+            check_whole_heads(config)
 
     @classmethod
     def attention_spec(cls, config: PretrainedConfig, layer: int) -> AttentionSpec:

@@ -200,6 +200,18 @@ def check_fields(config: PretrainedConfig, supported: Collection[str]) -> None:
                    "could give wrong answers (a plug-in that does names it in supported_fields)")  # fmt: skip
 
 
+def check_window(config: PretrainedConfig, supported: Collection[str]) -> None:
+    """Refuse a window of no size, and layers that slide where no window is given; `supported` has the class's fields.
+
+    Raises UnsupportedModelError, which names the field.
+    """
+    window = getattr(config, "sliding_window", None)
+    if "sliding_window" in supported and window is not None and (type(window) is not int or window < 1):
+        refuse(config, "sliding_window", "it must be a whole number from 1, or null")
+    if "layer_types" in supported and window is None and "sliding_attention" in (config.layer_types or ()):
+        refuse(config, "sliding_window", "layer_types has sliding layers")
+
+
 def _is_unserved(config: PretrainedConfig, field: str) -> bool:
     if field in OTHERS:
         return field not in COMMON or _is_own(type(config), field)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 class GlmForCausalLM(DecoderForCausalLM):
+    turns_partly: ClassVar = True
     mlp_class: ClassVar = FusedGatedMLP
     supported_fields: ClassVar = ROTARY_FIELDS | {"attention_bias"}
 

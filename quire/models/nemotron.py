@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 class NemotronForCausalLM(DecoderForCausalLM):
+    turns_partly: ClassVar = True
     mlp_class: ClassVar = PlainMLP
     supported_fields: ClassVar = ROTARY_FIELDS | {"attention_bias", "mlp_bias", "norm_eps"}
 

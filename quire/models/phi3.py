@@ -13,6 +13,7 @@ from quire.models.decoder import DecoderForCausalLM, FusedAttention, FusedGatedM
 
 
 class Phi3ForCausalLM(DecoderForCausalLM):
+    turns_partly: ClassVar = True
     attention_class: ClassVar = FusedAttention
     mlp_class: ClassVar = FusedGatedMLP
     supported_fields: ClassVar = ROTARY_FIELDS | {"sliding_window"}

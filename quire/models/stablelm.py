@@ -52,6 +52,7 @@ class StableLmAttention(DecoderAttention):
 
 
 class StableLmForCausalLM(DecoderForCausalLM):
+    turns_partly: ClassVar = True
     attention_class: ClassVar = StableLmAttention
     supported_fields: ClassVar = ROTARY_FIELDS | {"use_qkv_bias", "qk_layernorm", "use_parallel_residual"}
 

@@ -17,7 +17,7 @@ from quire import registry
 from quire.errors import UnsupportedModelError
 from quire.layers.rotary import ROPE_KEYS, ROTARY_FIELDS, SILENT_ROPE_KEYS
 from quire.models import fields
-from tests.models import tiny
+from tests.models import rows, tiny
 
 LLAMA, QWEN2, OPT, GPT2 = tiny.TABLE
 KNOWN = {*fields.OTHERS, *fields.NEUTRAL_VALUES, *fields.EVERYWHERE, *fields.SILENT, *ROTARY_FIELDS, "layer_types"}
@@ -242,3 +242,32 @@ def test_a_field_without_a_value_is_none(value: Any) -> None:
 def test_what_is_private_is_nobodys_setting() -> None:
     """`vars` of a configuration has more than its file."""
     fields.check_fields(SimpleNamespace(model_type="x", _attn_implementation="sdpa", rope_ratio=None), set())  # type: ignore[arg-type]
+
+
+PARTIAL = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+# What transformers' class computes in another way than its name says, or not at all.
+ODD: list[tuple[str, dict[str, Any], str]] = [
+    *((name, {"rope_parameters": PARTIAL}, "partial_rotary_factor=0.5") for name in (
+        "ApertusForCausalLM", "CohereForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "MistralForCausalLM",
+        "Olmo2ForCausalLM", "Qwen3ForCausalLM", "Starcoder2ForCausalLM",
+    )),
+    ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": PARTIAL, "sliding_attention": {**PARTIAL,
+        "partial_rotary_factor": 1.0}}}, "partial_rotary_factor=0.5"),
+    ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
+    ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window=0"),
+    ("Gemma2ForCausalLM", {"sliding_window": None}, "sliding_window=None"),
+    ("Qwen3ForCausalLM", {"layer_types": ["sliding_attention"] * 3}, "sliding_window=None"),
+    ("BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 4}, "slow_but_exact=True"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("architecture", "settings", "named"), ODD)
+def test_what_transformers_computes_otherwise_is_refused(
+    architecture: str, settings: dict[str, Any], named: str
+) -> None:
+    kind, base, _ = rows.entry(architecture)
+    config = getattr(transformers, kind)(**base)
+    check(architecture, config)
+    vars(config).update(settings)
+    with pytest.raises(UnsupportedModelError, match=re.escape(named)):
+        check(architecture, config)
