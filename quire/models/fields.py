@@ -201,15 +201,18 @@ def check_fields(config: PretrainedConfig, supported: Collection[str]) -> None:
 
 
 def check_window(config: PretrainedConfig, supported: Collection[str]) -> None:
-    """Refuse a window of no size, and layers that slide where no window is given; `supported` has the class's fields.
+    """Refuse a window of no size, and none, of layers that slide; `supported` has the class's fields.
 
     Raises UnsupportedModelError, which names the field.
     """
     window = getattr(config, "sliding_window", None)
-    if "sliding_window" in supported and window is not None and (type(window) is not int or window < 1):
-        refuse(config, "sliding_window", "it must be a whole number from 1, or null")
-    if "layer_types" in supported and window is None and "sliding_attention" in (config.layer_types or ()):
-        refuse(config, "sliding_window", "layer_types has sliding layers")
+    if "sliding_window" not in supported or (type(window) is int and window >= 1):
+        return
+    if "layer_types" not in supported:
+        if window is not None:
+            refuse(config, "sliding_window", "it must be a whole number from 1, or null")
+    elif "sliding_attention" in (config.layer_types or ()):  # Qwen2-MoE's configuration makes 0 of none
+        refuse(config, "sliding_window", "layer_types has sliding layers, whose window must be a whole number from 1")
 
 
 def _is_unserved(config: PretrainedConfig, field: str) -> bool:
