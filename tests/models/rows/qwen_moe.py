@@ -10,6 +10,7 @@ ROWS = (
         "Qwen2MoeForCausalLM",
         "Qwen2MoeConfig",
         base={**_BASE, "shared_expert_intermediate_size": 40},
+        gain=2.0,
         quick=("as_published",),
         variants={
             "as_published": {"num_key_value_heads": 4, "num_experts": 15, "num_experts_per_tok": 4,
