@@ -167,6 +167,8 @@ def _targeted_parameters(
             if leaf != "weight" or not isinstance(model.get_submodule(path), Linear):
                 raise AdapterError(f"{where}: target_parameters names {name}, which is no linear layer's weight.")
             found[path] = _rank(config, name, patterns)
+    if not found:
+        raise AdapterError(f"{where}: target_parameters={sorted(wanted)} names no parameter of this model.")
     return found
 
 

@@ -162,7 +162,7 @@ def test_another_architectures_names(llm, tmp_path):
         for part in "AB"
     }
     files.write(tmp_path, config(targets=("attn.c_attn",)), made)
-    refused(llm, tmp_path, "target_modules", "c_attn", "names no module of this model")
+    refused(llm, tmp_path, "target_modules", "c_attn", "name no module of this model")
 
 
 def test_a_longer_model(llm, tmp_path):
