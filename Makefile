@@ -9,6 +9,7 @@ MODEL ?=
 PROMPT ?= What do you see?
 IMAGE ?= quire/demo/picture.png
 LORAS ?= base french shout
+JOBS ?= 2
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 BIN := $(VENV)/bin
@@ -37,8 +38,8 @@ setup: $(READY) ## only set up: an environment with quire, its kernels compiled,
 ##@ Check
 
 .PHONY: test
-test: $(READY) ## what every change needs, in minutes (8 at most on two cores)
-	$(BIN)/python -m pytest
+test: $(READY) ## what every change needs, in minutes (8 at most on two cores), in JOBS=2 processes
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .PHONY: test-all
 test-all: $(READY) ## all tests that need no GPU: fuzzing, all variants, the GPU's kernels in an emulation (40 minutes at most)
