@@ -16,7 +16,7 @@ import torch
 
 from quire import LLM, kernels
 from quire.config import SchedulerConfig
-from quire.kernels import binding, ops
+from quire.kernels import binding, expert_ops, ops, row_ops
 from quire.layers.adapters import LinearChange
 from quire.lora import AdapterSlots
 from quire.models.base import CausalLM
@@ -60,7 +60,7 @@ def pretended(emulated_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Ite
     for name, function in cuda.functions(module, "meta").items():
         monkeypatch.setattr(cuda, name, function)
     monkeypatch.setattr(binding, "_empty", torch.empty)
-    for user in (kernels, ops):
+    for user in (kernels, ops, row_ops, expert_ops):
         monkeypatch.setattr(user, "backend_of", lambda x: cuda)
     monkeypatch.setattr(runners, "begin", begin)
     yield calls
