@@ -43,7 +43,8 @@ test: $(READY) ## what every change needs, in minutes (8 at most on two cores), 
 
 .PHONY: test-all
 test-all: $(READY) ## all tests that need no GPU: fuzzing, all variants, the GPU's kernels in an emulation (40 minutes at most)
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m emulated
+	$(BIN)/python -m pytest -m "not gpu and not emulated" -n $(JOBS) --dist loadfile
 
 .PHONY: test-gpu
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU
