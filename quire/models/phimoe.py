@@ -34,6 +34,9 @@ class PhimoeForCausalLM(SparseDecoderForCausalLM):
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+        if self.rope_threshold is not None:
+            # Beyond it transformers' class keeps to the short frequencies, where the published one takes the long ones.
+            self.max_model_len = min(self.max_model_len, self.rope_threshold)
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:

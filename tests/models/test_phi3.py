@@ -1,4 +1,4 @@
-"""Phi-3 where a context outgrows the short rotary frequencies: transformers' `generate` computes everything anew."""
+"""Phi-3 and Phi-3.5-MoE where a context outgrows the short rotary frequencies."""
 
 from __future__ import annotations
 
@@ -7,10 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire import LLM, SamplingParams
+from quire import LLM, RequestError, SamplingParams
 from tests.models.tiny import make, save
 
 ORIGINAL = 24  # of the variant "longrope"
+
+
+def test_phi_3_5_moe_ends_at_the_original_length(tmp_path: Path) -> None:
+    """Beyond it transformers and the published code differ."""
+    oracle = make("PhimoeForCausalLM", "as_published")
+    llm = LLM(str(save(oracle, tmp_path)), skip_tokenizer_init=True, dtype="float32")
+    original = oracle.config.rope_parameters["original_max_position_embeddings"]
+    assert original < oracle.config.max_position_embeddings
+    with pytest.raises(RequestError, match=str(original)):
+        llm.generate([{"prompt_token_ids": [5] * (original + 1)}], SamplingParams(max_tokens=1), use_tqdm=False)
 
 
 @pytest.mark.parametrize("prompt", [10, ORIGINAL, ORIGINAL + 1, 30])
