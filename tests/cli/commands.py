@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.rich_utils  # noqa: F401 (it reads TERMINAL_WIDTH when it is imported: before any test sets that)
 from click.testing import Result
 from typer.testing import CliRunner
 
