@@ -17,4 +17,7 @@ def collector_waits() -> Iterator[None]:
         yield
     finally:
         if was_on:
+            if not gc.get_freeze_count():  # all that there is becomes old, unlooked at: else a step would pay for it
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
