@@ -170,6 +170,17 @@ struct RotaryArgs {
   int64_t first = 0;         // dimensions first .. first + R of each head are turned
 };
 
+// y has the heads of `first`, and behind each that of `second`.
+struct JoinHeadsArgs {
+  const void* first;   // [T, H, first_size], tokens first_stride and heads first_step apart
+  const void* second;  // [T, H, second_size] likewise; or null, and second_size is 0
+  void* y;             // [T, H, first_size + second_size], contiguous
+  int64_t first_stride, first_step, first_size;
+  int64_t second_stride, second_step, second_size;
+  int64_t tokens, heads;
+  DType dtype;
+};
+
 struct ActivationArgs {
   const void* x;  // [T, C], or [T, 2 C] where gated; rows x_stride apart
   void* y;        // [T, C], contiguous

@@ -232,6 +232,15 @@ void scale(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, floa
   make([=] { current->kernels->scale(args); }, (cap ? 4 : 1) * tokens * channels);
 }
 
+void join_heads(uintptr_t first, int64_t first_stride, int64_t first_step, int64_t first_size, uintptr_t second,
+                int64_t second_stride, int64_t second_step, int64_t second_size, uintptr_t y, int64_t tokens,
+                int64_t heads, int dtype) {
+  const JoinHeadsArgs args{at<void>(first), at<void>(second), at<void>(y),   first_stride,
+                           first_step,      first_size,       second_stride, second_step,
+                           second_size,     tokens,           heads,         static_cast<DType>(dtype)};
+  make([=] { current->kernels->join_heads(args); }, tokens * heads * (first_size + second_size));
+}
+
 void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
               uintptr_t values, uintptr_t slots, int64_t tokens, int64_t kv_heads, int64_t head_dim, int64_t block_size,
               int64_t num_blocks, int64_t element_bytes, int64_t value_dim) {
@@ -281,6 +290,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("xielu", &xielu);
   module.def("add", &add);
   module.def("scale", &scale);
+  module.def("join_heads", &join_heads);
   bind_experts(module);
 
   py::class_<Recording>(module, "Recording")

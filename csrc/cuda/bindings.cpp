@@ -148,6 +148,14 @@ void scale_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stri
   scale({at<void>(x), at<void>(y), tokens, channels, x_stride, factor, cap, dtype_of(dtype)}, stream_at(stream));
 }
 
+void join_heads_binding(uintptr_t first, int64_t first_stride, int64_t first_step, int64_t first_size, uintptr_t second,
+                        int64_t second_stride, int64_t second_step, int64_t second_size, uintptr_t y, int64_t tokens,
+                        int64_t heads, int dtype, uintptr_t stream) {
+  join_heads({at<void>(first), at<void>(second), at<void>(y), first_stride, first_step, first_size, second_stride,
+              second_step, second_size, tokens, heads, dtype_of(dtype)},
+             stream_at(stream));
+}
+
 void write_kv_binding(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
                       uintptr_t values, uintptr_t slots, int64_t tokens, int64_t kv_heads, int64_t head_dim,
                       int64_t block_size, int64_t num_blocks, int64_t element_bytes, int64_t value_dim,
@@ -193,6 +201,7 @@ PYBIND11_MODULE(_cuda, module) {
   module.def("xielu", &xielu_binding);
   module.def("add", &add_binding);
   module.def("scale", &scale_binding);
+  module.def("join_heads", &join_heads_binding);
   module.def("write_kv", &write_kv_binding);
   module.def("copy_blocks", [](uintptr_t caches, int64_t num_caches, int64_t num_blocks, int64_t block_bytes,
                                uintptr_t from, uintptr_t to, int64_t count, uintptr_t stream) {

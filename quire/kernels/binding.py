@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from quire.kernels.table import TABLE, Columns, Contiguous, Heads, Let, Op, Rows, Rule, Tensor
+from quire.kernels.table import TABLE, Columns, Contiguous, Heads, Let, Op, Rows, Rule, Strided, Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # What the written source calls by name.
@@ -31,6 +31,7 @@ _LAYOUT = {
     Contiguous: ", contiguous",
     Rows: " with contiguous rows",
     Heads: " with contiguous tokens",
+    Strided: " with contiguous heads",
     Columns: ", the first columns of a contiguous tensor",
 }
 
@@ -125,8 +126,9 @@ def source(
         sizes = [size for size in tensor.shape.split() if size.isidentifier() and size not in known]
         checks = _checks(name, tensor, device, known, name == own)
         if op.may_be_none(name):
-            stride = [] if isinstance(tensor, Contiguous) else [f"{name}_stride"]
-            none = f"    {' = '.join([f'{name}_at', *stride, *sizes])} = 0"
+            strides = [] if isinstance(tensor, Contiguous) else [f"{name}_stride"]
+            strides += [f"{name}_step"] if isinstance(tensor, Strided) else []
+            none = f"    {' = '.join([f'{name}_at', *strides, *sizes])} = 0"
             checks = [f"if {name} is None:", none, "else:", *("    " + line for line in checks)]
         lines += [*checks, *_ready(op, waiting, known)]
     if waiting:
@@ -177,6 +179,8 @@ def _checks(name: str, tensor: Tensor, device: str, known: set[str], own: bool) 
     elif isinstance(tensor, Heads):
         lines += [f"{name}_stride, middle, inner = {name}.stride()"]
         lines += [f"if inner != 1 or (middle != {sizes[2]} and {sizes[1]} > 1):", reject]
+    elif isinstance(tensor, Strided):
+        lines += [f"{name}_stride, {name}_step, inner = {name}.stride()", f"if inner != 1 and {sizes[2]} > 1:", reject]
     elif isinstance(tensor, Columns):
         lines += [f"{name}_stride = {sizes[-1]}", f"if not {name}.is_contiguous():"]
         lines += [f"    {name}_stride = {name}.stride()[-2]"]

@@ -272,6 +272,10 @@ def rotary(
         b.copy_(old_b * cos + old_a * sin)
 
 
+def join_heads(first: torch.Tensor, second: torch.Tensor | None = None) -> torch.Tensor:
+    return first.clone(memory_format=torch.contiguous_format) if second is None else torch.cat((first, second), -1)
+
+
 def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
     return _ACTIVATIONS[kind](x.float()).to(x.dtype)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.backends import backend_of
-from quire.kernels.table import Contiguous, Heads, Let, Rows, Rule, kernel
+from quire.kernels.table import Contiguous, Heads, Let, Rows, Rule, Strided, kernel
 
 # In the order of arguments.h.
 ACTIVATION_KINDS = (
@@ -144,6 +144,19 @@ def rotary(
     others stay.
     """
     backend_of(query).rotary(query, key, positions, cos_sin, interleaved, first)
+
+
+@kernel(
+    tensors={"first": Strided("T H A"), "second": Strided("T H B")},
+    out="T H A+B",
+    passes="first_at, first_stride, first_step, A, second_at, second_stride, second_step, B, y_at, T, H, code",
+)
+def join_heads(first: torch.Tensor, second: torch.Tensor | None = None) -> torch.Tensor:
+    """Return first [T, H, A] and, behind each of its heads, that of second [T, H, B]: [T, H, A + B], contiguous.
+
+    A copy, and no arithmetic. Tokens and heads may lie anywhere, so that it also puts heads before tokens, and back.
+    """
+    return backend_of(first).join_heads(first, second)
 
 
 def _kind_code(kind: str) -> int:

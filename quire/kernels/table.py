@@ -19,7 +19,7 @@ class Tensor:
     shape: a word for each dimension. A name that no tensor before had is bound to the size found; any other name, or an
     expression of names without spaces ("S+1"), is what the size must be.
     dtype: "" for the kernel's own (that of its first such tensor: float32, bfloat16 or float16), or a name of torch's.
-    The sizes that a tensor would bind, and its stride, are 0 where it may be None and is.
+    The sizes that a tensor would bind, and its strides, are 0 where it may be None and is.
     """
 
     shape: str
@@ -36,6 +36,10 @@ class Rows(Tensor):
 
 class Heads(Tensor):
     """[T, H, D] whose tokens are contiguous, and may lie apart: a slice of a fused projection's output."""
+
+
+class Strided(Tensor):
+    """[T, H, D] whose heads are contiguous each; tokens and heads may lie anywhere: heads before tokens, say."""
 
 
 class Columns(Tensor):
@@ -79,7 +83,8 @@ class Op:
     """By argument, in the order in which they are checked. Which may be None, their annotations say."""
     passes: str
     """What the extension's function is given, in its order: expressions of sizes and arguments, and for a tensor `x`
-    its address `x_at` (0 for None) and, where rows or tokens may lie apart, their distance `x_stride` in elements.
+    its address `x_at` (0 for None) and, where rows or tokens may lie apart, their distance `x_stride` in elements;
+    where heads may, theirs is `x_step`.
     Of a tensor that is None, the sizes that it alone has are 0, and so is its stride.
     `code` is the kernel's dtype as arguments.h counts them, `y_at` the result's address."""
     dtype_of: str = ""

@@ -63,6 +63,7 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
         "layer_norm_heads": {"x": heads["query"], "weight": randn(1, 16, dtype=F32), "bias": randn(1, 16, dtype=F32),
                              "eps": 1e-5},
         "rotary": {**heads, "positions": torch.arange(5), "cos_sin": randn(9, 16, dtype=F32)},
+        "join_heads": {"first": heads["query"], "second": randn(5, 4, 8, dtype=F32)},
         "activation": {"x": rows, "kind": "silu"},
         "activation_and_mul": {"x": rows, "kind": "silu"},
         "clamped_swiglu": {"x": rows, "alpha": 1.702, "limit": 7.0},
@@ -95,8 +96,8 @@ def case(back_end: str, *values: Any) -> Any:
     return pytest.param(back_end, *values, marks=[pytest.mark.emulated] if back_end == "emulated" else [])
 
 
-# Fine are any number of channels for an activation on its own; of a table, wider rows; values of another size than
-# keys; any vocabulary, and more draws; more experts than are named.
+# Fine are any number of channels for an activation on its own, and of numbers in a head that is joined; of a table,
+# wider rows; values of another size than keys; any vocabulary, and more draws; more experts than are named.
 FINE = {
     ("activation", "x", "too long"),
     ("activation_and_mul", "x", "too long"),
@@ -104,6 +105,8 @@ FINE = {
     ("xielu", "x", "too long"),
     *(("xielu", name, "elements apart") for name in ("alpha_p", "alpha_n", "beta", "eps")),  # of one, there are none
     ("scale", "x", "too long"),
+    ("join_heads", "first", "too long"),
+    ("join_heads", "second", "too long"),
     ("paged_attention", "block_table", "too long"),
     ("paged_attention", "values", "too long"),
     ("sample", "logits", "too long"),
@@ -166,6 +169,8 @@ WRONG = [
     ("rms_norm_heads", {"weight": torch.zeros(2, 16)}, ValueError, r"weight: .*\[1, 16\] or \[4, 16\]"),
     ("layer_norm_heads", {"bias": torch.zeros(4, 16)}, ValueError, r"bias: .*\[1, 16\]"),
     ("layer_norm_heads", {"weight": None}, ValueError, "bias: .*None where weight is None"),
+    ("join_heads", {"second": torch.zeros(5, 3, 8)}, ValueError, r"second: .*\[5, 4, B\] with contiguous heads"),
+    ("join_heads", {"first": torch.zeros(5, 4, 32)[..., ::2]}, ValueError, "first: .*contiguous heads"),
     ("clamped_swiglu", {"limit": 0.0}, ValueError, "limit: .*above 0, got 0.0"),
     ("clamped_swiglu", {"x": torch.zeros(2, 3)}, ValueError, "x: "),
     ("scale", {"cap": -1.0}, ValueError, "cap: .*0 or more, got -1.0"),

@@ -168,3 +168,19 @@ def test_a_slot_outside_the_cache_is_passed_over(cuda: Any, dtype: torch.dtype) 
     cuda.write_kv(key, value, pools[0], pools[1], torch.tensor([-1, 24, 7, 2**62, -(2**62)]))
     reference.write_kv(key[2:3], value[2:3], pools[2], pools[3], torch.tensor([7]))
     assert same_bits(pools[0], pools[2]) and same_bits(pools[1], pools[3])
+
+
+@pytest.mark.parametrize(("first", "second"), [(16, 8), (512, 64), (21, 6), (8, 0), (1, 1), (7, None)])
+def test_join_heads(kernels: Any, dtype: torch.dtype, first: int, second: int | None) -> None:
+    """Of heads that lie anywhere: a slice of a projection's, all tokens of a head side by side, one head of all."""
+    for tokens, heads in [(0, 3), (1, 4), (5, 3), (33, 16)]:
+        both = randn(tokens, heads, first + (second or 0) + 1, dtype=dtype)
+        by_head = randn(heads, tokens, first, dtype=dtype, seed=1).transpose(0, 1)
+        for one in (both[..., 1 : 1 + first], by_head, both[:, :1, :first].expand(tokens, heads, first)):
+            other = None if second is None else both[..., first : first + second]
+            want = torch.cat([one] if other is None else [one, other], -1)
+            got = kernels.join_heads(one, other)
+            assert got.is_contiguous() and same_bits(got, want)
+            assert same_bits(reference.join_heads(one, other), want)
+        turned = kernels.join_heads(by_head.transpose(0, 1))
+        assert list(turned.shape) == [heads, tokens, first] and same_bits(turned.transpose(0, 1), by_head)

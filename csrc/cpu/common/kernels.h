@@ -18,6 +18,7 @@ struct Kernels {
   void (*xielu)(const XieluArgs&);
   void (*add)(const AddArgs&);
   void (*scale)(const ScaleArgs&);
+  void (*join_heads)(const JoinHeadsArgs&);
   void (*route)(const RouteArgs&);
   void (*sort_by_expert)(const SortByExpertArgs&);
   void (*grouped_linear)(const GroupedLinearArgs&);
@@ -39,6 +40,7 @@ void clamped_swiglu(const ClampedSwigluArgs&);
 void xielu(const XieluArgs&);
 void add(const AddArgs&);
 void scale(const ScaleArgs&);
+void join_heads(const JoinHeadsArgs&);
 void route(const RouteArgs&);
 void sort_by_expert(const SortByExpertArgs&);
 void grouped_linear(const GroupedLinearArgs&);

@@ -61,6 +61,7 @@ void clamped_swiglu(const ClampedSwigluArgs& args, Stream stream);
 void xielu(const XieluArgs& args, Stream stream);
 void add(const AddArgs& args, Stream stream);
 void scale(const ScaleArgs& args, Stream stream);
+void join_heads(const JoinHeadsArgs& args, Stream stream);
 void write_kv(const WriteKvArgs& args, Stream stream);
 
 // The pool's tensors (keys and values of all layers) by address, and blocks of them.
