@@ -22,7 +22,8 @@ class AttentionSpec:
     1 / sqrt(head_dim). window: keys that a token sees, its own the last; 0: all before it. alibi_slopes: one for each
     head of queries (arXiv:2108.12409), or none. value_dim: size of one value; None: head_dim. softcap: scores become
     softcap * tanh(score / softcap), before slopes are added; 0: they stay. sinks: each head has one more score, a
-    parameter of the model's, whose value is 0.
+    parameter of the model's, whose value is 0. latent: values are the first value_dim numbers of the keys' own rows,
+    and no other tensor has them (arXiv:2405.04434).
 
     Each field is an argument of `kernels.paged_attention`, and any may be combined. What no kernel computes has no
     field: the kernel's argument comes first.
@@ -37,6 +38,7 @@ class AttentionSpec:
     value_dim: int | None = None
     softcap: float = 0.0
     sinks: bool = False
+    latent: bool = False
 
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
@@ -49,6 +51,8 @@ class AttentionSpec:
             raise ValueError(f"scale has {len(self.scale)} numbers for num_heads={self.num_heads}")
         if self.value_dim is not None and self.value_dim < 1:
             raise ValueError(f"value_dim={self.value_dim}: must be the size of a value, or None for head_dim")
+        if self.latent and (self.value_dim or self.head_dim) > self.head_dim:
+            raise ValueError(f"value_dim={self.value_dim}: a part of the keys has at most head_dim={self.head_dim}")
         if not 0.0 <= self.softcap < float("inf"):
             raise ValueError(f"softcap={self.softcap}: must be a number above 0, or 0 for none")
 
@@ -66,6 +70,7 @@ class KVGroup:
     head_dim: int
     window: int = 0
     value_dim: int | None = None
+    latent: bool = False
 
 
 # Where the size of groups is chosen: a layer that keeps all keeps so many times what one with a window does. A group
@@ -79,7 +84,7 @@ class KVSpec:
     """What a model asks of the KV pool; the model says it, the engine allocates by it.
 
     head_dim is the size of one key, and of one value unless `value_dim` is; every layer has the same. windows: of each
-    layer, as of `AttentionSpec`; empty: no layer has one.
+    layer, as of `AttentionSpec`; empty: no layer has one. latent: as of `AttentionSpec`: a row has a key alone.
     """
 
     num_layers: int
@@ -87,19 +92,27 @@ class KVSpec:
     head_dim: int
     windows: tuple[int, ...] = ()
     value_dim: int | None = None
+    latent: bool = False
 
     @classmethod
     def of(cls, layers: Iterable[AttentionSpec]) -> KVSpec:
         """What layers of these specs ask for. Raises ValueError where blocks of one shape would not serve them all."""
         specs = list(layers)
-        kept = {(spec.num_kv_heads, spec.head_dim, _value_dim(spec)) for spec in specs}
+        kept = {(spec.num_kv_heads, spec.head_dim, _value_dim(spec), spec.latent) for spec in specs}
         if len(kept) > 1:
             raise ValueError(
-                f"its layers keep different things of a token, (key heads, size of a key, of a value): {sorted(kept)}"
+                "its layers keep different things of a token, (key heads, size of a key, of a value, whether that is a "
+                f"part of the key): {sorted(kept)}"
             )
         windows = tuple(spec.window for spec in specs)
-        heads, key, value = kept.pop() if kept else (0, 0, 0)
-        return cls(len(specs), heads, key, windows if any(windows) else (), None if value == key else value)
+        heads, key, value, latent = kept.pop() if kept else (0, 0, 0, False)
+        return cls(len(specs), heads, key, windows if any(windows) else (), None if value == key else value, latent)
+
+    @property
+    def numbers_a_token(self) -> int:
+        """How many a layer keeps of a token."""
+        value = 0 if self.latent else self.value_dim or self.head_dim
+        return self.num_kv_heads * (self.head_dim + value)
 
     def within(self, length: int) -> KVSpec:
         """The same for sequences of at most `length` tokens: a window that none of them leaves is none."""
@@ -129,7 +142,7 @@ class KVSpec:
         )
 
     def _group(self, layers: Sequence[int], window: int) -> KVGroup:
-        return KVGroup(layers, self.num_kv_heads, self.head_dim, window, self.value_dim)
+        return KVGroup(layers, self.num_kv_heads, self.head_dim, window, self.value_dim, self.latent)
 
 
 def _value_dim(spec: AttentionSpec) -> int:
@@ -155,9 +168,10 @@ def _layers_a_group(counts: Mapping[int, int]) -> int:
 class KVCache:
     """One layer's share of the block pool. The engine allocates it once; models hand it to the kernels.
 
-    keys, values: [num_blocks, num_kv_heads, block_size, head_dim], the model's dtype. Slot s of the pool is
-    token `s % block_size` of block `s // block_size`. Layers of other groups may have the same tensors, in which no
-    block is both's. group: the number of the layer's `KVGroup`, whose slots and block table are its own.
+    keys, values: [num_blocks, num_kv_heads, block_size, head_dim], the model's dtype; of a `latent` spec, values are
+    the first columns of keys. Slot s of the pool is token `s % block_size` of block `s // block_size`. Layers of other
+    groups may have the same tensors, in which no block is both's. group: the number of the layer's `KVGroup`, whose
+    slots and block table are its own.
     """
 
     keys: torch.Tensor

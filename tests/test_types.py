@@ -15,7 +15,17 @@ def test_layers_that_keep_the_same_form_one_group() -> None:
     assert group == KVGroup(range(3), 2, 8) and list(group.layers) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("other", [AttentionSpec(4, 4, 8), AttentionSpec(4, 2, 16)])
+def test_what_a_token_takes() -> None:
+    """Of a latent with 512 numbers and a part of keys with 64, a row alone."""
+    latents = KVSpec.of([AttentionSpec(16, 1, 576, value_dim=512, latent=True)] * 3)
+    assert latents == KVSpec(3, 1, 576, value_dim=512, latent=True) and latents.numbers_a_token == 576
+    assert [group.latent for group in latents.groups] == [True]
+    assert KVSpec(3, 2, 8).numbers_a_token == 32 and KVSpec(3, 2, 8, value_dim=4).numbers_a_token == 24
+
+
+@pytest.mark.parametrize(
+    "other", [AttentionSpec(4, 4, 8), AttentionSpec(4, 2, 16), AttentionSpec(4, 2, 8, latent=True)]
+)
 def test_layers_that_keep_different_things_are_refused(other: AttentionSpec) -> None:
     with pytest.raises(ValueError, match="keep different things"):
         KVSpec.of([AttentionSpec(4, 2, 8), other])
@@ -31,6 +41,7 @@ def test_layers_that_keep_different_things_are_refused(other: AttentionSpec) -> 
         ({"scale": (0.5, 0.25)}, "scale has 2 numbers for num_heads=4"),
         ({"value_dim": 0}, "value_dim=0"),
         ({"softcap": -1.0}, "softcap=-1.0"),
+        ({"value_dim": 9, "latent": True}, "value_dim=9: a part of the keys has at most head_dim=8"),
     ],
 )
 def test_a_spec_that_makes_no_sense(fields: dict, message: str) -> None:

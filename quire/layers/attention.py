@@ -35,9 +35,10 @@ class PagedAttention:
         value_dim: int | None = None,
         softcap: float = 0.0,
         sinks: bool = False,
+        latent: bool = False,
     ) -> None:
         spec = AttentionSpec(
-            num_heads, num_kv_heads, head_dim, scale, window, alibi_slopes, value_dim, softcap, sinks
+            num_heads, num_kv_heads, head_dim, scale, window, alibi_slopes, value_dim, softcap, sinks, latent
         )  # fmt: skip
         self.spec = spec
         self.head_dim, self.value_dim = head_dim, value_dim or head_dim

@@ -77,7 +77,7 @@ def _step(model: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
     make: Callable[..., torch.Tensor] = torch.empty if device.type == "meta" else torch.zeros
     with torch.inference_mode():
         pairs = [[make((*shape, n), dtype=dtype, device=device) for n in sizes] for _ in range(spec.num_layers)]
-        caches = [KVCache(keys, values) for keys, values in pairs]
+        caches = [KVCache(keys, keys[..., : sizes[1]] if spec.latent else values) for keys, values in pairs]
         hidden = model(model.embed(numbers([0] * tokens, torch.int64)), context, caches)
         model.logits(hidden[-1:])
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
 
 from quire.models.base import CausalLM
+from quire.platform.execution.kv_tensors import allocate_cache, poison
 from quire.types import ForwardContext, KVCache
 
 
@@ -32,15 +34,12 @@ def logits(
 
 def pool(model: CausalLM, tokens: int, block_size: int) -> tuple[list[KVCache], torch.Tensor]:
     """A pool poisoned with NaN, and the block table [1, B] of a sequence whose blocks are scattered."""
-    spec = model.kv_spec
     blocks = -(-tokens // block_size)
-    shape = (2 * blocks + 1, spec.num_kv_heads, block_size, spec.head_dim)
-    dtype = next(model.parameters()).dtype
-    caches = [
-        KVCache(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
-        for _ in range(spec.num_layers)
-    ]
-    order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(2))[:blocks]
+    dtype, size = next(model.parameters()).dtype, 2 * blocks + 1
+    spec = dataclasses.replace(model.kv_spec, windows=())  # one group, which keeps all
+    caches = allocate_cache(spec, size, block_size, dtype, torch.device("cpu"))
+    poison(caches)
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(2))[:blocks]
     return caches, order.to(torch.int32).unsqueeze(0)
 
 

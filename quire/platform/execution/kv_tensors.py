@@ -14,8 +14,8 @@ from quire.types import KVCache, KVSpec
 def allocate_cache(
     spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
-    """The pool's tensors: a pair for each layer of a group, which serves a layer of every group. Memory is committed as
-    blocks are first used.
+    """The pool's tensors: a pair for each layer of a group, which serves a layer of every group; or one, where values
+    are a part of the keys. Memory is committed as blocks are first used.
 
     Returns the caches of the layers, in their order.
     """
@@ -26,9 +26,14 @@ def allocate_cache(
         return torch.empty(shape, dtype=dtype, device=device)
 
     shape = (num_blocks, spec.num_kv_heads, block_size)
-    sizes = (*shape, spec.head_dim), (*shape, spec.value_dim or spec.head_dim)
+    value_dim = spec.value_dim or spec.head_dim
+
+    def make() -> tuple[torch.Tensor, torch.Tensor]:
+        keys = tensor((*shape, spec.head_dim))
+        return keys, keys[..., :value_dim] if spec.latent else tensor((*shape, value_dim))
+
     groups = spec.groups
-    pairs = [(tensor(sizes[0]), tensor(sizes[1])) for _ in range(max(len(group.layers) for group in groups))]
+    pairs = [make() for _ in range(max(len(group.layers) for group in groups))]
     caches: dict[int, KVCache] = {}
     for number, group in enumerate(groups):
         caches.update({layer: KVCache(*pair, number) for layer, pair in zip(group.layers, pairs, strict=False)})
@@ -36,8 +41,12 @@ def allocate_cache(
 
 
 def tensors_of(caches: Sequence[KVCache]) -> list[torch.Tensor]:
-    """Keys and values, each tensor once, though several layers may have it."""
-    return list({tensor.data_ptr(): tensor for cache in caches for tensor in (cache.keys, cache.values)}.values())
+    """Keys and values, each tensor once, though several layers may have it, and values may be a part of the keys."""
+    found: dict[int, torch.Tensor] = {}
+    for cache in caches:
+        found.setdefault(cache.keys.data_ptr(), cache.keys)
+        found.setdefault(cache.values.data_ptr(), cache.values)
+    return list(found.values())
 
 
 def poison(caches: Sequence[KVCache], blocks: Sequence[int] | None = None) -> None:

@@ -24,7 +24,7 @@ SPLIT_BYTES = 256 << 20
 def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
     """Bytes of one block over all layers of a group, keys and values."""
     layers = max(len(group.layers) for group in spec.groups)
-    return layers * spec.num_kv_heads * (spec.head_dim + (spec.value_dim or spec.head_dim)) * block_size * itemsize
+    return layers * spec.numbers_a_token * block_size * itemsize
 
 
 def useful_blocks(spec: KVSpec, block_size: int, config: SchedulerConfig, max_model_len: int) -> int:
