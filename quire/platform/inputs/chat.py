@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from quire.errors import RequestError
-from quire.platform.inputs.chat_messages import check_messages, check_template_kwargs, tool_schemas
+from quire.platform.inputs.chat_messages import check_messages, check_template_kwargs, for_template, tool_schemas
 from quire.platform.inputs.chat_renderer import RENDERER, TemplateError
 from quire.platform.inputs.tokenizer import encode_rendered, token_id_of
 
@@ -71,7 +71,7 @@ def render_chat(
     """The prompt of OpenAI-shaped messages.
 
     image_marker: the text of the model's image token; None refuses images.
-    chat_template: used instead of the tokenizer's own.
+    chat_template: used instead of the tokenizer's own; or the name of one of those, where it has several.
     add_generation_prompt: end with what opens the assistant's answer.
     continue_final_message: leave the last message open instead, for the model to continue.
     tools: JSON schemas, or functions that transformers can describe.  template_kwargs: more variables for the
@@ -137,14 +137,14 @@ def _render(
     told = any(message["role"] == _DEVELOPER for message in checked)
     if told and not _writes_developer(template, json.dumps(special)):
         checked = [{**each, "role": "system"} if each["role"] == _DEVELOPER else each for each in checked]
-    form: Form = "text"
+    form = _form_of(template, json.dumps(special), marker is not None)
     nonce = ""
     if marker is not None:
-        form = _form_of(template, json.dumps(special))
         nonce = str(secrets.randbits(128) | 1 << 127)  # digits: a template may change the case of what it is given
         checked, schemas, more = (_hide(given, marker, nonce) for given in (checked, schemas, more))
     for message in checked:
         message["content"] = _content(message["content"], form, marker or "")
+    checked = [for_template(message, template) for message in checked]
     variables = {
         **special,
         **more,
@@ -158,20 +158,28 @@ def _render(
     except TemplateError as error:  # which may quote what a user typed
         raise TemplateError(str(error).replace(nonce, marker) if marker else str(error)) from None
     if continue_final_message:
-        text = _cut_after_final(text, checked[-1]["content"])
+        text = _cut_after_final(text, checked[-1].get("content"))
     return text.split(nonce) if nonce else [text], images
 
 
 def template_of(tokenizer: Any, given: str | None = None, tools: Sequence[Any] | None = None) -> str:
-    """The template given, or the tokenizer's; of several named ones the one for tools, or the default.
+    """The template given, by itself or by its name, or the tokenizer's; of several named ones the one for tools, or
+    the default.
 
     Raises RequestError where there is none.
     """
     template = given
+    own = getattr(tokenizer, "chat_template", None)
+    if isinstance(own, Mapping) and isinstance(given, str) and "{" not in given:
+        if given not in own:
+            raise RequestError(f"no chat template is called {given!r}; the tokenizer has {', '.join(sorted(own))}.")
+        template = own[given]
     if template is None:
-        if getattr(tokenizer, "chat_template", None) is None:
+        if own is None:
             raise RequestError(
-                "this model's tokenizer has no chat template: pass chat_template=..., or a ready prompt to generate()."
+                "this model's tokenizer has no chat template, as those of models that only continue text: pass "
+                "chat_template=... (quire serve --chat-template FILE), or a ready prompt to generate() (POST "
+                "/v1/completions)."
             )
         try:
             template = tokenizer.get_chat_template(tools=list(tools) if tools else None)
@@ -204,11 +212,14 @@ def _writes_developer(template: str, special: str) -> bool:
 
 
 @lru_cache(maxsize=_FORMS_KEPT)
-def _form_of(template: str, special: str) -> Form:
+def _form_of(template: str, special: str, sees: bool = True) -> Form:
     """Which form of content the template wants, found by giving it both.
 
-    special: the tokenizer's special tokens as JSON (text can be a key of the cache).
+    special: the tokenizer's special tokens as JSON (text can be a key of the cache). sees: whether messages may have
+    images; a text is preferred where there are none.
     """
+    if not sees and _shows_probe(template, special, _PROBE):
+        return "text"
     if not _shows_probe(template, special, [{"type": "text", "text": _PROBE, _BESIDE_IT: ""}]):
         return "text"
     return "either" if _shows_probe(template, special, _PROBE) else "parts"
@@ -256,7 +267,8 @@ def _content(parts: list[str | None] | None, form: Form, marker: str) -> Any:
     """A message's parts (None is an image) as the template wants them.
 
     A template that takes either gets a list only where it must: some take one from users, and expect the system's
-    message to be a text. Content None is nothing that a template could iterate over, or test for being a text.
+    message to be a text. Content None is nothing that a template could iterate over, or test for being a text: it is
+    left out, or no parts.
     """
     if form == "text":
         return None if parts is None else "\n".join(marker if part is None else part for part in parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,10 @@ MAX_MESSAGES = 100_000
 _ROLE_LENGTH = 64
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 _TEXT = ("text", "input_text")
+# DeepSeek's templates know an answer of tool calls alone by it.
+_NULL_CONTENT = re.compile(r"content['\"]?\]?\s*(is|is\s+not|==|!=)\s+none\b", re.IGNORECASE)
+# What clients and templates call the reasoning before an answer; the first is the usual one.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def check_messages(messages: Any, takes_images: bool = False) -> tuple[list[dict[str, Any]], list[Any]]:
@@ -60,6 +65,23 @@ def _check_message(index: int, message: Any, takes_images: bool, images: list[An
     elif content is not None:
         raise RequestError(f"messages[{index}].content must be a string or a list of parts.")
     return {**message, "content": parts}
+
+
+def for_template(message: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """A message as transformers gives it to a template.
+
+    Without keys whose value is null, which many templates would write as "None", and with the reasoning under the names
+    that templates have for it. A content that is null stays where the template asks for that.
+    """
+    asks = _NULL_CONTENT.search(template) is not None
+    given = {key: value for key, value in message.items() if value is not None or (key == "content" and asks)}
+    reasoning = next((given[name] for name in _REASONING if name in given), None)
+    return given if reasoning is None else {"thinking": reasoning, **given, "reasoning_content": reasoning}
+
+
+def names_in_templates(key: str) -> tuple[str, ...]:
+    """What a template may call a key of a message."""
+    return _REASONING if key in _REASONING else (key,)
 
 
 def _check_part(where: str, part: Any, takes_images: bool) -> tuple[str | None, Any]:

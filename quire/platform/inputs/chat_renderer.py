@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -226,8 +227,6 @@ def _render(environment: Any, job: bytes, longest: int) -> dict[str, str]:
 
 def _environment() -> Any:
     """The sandbox, with what templates written for transformers expect of it."""
-    from datetime import datetime
-
     import jinja2
     from jinja2 import ext, nodes
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -244,9 +243,6 @@ def _environment() -> Any:
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # jinja2's own escapes HTML
 
     def strftime_now(form: str) -> str:
         return datetime.now().strftime(form)
@@ -272,11 +268,25 @@ def _environment() -> Any:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    environment.filters["tojson"] = tojson
+    environment.filters["tojson"] = _tojson
     environment.globals.update(
-        raise_exception=raise_exception,
-        strftime_now=strftime_now,
-        namespace=Names,
-        dict=lambda *args, **kwargs: dict(*args, **kwargs),
+        raise_exception=raise_exception, strftime_now=strftime_now, namespace=Names, dict=_Dict()
     )
     return environment
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """As transformers has it: jinja2's own escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Dict:
+    """Python's dict, with one of its attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)

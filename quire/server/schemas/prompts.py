@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.errors import ContextLengthError, RequestError
 from quire.platform.inputs.chat import ChatPrompt, TooManyCharactersError, render_chat, template_of, template_variables
+from quire.platform.inputs.chat_messages import names_in_templates
 from quire.platform.inputs.processor import PromptType
 from quire.platform.inputs.tokenizer import encode_prompt, encode_rendered
 from quire.server.context import ServerContext
@@ -127,7 +128,11 @@ class PromptReader:
             if len(keys) > _MAX_NAMED:
                 break
         template = template_of(self._tokenizer, self._config.chat_template)
-        self.ignored_fields |= {f"messages[].{key}" for key in keys - {"role", "content"} if key not in template}
+        self.ignored_fields |= {
+            f"messages[].{key}"
+            for key in keys - {"role", "content"}
+            if not any(name in template for name in names_in_templates(key))
+        }
 
     def _reason(self, effort: str, kwargs: dict[str, Any]) -> None:
         """Tell the template how much to reason, in the words that it knows, if it knows any."""

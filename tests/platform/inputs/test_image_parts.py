@@ -110,4 +110,5 @@ def test_a_text_model_is_given_texts_and_its_special_tokens_are_as_ever() -> Non
     messages = [user(words("a <image>"), words("b"))]
     prompt = render_chat(byte_level(), messages, chat_template=VICUNA_TEMPLATE)
     assert prompt.token_ids == encoded("<s>USER: a <image>\nb ASSISTANT:") and prompt.images == []
-    assert render_text(byte_level(), messages, chat_template=LLAVA_TEMPLATE) == "USER: ASSISTANT:"  # iterates a text
+    # One that iterates over parts gets them: of a text it would write nothing.
+    assert render_text(byte_level(), messages, chat_template=LLAVA_TEMPLATE) == "USER: a <image> b ASSISTANT:"
