@@ -114,9 +114,7 @@ class LoraTable:
         self._check(weights)
         moved = slot >= len(self.entries)
         if moved:
-            entries = np.zeros(max(slot + 1, 2 * len(self.entries)), _ENTRY)
-            entries[: len(self.entries)] = self.entries
-            self._hold(entries)
+            self.grow(max(slot + 1, 2 * len(self.entries)))
         # What is sized by the largest rank has moved too, then.
         moved |= weights.rank > self.max_rank and self.device.type != "cpu"
         self.max_rank = max(self.max_rank, weights.rank)
@@ -125,6 +123,13 @@ class LoraTable:
         addresses = (0 if t is None else t.data_ptr() for t in tensors)
         self._write(slot, (*addresses, weights.rank, weights.scaling))
         return moved
+
+    def grow(self, slots: int) -> None:
+        """Have so many slots, if there are fewer: it moves."""
+        if slots > len(self.entries):
+            entries = np.zeros(slots, _ENTRY)
+            entries[: len(self.entries)] = self.entries
+            self._hold(entries)
 
     def drop(self, slot: int) -> None:
         """Empty a slot."""

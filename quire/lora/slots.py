@@ -17,6 +17,8 @@ from quire.layers.adapters import EmbeddingAdapters, LinearAdapters, LoRAContext
 from quire.lora.adapter import Adapter
 from quire.models.base import CausalLM
 
+_FIRST_SLOTS = 8
+
 AdapterMix = tuple[tuple[int, float], ...]  # (uid, weight) of each adapter; empty: the base model
 
 
@@ -47,11 +49,14 @@ class AdapterSlots:
         self._row_major: bool = kernels.backend_of(weight).ROW_MAJOR_B
         self._installed: dict[int, _Installed] = {}  # by uid
         self._free: list[int] = []
+        self._slots = _FIRST_SLOTS  # of every table
 
     def install(self, uid: int) -> None:
         """Put an adapter into the tables of the layers that it changes."""
         adapter = self._weights(uid)
         slot = self._free.pop() if self._free else len(self._installed)
+        if slot >= self._slots:
+            self._grow()
         for name, change in adapter.changes.items():
             module = self._modules[name]
             if module.adapters is None:
@@ -61,6 +66,16 @@ class AdapterSlots:
             self.generation += module.adapters.put(slot, on_device(change, columns, self.device, self._row_major))
         parameters = {name: send(tensor, self.device) for name, tensor in adapter.parameters.items()}
         self._installed[uid] = _Installed(slot, adapter, parameters)
+
+    def _grow(self) -> None:
+        """Have more slots, in the tables of all layers: kernels look a slot up wherever some adapter changes a layer,
+        and not only where the slot's own does."""
+        self._slots *= 2
+        for module in self._modules.values():
+            own = getattr(module, "adapters", None)
+            if isinstance(own, LinearAdapters):
+                own.table.grow(self._slots)
+        self.generation += 1
 
     def drop(self, uid: int) -> None:
         """Take an adapter out of all tables."""
@@ -121,6 +136,7 @@ class AdapterSlots:
                 module.in_features,
                 module.out_features,
                 self._dtype,
+                self._slots,
                 device=self.device,
                 row_major=self._row_major,
             )

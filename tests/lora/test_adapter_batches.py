@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from peft import LoraConfig
 
 from quire import LLM, BeamSearchParams, LoRARequest
+from tests.lora import adapter_files as files
 from tests.lora.conftest import Worlds
 from tests.lora.peft_world import Expected, Prompt, ask
 
@@ -131,3 +133,23 @@ def test_beams_of_an_adapter(worlds: Worlds) -> None:
         assert [beam.tokens for beam in output.sequences] == expected.sequences.tolist()
     for path in paths[1:]:
         world.llm.unload_lora_adapter(path.name)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_many_adapters_of_different_layers(path: Path, tmp_path: Path, eager: bool) -> None:
+    """Each of twenty changes one layer, and most layers are changed by few: their tables have all slots, too."""
+    names = [f"n{number}" for number in range(20)]
+    for number, name in enumerate(names):
+        files.plain(tmp_path / name, seed=number, targets=[files.ALL[number % len(files.ALL)]])
+    owners = [None, *names]
+    prompts = [files.prompt(seed, 3 + seed) for seed in range(len(owners))]
+    alone = files.open_llm(path, enable_prefix_caching=False, max_loras=1)
+    crowd = files.open_llm(path, enforce_eager=eager)
+    for llm in (alone, crowd):
+        for name in names:
+            llm.load_lora_adapter(name, str(tmp_path / name))
+    expected = [files.tokens(alone, [ids], owner)[0] for ids, owner in zip(prompts, owners, strict=True)]
+    for _ in range(2):
+        for first in range(6, len(owners), 3):  # a few after the others take their slots
+            assert files.tokens(crowd, prompts[: first + 1], owners[: first + 1]) == expected[: first + 1]
+    files.nothing_left(crowd)
