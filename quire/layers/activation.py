@@ -89,7 +89,8 @@ def _elementwise(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
     if name not in ACT2FN:
         raise UnsupportedModelError(
-            f"Activation {name!r} is not known to quire or transformers. Known: {', '.join(sorted(ACT2FN))}."
+            f"config.json: the activation {name!r} is not known to quire or transformers. Known: "
+            f"{', '.join(sorted(ACT2FN))}."
         )
     with torch.device("cpu"):
         function = ACT2FN[name]

@@ -68,6 +68,8 @@ class BaichuanForCausalLM(DecoderForCausalLM):
         super().check_config(config)
         if config.hidden_size % config.num_attention_heads:
             refuse(config, "num_attention_heads", f"it must divide hidden_size={config.hidden_size}")
+        if config.norm_head and config.tie_word_embeddings:
+            refuse(config, "tie_word_embeddings", "Baichuan 2 normalises the rows of a projection that is its own")
 
     @classmethod
     def attention_spec(cls, config: PretrainedConfig, layer: int) -> AttentionSpec:

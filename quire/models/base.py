@@ -11,7 +11,7 @@ from torch import nn
 from quire.checkpoint.weights import StoredPart
 from quire.layers import Linear
 from quire.layers.rotary import check_rope, rope_parameters
-from quire.models.fields import check_fields, refuse
+from quire.models.fields import NEUTRAL, check_fields, refuse
 from quire.types import ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
@@ -26,13 +26,23 @@ COUNTS: Mapping[str, int] = {
     **dict.fromkeys(
         ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads",
          "max_position_embeddings", "original_max_position_embeddings", "ffn_dim", "word_embed_proj_dim",
-         "n_embd", "n_head", "n_inner", "n_positions"),
+         "n_embd", "n_head", "n_inner", "n_positions", "seq_length", "max_seq_len", "ffn_hidden_size", "kv_channels"),
         _MOST,
     ),
 }  # fmt: skip
 # Finite numbers: name -> whether 0 is one of them. These may not be null.
 NUMBERS: Mapping[str, bool] = {"rms_norm_eps": True, "layer_norm_eps": True, "layer_norm_epsilon": True}
-# The same, among the rotary parameters.
+# Finite numbers, where there is something: name -> what they must be beside. Transformers would divide by 0, too.
+FACTORS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_scale", "scale_emb",
+         "scale_depth", "router_jitter_noise", "swiglu_alpha", "swiglu_limit", "moe_norm_min", "clip_qkv"),
+        "",
+    ),
+    **dict.fromkeys(("logits_scaling", "dim_model_base"), "other than 0"),
+    **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), "above 0"),
+}  # fmt: skip
+# As `NUMBERS`, among the rotary parameters.
 ROPE_NUMBERS: Mapping[str, bool] = {
     "rope_theta": False, "partial_rotary_factor": False, "factor": False, "attention_factor": True,
     "low_freq_factor": False, "high_freq_factor": False, "beta_fast": False, "beta_slow": False,
@@ -151,6 +161,11 @@ def _check_values(config: PretrainedConfig) -> None:
     for field, zero in NUMBERS.items():
         if field not in aliases and hasattr(config, field) and not _is_number(getattr(config, field), zero):
             refuse(config, field, f"it must be a finite number {'not below' if zero else 'above'} 0")
+    for field, beside in FACTORS.items():
+        value = getattr(config, field, None)
+        is_none = type(value) not in (int, float) and value in NEUTRAL
+        if field not in aliases and not is_none and not _is_factor(value, beside):
+            refuse(config, field, f"it must be a finite number {beside}".strip())
     rope = rope_parameters(config)
     _check_rope_values(config, rope)
     for by_layer in rope.values():
@@ -177,6 +192,12 @@ def _is_number(value: Any, zero: bool) -> bool:
     if type(value) not in (int, float) or not -_LARGEST < value < _LARGEST:  # false for NaN
         return False
     return bool(value > 0 or (zero and value == 0))
+
+
+def _is_factor(value: Any, beside: str) -> bool:
+    if type(value) not in (int, float) or not -_LARGEST < value < _LARGEST:
+        return False
+    return bool(value > 0 or not beside or (value < 0 and beside != "above 0"))
 
 
 __all__ = ["CausalLM", "refuse"]

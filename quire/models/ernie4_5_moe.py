@@ -43,6 +43,8 @@ class Ernie4_5MoeMLP(SparseMLP):
 
 class Ernie4_5_MoeForCausalLM(Ernie4_5ForCausalLM, SparseDecoderForCausalLM):
     supported_fields: ClassVar = Ernie4_5ForCausalLM.supported_fields | {"moe_norm_min"}
+    # The published files also have layers that guess the tokens after the next, which transformers leaves out, too.
+    checkpoint_ignored = (*Ernie4_5ForCausalLM.checkpoint_ignored, r"(model\.)?mtp_.+")
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)

@@ -126,17 +126,13 @@ def load_config(path: str | Path) -> PretrainedConfig:
     An architecture whose configuration transformers does not know may have a class of quire's for it (`Row.config`).
     """
     from transformers import AutoConfig
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     path = Path(path)
     raw = read_json(path / "config.json")
     own: Any = registry.config_class(_architectures(raw))
-    if own is None and "auto_map" in raw and str(raw.get("model_type")) not in CONFIG_MAPPING:
-        raise UnsupportedModelError(
-            f"{path / 'config.json'}: model_type {raw.get('model_type')!r} is unknown to "
-            "transformers and brings its own code (auto_map). quire never runs code that comes with a "
-            "checkpoint; a plug-in package can add the model: see docs/adding-a-model.md."
-        )
+    if own is None:
+        _check_known(path / "config.json", raw)
+    _check_dtype(path / "config.json", raw)
     try:
         if own is not None:
             return own.from_pretrained(path, local_files_only=True)
@@ -145,6 +141,35 @@ def load_config(path: str | Path) -> PretrainedConfig:
         raise CheckpointError(
             f"{path / 'config.json'}: transformers cannot read it: {registry.root_cause(error)}"
         ) from error
+
+
+def _check_known(file: Path, raw: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError for a model_type of which transformers has no configuration class."""
+    from transformers import __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    kind = raw.get("model_type")
+    if isinstance(kind, str) and kind in CONFIG_MAPPING:
+        return
+    if "auto_map" in raw:
+        why = (
+            "and brings its own code (auto_map). quire never runs code that comes with a checkpoint; a plug-in package "
+            "can add the model: see docs/adding-a-model.md."
+        )
+    else:
+        why = f"{__version__}; a newer version may know it, and hf_overrides={{'model_type': ...}} names another one."
+    raise UnsupportedModelError(f"{file}: model_type {kind!r} is unknown to transformers {why}")
+
+
+def _check_dtype(file: Path, raw: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a dtype that torch does not have; an object has those of a model's parts."""
+    for field in ("dtype", "torch_dtype"):
+        given = raw.get(field)
+        if given is None or isinstance(given, dict):
+            continue
+        known = isinstance(given, str) and getattr(torch, given.removeprefix("torch."), None)
+        if not isinstance(known, torch.dtype):
+            raise CheckpointError(f"{file}: {field}={given!r} is no dtype of torch's.")
 
 
 def _model_class(raw: dict[str, Any]) -> type[CausalLM]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from transformers import PretrainedConfig
 
+from quire.models.base import refuse
 from quire.models.decoder import Multipliers
 from quire.models.llama import LlamaForCausalLM
 
@@ -33,6 +34,13 @@ class MiniCPMConfig(PretrainedConfig):  # type: ignore[misc]  # transformers giv
 
 class MiniCPMForCausalLM(LlamaForCausalLM):
     supported_fields: ClassVar = (LlamaForCausalLM.supported_fields - {"mlp_bias"}) | {"scale_emb", "scale_depth"}
+
+    @classmethod
+    def check_config(cls, config: PretrainedConfig) -> None:
+        super().check_config(config)
+        if getattr(config, "sparse_config", None) is not None:
+            way_out = "hf_overrides={'sparse_config': None} serves the model with full attention"
+            refuse(config, "sparse_config", f"attention that leaves out blocks of long texts is not; {way_out}")
 
     @classmethod
     def multipliers(cls, config: PretrainedConfig) -> Multipliers:

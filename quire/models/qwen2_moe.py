@@ -28,6 +28,7 @@ def has_experts(config: PretrainedConfig, layer: int) -> bool:
 
 
 class Qwen2MoeForCausalLM(SparseDecoderForCausalLM):
+    fewest: ClassVar = 0
     supported_fields: ClassVar = ROTARY_FIELDS | WINDOW_FIELDS | {"norm_topk_prob", "qkv_bias"}
 
     @classmethod

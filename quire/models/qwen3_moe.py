@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 class Qwen3MoeForCausalLM(SparseDecoderForCausalLM):
+    fewest: ClassVar = 0
     attention_class: ClassVar = HeadNormAttention
     supported_fields: ClassVar = ROTARY_FIELDS | {
         "attention_bias", "norm_topk_prob", "sliding_window", "use_sliding_window",

@@ -16,10 +16,16 @@ from torch import nn
 
 from quire.kernels.experts import Routing
 from quire.layers import Experts, Linear, Router
+from quire.models.base import refuse
 from quire.models.decoder import Biases, DecoderForCausalLM, GatedMLP, hidden_act
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+# What families call the number of their experts, how many each token goes through, and other numbers from 1.
+_EXPERTS = ("num_experts", "num_local_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "moe_k")
+_FROM_ONE = ("moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step", "moe_layer_interval")
 
 
 class SparseMLP(nn.Module):
@@ -55,14 +61,37 @@ class SparseDecoderForCausalLM(DecoderForCausalLM):
 
     old_names: (pattern, replacement) of parts of the modules' names, in the order in which they are replaced, where
     checkpoints and older versions of transformers call them otherwise. new_names: where the newer versions do.
+    fewest: experts that a configuration must have.
     """
 
     old_names: ClassVar[Sequence[tuple[str, str]]] = ()
     new_names: ClassVar[Sequence[tuple[str, str]]] = ()
+    fewest: ClassVar[int] = 1
+
+    @classmethod
+    def check_config(cls, config: PretrainedConfig) -> None:
+        super().check_config(config)
+        experts, chosen = _number(config, _EXPERTS, cls.fewest), _number(config, _CHOSEN, 1)
+        if experts and experts[1] and chosen and chosen[1] > experts[1]:
+            refuse(config, chosen[0], f"there are {experts[0]}={experts[1]}")
+        for field in _FROM_ONE:
+            _number(config, (field,), 1)
 
     def published_names(self, name: str) -> tuple[str, ...]:
         """The name of transformers' older versions, which is the checkpoint's, and that of the newer ones."""
         return _replaced(name, self.old_names), _replaced(name, self.new_names)
+
+
+def _number(config: PretrainedConfig, names: Sequence[str], least: int) -> tuple[str, int] | None:
+    """The name of these that config.json has, and its whole number; None: it has none of them."""
+    aliases = getattr(config, "attribute_map", {})
+    field = next((name for name in names if name not in aliases and hasattr(config, name)), None)
+    if field is None:
+        return None
+    value = getattr(config, field)
+    if type(value) is not int or value < least:
+        refuse(config, field, f"it must be a whole number from {least}")
+    return field, value
 
 
 def _replaced(name: str, parts: Sequence[tuple[str, str]]) -> str:

@@ -112,7 +112,10 @@ def find(architectures: Sequence[str]) -> Row:
     Only the first name counts: serving a later one would be serving some part of the model.
     """
     if not architectures:
-        raise UnsupportedModelError("config.json names no architecture, so it is not known how to run the model.")
+        raise UnsupportedModelError(
+            "config.json names no architecture, so it is not known how to run the model: name it by "
+            "hf_overrides={'architectures': [...]}."
+        )
     name, table = architectures[0], rows()
     found = [row for row in table if row.architecture == name]
     if not found:

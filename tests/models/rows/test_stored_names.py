@@ -28,11 +28,14 @@ STORED: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
     "MptForCausalLM": ({r"transformer\.": ""}, ()),
     "BaichuanForCausalLM": ({}, ("model.layers.0.self_attn.rotary_emb.inv_freq",)),
     "ChatGLMModel": ({}, ("transformer.rotary_pos_emb.inv_freq",)),
+    "Ernie4_5_MoeForCausalLM": (
+        {}, ("model.mtp_block.0.self_attn.q_proj.weight", "model.mtp_emb_norm.0.weight", "mtp_linear_proj.0.weight"),
+    ),
 }  # fmt: skip
 FIRST = {"GPTNeoXForCausalLM": "pythia", "PhiForCausalLM": "phi_1", "GPTBigCodeForCausalLM": "starcoder",
          "GPTJForCausalLM": "published", "CodeGenForCausalLM": "published", "FalconForCausalLM": "falcon_7b",
          "BloomForCausalLM": "bloom", "MptForCausalLM": "mpt_7b", "BaichuanForCausalLM": "baichuan_7b",
-         "ChatGLMModel": "chatglm3_6b"}  # fmt: skip
+         "ChatGLMModel": "chatglm3_6b", "Ernie4_5_MoeForCausalLM": "as_published"}  # fmt: skip
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -1,0 +1,51 @@
+"""Values of families' own fields that make no sense are refused by the field's name, before anything is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+from quire import registry
+from quire.errors import UnsupportedModelError
+from tests.models.rows import all_rows
+
+
+def config_of(architecture: str, settings: dict[str, Any]) -> Any:
+    row = all_rows()[architecture]
+    kind: Any = registry.config_class([architecture]) or getattr(transformers, row.config)
+    config = kind(**{**row.base, **row.variants[row.first]})
+    vars(config).update(settings)  # past transformers' checks of types
+    return config
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings", "named"),
+    [
+        ("MixtralForCausalLM", {"num_experts_per_tok": 9}, "num_experts_per_tok=9 .*there are num_local_experts=8"),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 0}, "num_experts_per_tok=0 .*from 1"),
+        ("MixtralForCausalLM", {"num_local_experts": 0}, "num_local_experts=0 .*from 1"),
+        ("GptOssForCausalLM", {"num_local_experts": 2.0}, "num_local_experts=2.0"),
+        ("GptOssForCausalLM", {"swiglu_limit": "x"}, "swiglu_limit='x' .*a finite number"),
+        ("Qwen2MoeForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step=0"),
+        ("Qwen2MoeForCausalLM", {"shared_expert_intermediate_size": -4}, "shared_expert_intermediate_size=-4"),
+        ("Qwen3MoeForCausalLM", {"moe_intermediate_size": 0}, "moe_intermediate_size=0"),
+        ("Ernie4_5_MoeForCausalLM", {"moe_k": 99}, "moe_k=99 .*there are moe_num_experts=16"),
+        ("Ernie4_5_MoeForCausalLM", {"moe_layer_interval": 0}, "moe_layer_interval=0"),
+        ("GraniteForCausalLM", {"logits_scaling": 0}, "logits_scaling=0 .*other than 0"),
+        ("GraniteForCausalLM", {"residual_multiplier": float("inf")}, "residual_multiplier=inf"),
+        ("Gemma2ForCausalLM", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar=-1 .*above 0"),
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": 0.0}, "final_logit_softcapping=0.0 .*above 0"),
+        ("MiniCPMForCausalLM", {"scale_depth": "x"}, "scale_depth='x'"),
+        ("MiniCPMForCausalLM", {"dim_model_base": 0}, "dim_model_base=0"),
+        ("MiniCPMForCausalLM", {"sparse_config": {"kernel_size": 32}}, "sparse_config.*hf_overrides"),
+        ("BaichuanForCausalLM", {"norm_head": True, "tie_word_embeddings": True}, "tie_word_embeddings=True"),
+        ("BloomForCausalLM", {"seq_length": 1.5}, "seq_length=1.5"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(architecture: str, settings: dict[str, Any], named: str) -> None:
+    kind = registry.resolve([architecture])
+    kind.check_config(config_of(architecture, {}))
+    with pytest.raises(UnsupportedModelError, match=named):
+        kind.check_config(config_of(architecture, settings))
