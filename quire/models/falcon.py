@@ -9,8 +9,7 @@ max_position_embeddings, vocab_size, tie_word_embeddings, and the rotary ones.
 
 Falcon-RW (alibi) has ALiBi (arXiv:2108.12409) instead of rotary positions, computed in bfloat16 whatever the model's
 dtype: what is added to a score is the slope times the key's position, rounded, which is no straight line any more. So a
-key keeps the number that is added to its scores, as one more dimension, which each query has as 1. Such a model's steps
-are not recorded.
+key keeps the number that is added to its scores, as one more dimension, which each query has as 1.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
+from quire import kernels
 from quire.layers import (
     ROTARY_FIELDS,
     Embedding,
@@ -146,8 +146,7 @@ class FalconBlock(nn.Module):
 
 
 class FalconAlibiAttention(nn.Module):
-    """Keys, values and queries with `FURTHER` dimensions. A key's: what is added to its scores, and zeros; a query's:
-    ones; a value's: zeros, which are left out again."""
+    """Queries and keys with `FURTHER` dimensions. A key's: what is added to its scores, and zeros; a query's: ones."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
@@ -156,26 +155,46 @@ class FalconAlibiAttention(nn.Module):
         self.dense = Linear(hidden, hidden, bias=config.bias)
         self.order = grouped_heads(spec.num_heads, 1)
         self.attend = PagedAttention.from_spec(spec)
-        self.added = alibi_table(spec.num_heads, config.max_position_embeddings)
+        self.added = added_to_scores(spec.num_heads, config.max_position_embeddings)
 
     def forward(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
-        heads = self.attend.spec.num_heads
-        query, key, value = self.order(self.query_key_value(x)).view(len(x), 3, heads, -1).unbind(1)
-        more = key.new_zeros(*key.shape[:2], FURTHER)
-        more[..., 0] = self.added.to(ctx.positions.device)[ctx.positions]
-        key = torch.cat((key, more), -1)
-        query = torch.cat((query, torch.ones_like(more)), -1)
-        value = torch.cat((value, torch.zeros_like(more)), -1)
-        y = self.attend.of(query, key, value, ctx, cache).view(len(x), heads, -1)
-        return self.dense(y[..., :-FURTHER].flatten(1))
+        tokens, heads = len(x), self.attend.spec.num_heads
+        query, key, value = self.order(self.query_key_value(x)).view(tokens, 3, heads, -1).unbind(1)
+        more = kernels.embedding(ctx.positions, self.added.like(x)).view(tokens, heads + 1, FURTHER)
+        key = kernels.join_heads(key, more[:, :-1])
+        query = kernels.join_heads(query, more[:, -1:].expand(-1, heads, -1))
+        return self.dense(self.attend.of(query, key, value, ctx, cache))
+
+
+class AddedToScores:
+    """For each position, the further dimensions of all heads' keys, and a query's: [positions, (H + 1) * FURTHER].
+
+    By the operations of transformers' Falcon, in bfloat16.
+    """
+
+    def __init__(self, heads: int, positions: int) -> None:
+        self._tables: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}  # recorded steps know their addresses
+        with torch.device("cpu"):
+            slopes = torch.tensor(alibi_slopes(heads)).bfloat16()
+            self._table = torch.zeros(positions, heads + 1, FURTHER)
+            self._table[:, :-1, 0] = (slopes.unsqueeze(1) * torch.arange(positions)).T
+            self._table[:, -1] = 1
+
+    def like(self, x: torch.Tensor) -> torch.Tensor:
+        """The table on x's device, in its dtype."""
+        place = x.device, x.dtype
+        if place not in self._tables:
+            table = self._table.flatten(1).to(*place)
+            if x.is_meta:  # a rehearsal's: nothing of it is kept
+                return table
+            self._tables[place] = table
+        return self._tables[place]
 
 
 @cache
-def alibi_table(heads: int, positions: int) -> torch.Tensor:
-    """[positions, heads] bfloat16, by the operations of transformers' Falcon."""
-    with torch.device("cpu"):
-        slopes = torch.tensor(alibi_slopes(heads)).bfloat16()
-        return (slopes.unsqueeze(1) * torch.arange(positions)).T.contiguous()
+def added_to_scores(heads: int, positions: int) -> AddedToScores:
+    """One for all layers of a model."""
+    return AddedToScores(heads, positions)
 
 
 def norm_names(config: PretrainedConfig) -> tuple[str, ...]:
@@ -192,5 +211,5 @@ def attention_spec(config: PretrainedConfig) -> AttentionSpec:
     groups = config.num_kv_heads if config.new_decoder_architecture else 1 if config.multi_query else heads
     size = config.hidden_size // heads
     if config.alibi:
-        return AttentionSpec(heads, groups, size + FURTHER, size**-0.5)
+        return AttentionSpec(heads, groups, size + FURTHER, size**-0.5, value_dim=size)
     return AttentionSpec(heads, groups, size)

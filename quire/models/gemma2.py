@@ -1,5 +1,5 @@
 """Gemma 2 (arXiv:2408.00118): Gemma with norms around attention and feed-forward, windows in every other layer, and
-soft caps.
+soft caps; and VaultGemma (arXiv:2510.15001), which has norms before attention and feed-forward alone.
 
 Configuration fields that shape the arithmetic, beyond Gemma's (see `gemma.py`): query_pre_attn_scalar, by whose root a
 query's product with a key is divided; attn_logit_softcapping and final_logit_softcapping; sliding_window in the layers
@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
-from quire.models.decoder import WINDOW_FIELDS, Multipliers, SandwichLayer
+from quire.models.decoder import WINDOW_FIELDS, DecoderLayer, Multipliers, SandwichLayer
 from quire.models.gemma import GemmaForCausalLM
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Gemma2ForCausalLM(GemmaForCausalLM):
-    layer_class: ClassVar = SandwichLayer
+    layer_class: ClassVar[type[DecoderLayer]] = SandwichLayer
     supported_fields: ClassVar = (
         GemmaForCausalLM.supported_fields
         | WINDOW_FIELDS
@@ -39,3 +39,11 @@ class Gemma2ForCausalLM(GemmaForCausalLM):
     @classmethod
     def multipliers(cls, config: PretrainedConfig) -> Multipliers:
         return Multipliers(embedding=config.hidden_size**0.5, softcap=config.final_logit_softcapping or 0.0)
+
+
+class VaultGemmaLayer(DecoderLayer):
+    norm_names = ("input_layernorm", "pre_feedforward_layernorm")
+
+
+class VaultGemmaForCausalLM(Gemma2ForCausalLM):
+    layer_class: ClassVar = VaultGemmaLayer

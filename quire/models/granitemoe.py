@@ -1,13 +1,15 @@
-"""GraniteMoE: Granite's multipliers, and experts in every layer, which the files hold in one tensor.
+"""GraniteMoE: Granite's multipliers, and experts in every layer, which the files hold in one tensor; and
+GraniteMoeShared, with a feed-forward beside them.
 
 Configuration fields that shape the arithmetic, beyond Granite's (see `granite.py`): num_local_experts,
-num_experts_per_tok. A token's experts are those of the largest logits, and its shares their softmax.
+num_experts_per_tok, shared_intermediate_size. A token's experts are those of the largest logits, and its shares their
+softmax.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,8 +18,8 @@ from torch import nn
 
 from quire.checkpoint.weights import StoredPart
 from quire.kernels.experts import Routing
-from quire.layers import ROTARY_FIELDS
-from quire.models.decoder import Biases, Multipliers
+from quire.layers import ROTARY_FIELDS, Linear, gated_activation
+from quire.models.decoder import Biases, Multipliers, hidden_act
 from quire.models.sparse import SparseDecoderForCausalLM, SparseMLP
 
 if TYPE_CHECKING:
@@ -30,9 +32,17 @@ class GraniteMoeForCausalLM(SparseDecoderForCausalLM):
     supported_fields: ClassVar = ROTARY_FIELDS | {
         "attention_bias", "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
     }  # fmt: skip
-    checkpoint_renames = ((r"(.+)\.block_sparse_moe\.router\.layer\.weight", r"\1.mlp.gate.weight"),)
-    old_names = ((r"\.mlp\.gate\b", ".block_sparse_moe.router.layer"), (r"\.mlp\b", ".block_sparse_moe"))
-    new_names = ((r"\.mlp\.gate\b", ".block_sparse_moe.router"), (r"\.mlp\b", ".block_sparse_moe"))
+    checkpoint_renames: Sequence[tuple[str, str]] = (
+        (r"(.+)\.block_sparse_moe\.router\.layer\.weight", r"\1.mlp.gate.weight"),
+    )
+    old_names: ClassVar[Sequence[tuple[str, str]]] = (
+        (r"\.mlp\.gate\b", ".block_sparse_moe.router.layer"),
+        (r"\.mlp\b", ".block_sparse_moe"),
+    )
+    new_names: ClassVar[Sequence[tuple[str, str]]] = (
+        (r"\.mlp\.gate\b", ".block_sparse_moe.router"),
+        (r"\.mlp\b", ".block_sparse_moe"),
+    )
 
     @classmethod
     def attention_spec(cls, config: PretrainedConfig, layer: int) -> AttentionSpec:
@@ -65,6 +75,44 @@ class GraniteMoeForCausalLM(SparseDecoderForCausalLM):
                 parts[f"{own}.{e}.up_proj.weight"] = StoredPart(gate_up, partial(_rows, e, inner, 2 * inner))
                 parts[f"{own}.{e}.down_proj.weight"] = StoredPart(down, partial(_rows, e, 0, hidden))
         return parts
+
+
+class SharedMLP(nn.Module):
+    """What all tokens go through; gate and up are one layer."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        hidden, inner = config.hidden_size, config.shared_intermediate_size
+        self.input_linear = Linear(hidden, 2 * inner, bias=False)
+        self.output_linear = Linear(inner, hidden, bias=False)
+        self.activate = gated_activation(hidden_act(config))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.output_linear(self.activate(self.input_linear(x)))
+
+
+class SharedSparseMLP(SparseMLP):
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__(config, config.num_local_experts, config.intermediate_size, Routing("softmax_of_chosen"))
+        self.shared_mlp = SharedMLP(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.experts(x, self.gate(x, torch.float32), shared=self.shared_mlp(x))
+
+
+class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):
+    checkpoint_renames = (
+        *GraniteMoeForCausalLM.checkpoint_renames,
+        (r"(.+\.\d+)\.shared_mlp\.(.+)", r"\1.mlp.shared_mlp.\2"),
+    )
+    old_names = ((r"\.mlp\.shared_mlp\b", ".shared_mlp"), *GraniteMoeForCausalLM.old_names)
+    new_names = ((r"\.mlp\.shared_mlp\b", ".shared_mlp"), *GraniteMoeForCausalLM.new_names)
+
+    @classmethod
+    def mlp(cls, config: PretrainedConfig, biases: Biases, layer: int) -> nn.Module:
+        if config.shared_intermediate_size == 0:
+            return super().mlp(config, biases, layer)
+        return SharedSparseMLP(config)
 
 
 def _rows(expert: int, first: int, end: int, stacked: torch.Tensor) -> torch.Tensor:

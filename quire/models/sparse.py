@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 # What families call the number of their experts, how many each token goes through, and other numbers from 1.
-_EXPERTS = ("num_experts", "num_local_experts", "moe_num_experts")
+_EXPERTS = ("num_experts", "num_local_experts", "moe_num_experts", "n_routed_experts")
 _CHOSEN = ("num_experts_per_tok", "moe_k")
 _FROM_ONE = ("moe_intermediate_size", "shared_expert_intermediate_size", "decoder_sparse_step", "moe_layer_interval")
 
@@ -39,6 +39,28 @@ class SparseMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.experts(x, self.gate(x, torch.float32))
+
+
+class CorrectedMLP(SparseMLP):
+    """Experts of the largest logistic functions of their logits, with a correction for the choice alone, which the
+    router has (arXiv:2412.19437); and a feed-forward that all tokens go through, `shared` wide, beside them.
+
+    Fields: n_group and topk_group, norm_topk_prob, routed_scaling_factor.
+    """
+
+    def __init__(self, config: PretrainedConfig, count: int, shared: int, biases: Biases) -> None:
+        routing = Routing(
+            "sigmoid", config.n_group, config.topk_group, 2, config.norm_topk_prob, 1e-20,
+            scale=config.routed_scaling_factor,
+        )  # fmt: skip
+        super().__init__(config, count, config.moe_intermediate_size, routing)
+        self.gate.register_buffer("e_score_correction_bias", torch.empty(count, dtype=torch.float32))
+        self.shared_experts = GatedMLP(config, biases, shared) if shared else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = None if self.shared_experts is None else self.shared_experts(x)
+        bias = self.gate._buffers["e_score_correction_bias"]
+        return self.experts(x, self.gate(x, torch.float32), bias, shared)
 
 
 class GatedSharedMLP(SparseMLP):

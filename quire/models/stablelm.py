@@ -7,11 +7,13 @@ the same norm.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import nn
 
+from quire.checkpoint.weights import StoredPart
 from quire.layers import ROTARY_FIELDS, LayerNorm
 from quire.models.decoder import (
     Biases,
@@ -27,25 +29,14 @@ if TYPE_CHECKING:
     from quire.types import AttentionSpec
 
 
-class NormOfEachHead(nn.Module):
-    """A norm for each head: a module for each, as the files have them."""
-
-    def __init__(self, heads: int, size: int, eps: float) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(LayerNorm(size, eps, bias=False) for _ in range(heads))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, H, D] -> [T, H, D]. The heads are put together by torch: such a model's steps are not recorded."""
-        return torch.stack([norm(x[:, head]) for head, norm in enumerate(self.norms)], 1)
-
-
 class StableLmAttention(DecoderAttention):
     def __init__(self, config: PretrainedConfig, spec: AttentionSpec, biases: Biases) -> None:
         super().__init__(config, spec, biases)
         self.has_norms = config.qk_layernorm
         if self.has_norms:
-            self.q_layernorm = NormOfEachHead(spec.num_heads, spec.head_dim, config.layer_norm_eps)
-            self.k_layernorm = NormOfEachHead(spec.num_kv_heads, spec.head_dim, config.layer_norm_eps)
+            eps = config.layer_norm_eps
+            self.q_layernorm = LayerNorm((spec.num_heads, spec.head_dim), eps, bias=False)
+            self.k_layernorm = LayerNorm((spec.num_kv_heads, spec.head_dim), eps, bias=False)
 
     def norm_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (self.q_layernorm(query), self.k_layernorm(key)) if self.has_norms else (query, key)
@@ -67,3 +58,14 @@ class StableLmForCausalLM(DecoderForCausalLM):
     @classmethod
     def norm(cls, config: PretrainedConfig, size: int) -> nn.Module:
         return LayerNorm(size, config.layer_norm_eps)
+
+    def checkpoint_parts(self) -> Mapping[str, StoredPart]:
+        """The files have a tensor for each head's norm."""
+        parts = {}
+        for layer in range(self.config.num_hidden_layers if self.config.qk_layernorm else 0):
+            spec = self.attention_spec(self.config, layer)
+            for leaf, heads in (("q_layernorm", spec.num_heads), ("k_layernorm", spec.num_kv_heads)):
+                own = f"model.layers.{layer}.self_attn.{leaf}"
+                stored = {f"{own}.norms.{head}.weight": torch.Size((spec.head_dim,)) for head in range(heads)}
+                parts[f"{own}.weight"] = StoredPart(stored, lambda *heads: torch.stack(heads))
+        return parts

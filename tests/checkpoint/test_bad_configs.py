@@ -60,7 +60,11 @@ def test_a_configuration_that_transformers_refuses(copy_of):
         (LLAMA, {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}, "never runs code"),
         (LLAMA, {"model_type": "own"}, "model_type 'own' is unknown to transformers"),
         (LLAMA, {"model_type": ...}, "model_type None is unknown to transformers"),
-        (QWEN2, {"use_sliding_window": True, "sliding_window": 8, "layer_types": ...}, "sliding_window=8"),
+        (
+            QWEN2,
+            {"use_sliding_window": True, "sliding_window": 0, "max_window_layers": 1, "layer_types": ...},
+            "sliding_window=0",
+        ),
         (QWEN2, {"layer_types": ["full_attention", "full_attention", "sliding_attention"]}, "layer_types"),
         (QWEN2, {"partial_rotary_factor": 0.5, "rope_parameters": ...}, "transformers' qwen2 turns whole heads"),
         (OPT, {"num_attention_heads": 5}, "num_attention_heads=5"),

@@ -115,6 +115,7 @@ TABLE: dict[str, tuple[str, dict[str, Any], dict[str, dict[str, Any]]]] = {
             "eps": {"rms_norm_eps": 1e-2},
             "head_dim_apart": {"head_dim": 16},
             "fields_of_llama": {"attention_bias": False, "mlp_bias": True},  # without effect
+            "windows": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
             "odd_sizes": {
                 "hidden_size": 36,
                 "num_attention_heads": 6,

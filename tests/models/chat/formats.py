@@ -346,6 +346,22 @@ OTHERS: dict[str, ChatFormat] = {
                  "<|assistant|>"),
         ),
     ),
+    "glm4_5": ChatFormat(
+        "glm4_5", ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<think>",
+                   "</think>", "/nothink"), eos="<|endoftext|>", stored="files",
+        cases=(
+            Case(TALK, "[gMASK]<sop><|system|>\nBe brief.<|user|>\nIs 1 < é?<|assistant|>\n<think></think>\nYes."
+                 "<|user|>\nWhy?<|assistant|>"),
+            Case(ALONE, "[gMASK]<sop><|user|>\nIs 1 < é?/nothink<|assistant|>\n<think></think>",
+                 _given(enable_thinking=False)),
+        ),
+    ),
+    "dots1": ChatFormat(
+        "dots1", ("<|endoftext|>", "<|system|>", "<|endofsystem|>", "<|userprompt|>", "<|endofuserprompt|>",
+                  "<|response|>", "<|endofresponse|>"), eos="<|endofresponse|>",
+        cases=(Case(TALK[:3], "<|system|>Be brief.<|endofsystem|><|userprompt|>Is 1 < é?<|endofuserprompt|><|response|>"
+                    "Yes.<|endofresponse|><|response|>"),),
+    ),
     "chatglm3": ChatFormat(
         "chatglm3", ("[gMASK]", "sop", "<|system|>", "<|user|>", "<|assistant|>", "</s>"), eos="</s>",
         cases=(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+_OTHERS = "its checkpoints' template is none of the formats here: {}"
 _TEXTS = "its checkpoints continue text, and have no template: {}"
 
 # The first format is that of the row's tests through an engine.
@@ -57,4 +58,14 @@ ROWS: dict[str, tuple[str, ...] | str] = {
     "Starcoder2ForCausalLM": ("starcoder2",),
     "InternLM2ForCausalLM": ("chatml_with_bos",),
     "MiniCPMForCausalLM": ("minicpm",),
+    "CwmForCausalLM": _OTHERS.format("CWM"),
+    "Dots1ForCausalLM": ("dots1",),
+    "ExaoneMoeForCausalLM": _OTHERS.format("K-EXAONE"),
+    "FlexOlmoForCausalLM": _TEXTS.format("FlexOlmo"),
+    "Glm4MoeForCausalLM": ("glm4_5",),
+    "GraniteMoeSharedForCausalLM": _TEXTS.format("the research models with a shared expert"),
+    "HeliumForCausalLM": _TEXTS.format("Helium 1"),
+    "HunYuanMoEV1ForCausalLM": _OTHERS.format("HunYuan A13B"),
+    "MiniMaxM2ForCausalLM": _OTHERS.format("MiniMax-M2"),
+    "VaultGemmaForCausalLM": _TEXTS.format("VaultGemma"),
 }  # fmt: skip

@@ -23,7 +23,7 @@ ROWS = (
             "alibi_of_6_heads": {"alibi": True, "multi_query": False, "num_attention_heads": 6, "hidden_size": 36},
             "linear": rope("linear", factor=2.0),
         },
-        quick=("falcon_7b", "falcon_40b"),
+        quick=("falcon_7b", "falcon_40b", "falcon_rw"),
         linears=("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
         saved=("ln_f",),
         embedding="word_embeddings",

@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3 (text): google/gemma-2b, gemma-2-2b, gemma-3-1b-it and their like."""
+"""Gemma 1, 2 and 3 (text): google/gemma-2b, gemma-2-2b, gemma-3-1b-it and their like; vaultgemma-1b."""
 
 from tests.models.rows.row import SIZES, ModelRow, rope
 
@@ -33,6 +33,22 @@ ROWS = (
             "small_caps": {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 20.0, "sliding_window": 5},
             "no_caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
             "other_layers": {"layer_types": ["full_attention", *["sliding_attention"] * 3]},
+            "mqa": {"num_key_value_heads": 1, "query_pre_attn_scalar": 256},
+            "untied": {"tie_word_embeddings": False, "attention_bias": True},
+        },
+        adapted={"tie_word_embeddings": False},
+    ),
+    ModelRow(
+        "VaultGemmaForCausalLM",
+        "VaultGemmaConfig",
+        base={**TIED, "num_hidden_layers": 3, "sliding_window": 8, "query_pre_attn_scalar": 16},
+        quick=("as_published",),
+        gain=1.5,
+        variants={
+            "as_published": {"num_key_value_heads": 4, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+            "caps": CAPS,
+            "small_caps": {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 20.0, "sliding_window": 5},
+            "other_layers": {"layer_types": ["full_attention", *["sliding_attention"] * 2]},
             "mqa": {"num_key_value_heads": 1, "query_pre_attn_scalar": 256},
             "untied": {"tie_word_embeddings": False, "attention_bias": True},
         },

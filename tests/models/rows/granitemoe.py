@@ -24,4 +24,20 @@ ROWS = (
         linears=ATTENTION,
         adapted={"tie_word_embeddings": False},
     ),
+    ModelRow(
+        "GraniteMoeSharedForCausalLM",
+        "GraniteMoeSharedConfig",
+        base={**SIZES, **_NUMBERS, "num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 40},
+        quick=("shared",),
+        gain=4.0,
+        variants={
+            "shared": {"num_local_experts": 32, "num_experts_per_tok": 8},
+            "none_shared": {"shared_intermediate_size": 0},
+            "tied": {"tie_word_embeddings": True, "attention_bias": True},
+            "all_one": dict.fromkeys(_NUMBERS, 1.0),
+            "mqa": {"num_key_value_heads": 1, "num_experts_per_tok": 1},
+            "rope": rope("default", rope_theta=1e7),
+        },
+        linears=ATTENTION,
+    ),
 )

@@ -29,7 +29,7 @@ class ModelRow:
     """An architecture, and the variants of its configuration that are compared with transformers'.
 
     config: name of transformers' configuration class. base: its settings, which a variant's replace.
-    quick: the variants whose bits are compared in company, two at most; the first stands for the family where one is
+    quick: the variants whose bits are compared in company, three at most; the first stands for the family where one is
     enough, and in `make test`.
     by_length: variants whose rotary frequencies depend on how long the request is. gain: of `tiny.randomise`.
     linears: names of the layers that an adapter of "all-linear" changes. saved: of modules, beside the projection to

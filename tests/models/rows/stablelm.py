@@ -7,7 +7,7 @@ ROWS = (
         "StableLmForCausalLM",
         "StableLmConfig",
         base={**SIZES, "partial_rotary_factor": 0.25},
-        quick=("as_published", "parallel"),
+        quick=("as_published", "qk_layernorm"),
         gain=4.0,
         variants={
             "as_published": {"num_key_value_heads": 4, "use_qkv_bias": True},

@@ -42,6 +42,13 @@ def config_of(architecture: str, settings: dict[str, Any]) -> Any:
         ("MiniCPMForCausalLM", {"sparse_config": {"kernel_size": 32}}, "sparse_config.*hf_overrides"),
         ("BaichuanForCausalLM", {"norm_head": True, "tie_word_embeddings": True}, "tie_word_embeddings=True"),
         ("BloomForCausalLM", {"seq_length": 1.5}, "seq_length=1.5"),
+        ("Glm4MoeForCausalLM", {"n_routed_experts": 2}, "num_experts_per_tok=8 .*there are n_routed_experts=2"),
+        ("Dots1ForCausalLM", {"moe_intermediate_size": None}, "moe_intermediate_size=None"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1]}, "moe_topk.*a number for each layer"),
+        ("HunYuanMoEV1ForCausalLM", {"use_mixed_mlp_moe": False}, "use_mixed_mlp_moe=False .*True"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_intermediate_size": [24, 48, 48]}, "moe_intermediate_size.*48"),
+        ("ExaoneMoeForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        ("MiniMaxM2ForCausalLM", {"scoring_func": "softmax"}, "scoring_func='softmax' .*'sigmoid'"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused(architecture: str, settings: dict[str, Any], named: str) -> None:
