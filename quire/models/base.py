@@ -47,6 +47,7 @@ ROPE_NUMBERS: Mapping[str, bool] = {
     "rope_theta": False, "partial_rotary_factor": False, "factor": False, "attention_factor": True,
     "low_freq_factor": False, "high_freq_factor": False, "beta_fast": False, "beta_slow": False,
     "mscale": True, "mscale_all_dim": True, "short_mscale": False, "long_mscale": False,
+    "alpha": False,
 }  # fmt: skip
 
 
@@ -174,6 +175,9 @@ def _check_values(config: PretrainedConfig) -> None:
 
 
 def _check_rope_values(config: PretrainedConfig, rope: Mapping[str, Any]) -> None:
+    kind = rope.get("rope_type", "default")
+    if not isinstance(kind, str):
+        refuse(config, "rope_type (rotary)", "it must be a name", kind)
     for field, zero in ROPE_NUMBERS.items():
         if rope.get(field) is not None and not _is_number(rope[field], zero):
             reason = f"it must be a finite number {'not below' if zero else 'above'} 0"

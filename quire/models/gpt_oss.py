@@ -22,6 +22,7 @@ from quire import kernels
 from quire.checkpoint.weights import StoredPart
 from quire.kernels.experts import Routing
 from quire.layers import ROTARY_FIELDS, Experts, RotaryTable, Router
+from quire.models.base import refuse
 from quire.models.decoder import WINDOW_FIELDS, Biases, DecoderAttention
 from quire.models.sparse import SparseDecoderForCausalLM
 from quire.types import ForwardContext, KVCache
@@ -63,6 +64,15 @@ class GptOssMLP(nn.Module):
 class GptOssForCausalLM(SparseDecoderForCausalLM):
     attention_class: ClassVar = GptOssAttention
     supported_fields: ClassVar = ROTARY_FIELDS | WINDOW_FIELDS | {"attention_bias"}
+
+    @classmethod
+    def check_config(cls, config: PretrainedConfig) -> None:
+        super().check_config(config)
+        if getattr(config, "quantization_config", None) is None:
+            return
+        for field in ("hidden_size", "intermediate_size"):
+            if getattr(config, field) % _SHARED:
+                refuse(config, field, f"{_SHARED} numbers of MXFP4 share a power of two: it must be a multiple")
 
     @classmethod
     def attention_spec(cls, config: PretrainedConfig, layer: int) -> AttentionSpec:

@@ -44,6 +44,7 @@ def test_a_configuration_that_transformers_refuses(copy_of):
         (LLAMA, {"layer_types": ["sliding_attention"] * 3}, "layer_types"),
         (LLAMA, {"partial_rotary_factor": 0.5, "rope_parameters": ...}, "partial_rotary_factor=0.5"),
         (LLAMA, {"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "'spiral'"),
+        (LLAMA, {"rope_parameters": {"rope_type": ["linear"], "rope_theta": 1e4}}, "rope_type (rotary)=['linear']"),
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads=3"),
         (LLAMA, {"hidden_act": "prelu"}, "'prelu'"),
         (LLAMA, {"hidden_act": "thunk"}, "'thunk'"),
