@@ -5,6 +5,7 @@ from quire.layers.attention import PagedAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import ExpertLinear, Experts, Router
 from quire.layers.heads import HeadOrder, grouped_heads, head_order
+from quire.layers.latent import LatentProjection, LatentRotary, LatentTable
 from quire.layers.linear import Linear, MergedLinear
 from quire.layers.norm import LayerNorm, RMSNorm
 from quire.layers.rotary import ROTARY_FIELDS, RotaryEmbedding, RotaryTable
@@ -16,6 +17,9 @@ __all__ = [
     "ExpertLinear",
     "Experts",
     "HeadOrder",
+    "LatentProjection",
+    "LatentRotary",
+    "LatentTable",
     "LayerNorm",
     "Linear",
     "MergedLinear",

@@ -143,6 +143,10 @@ class LinearAdapters:
             self.tokens[slot] = table
         return change.lora is not None and self.table.put(slot, change.lora)
 
+    def grow(self, slots: int) -> None:
+        """Have so many slots, if there are fewer."""
+        self.table.grow(slots)
+
     def drop(self, slot: int) -> None:
         self.replaced.pop(slot, None)
         self.tokens.pop(slot, None)

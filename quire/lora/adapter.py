@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from quire.errors import AdapterError
-from quire.layers import Embedding, ExpertLinear, LayerNorm, Linear, RMSNorm
+from quire.layers import Embedding, ExpertLinear, LatentProjection, LayerNorm, Linear, RMSNorm
 from quire.layers.adapters import EmbeddingChange, LinearChange, NormChange
+from quire.layers.latent import LatentChange
 from quire.lora.block import in_one_block
 from quire.lora.files import (
     TOKENS,
@@ -30,7 +31,7 @@ from quire.lora.files import (
     unused_tensors,
     weights_file,
 )
-from quire.lora.fold import changed_parameter, embedding_change, linear_change, norm_change, token_rows
+from quire.lora.fold import changed_parameter, embedding_change, linear_change, norm_change, scaled_change, token_rows
 from quire.lora.fused import fused_parameters, split_parts
 from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, read_config
 from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
@@ -40,7 +41,7 @@ _MOST_PLANS = 64
 _SLACK = 16
 _MOST_UNUSED = 1 << 20  # elements of a tensor that no parameter of the model's is known for
 
-Change = LinearChange | EmbeddingChange | NormChange
+Change = LinearChange | LatentChange | EmbeddingChange | NormChange
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,8 @@ class Adapter:
     def recordable(self) -> bool:
         """Whether the kernel does all of it."""
         return all(
-            isinstance(change, LinearChange) and change.weight is None and change.tokens is None
+            isinstance(change, LatentChange)
+            or (isinstance(change, LinearChange) and change.weight is None and change.tokens is None)
             for change in self.changes.values()
         )
 
@@ -82,6 +84,8 @@ def _is_plain(change: Change) -> bool:
         lora = change.lora
         plain = change.weight is None and change.tokens is None
         return plain and lora is not None and lora.scale is None and lora.shift is None
+    if isinstance(change, LatentChange):
+        return change.is_plain
     if isinstance(change, EmbeddingChange):
         return change.weight is None and change.tokens is None and change.scale is None
     return False
@@ -247,7 +251,23 @@ class _Binding:
                 parameters.update({f"{name}.{leaf}": tensor for leaf, tensor in change.items()})
             elif change is not None:
                 changes[name] = change
+        self._scale_queries(changes)
         return changes, parameters
+
+    def _scale_queries(self, changes: dict[str, Change]) -> None:
+        """What a change of latents multiplies keys by, the queries are multiplied by."""
+        for name, change in list(changes.items()):
+            layer = self.reader._modules[name]
+            if not isinstance(change, LatentChange) or change.key_scale is None:
+                continue
+            assert isinstance(layer, LatentProjection)
+            query = f"{name.rpartition('.')[0]}.{layer.query_layer}"
+            own, rows = changes.get(query), self.reader._modules[query]
+            assert isinstance(rows, Linear) and (own is None or isinstance(own, LinearChange))
+            scale = torch.ones(layer.heads, rows.out_features // layer.heads)
+            scale[:, : layer.key] = change.key_scale
+            changes[query] = scaled_change(own, scale.flatten())
+            changes[name] = replace(change, key_scale=None)
 
     def _change(
         self, name: str, module: nn.Module, parts: Parts, given: Mapping[str, torch.Tensor | None], tokens: Any
@@ -256,7 +276,8 @@ class _Binding:
         if isinstance(module, Linear):
             if isinstance(module, ExpertLinear) and (given.get("weight") is not None or name in tokens):
                 raise AdapterError(f"{self.where}: {name}: an expert's weights take LoRA, and cannot be replaced.")
-            return linear_change(module, rank, parts, given, tokens.get(name), dtype)
+            made = linear_change(module, rank, parts, given, tokens.get(name), dtype)
+            return module.by_head(made) if isinstance(module, LatentProjection) else made
         if isinstance(module, Embedding):
             return embedding_change(module, rank, parts, given, tokens.get(name), dtype)
         if name in tokens or (parts and isinstance(module, (RMSNorm, LayerNorm))):

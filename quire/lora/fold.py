@@ -7,6 +7,7 @@ the norms of W + scaling B A, which are computed here, once. Raises ValueError f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -48,6 +49,15 @@ def linear_change(
     if tokens is not None:
         tokens = _with_lora(tokens, lora, replaced, layer.out_features)
     return LinearChange(lora, weight, None if weight is None else bias, tokens)
+
+
+def scaled_change(change: LinearChange | None, scale: torch.Tensor) -> LinearChange:
+    """What an adapter changes in a layer (None: nothing), and then multiplies its rows by: scale [N] float32."""
+    change = LinearChange() if change is None else change
+    lora = LoraWeights(None, None) if change.lora is None else change.lora
+    shift = None if lora.shift is None else lora.shift * scale
+    scale = scale if lora.scale is None else lora.scale * scale
+    return replace(change, lora=replace(lora, scale=scale, shift=shift))
 
 
 def _with_lora(tokens: TokenRows, lora: LoraWeights | None, bias: torch.Tensor | None, columns: int) -> TokenRows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,9 +13,10 @@ from torch import nn
 from quire import kernels
 from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, Segment
 from quire.kernels.transfer import send
-from quire.layers import Embedding, Linear
+from quire.layers import Embedding, LatentProjection, Linear
 from quire.layers.adapters import EmbeddingAdapters, LinearAdapters, LoRAContext, NormAdapters, on_device
-from quire.lora.adapter import Adapter
+from quire.layers.latent import LatentAdapters, LatentChange
+from quire.lora.adapter import Adapter, Change
 from quire.models.base import CausalLM
 
 _FIRST_SLOTS = 8
@@ -62,8 +64,7 @@ class AdapterSlots:
             if module.adapters is None:
                 module.adapters = self._new(name, module)
                 self.generation += 1
-            columns = module.out_features if isinstance(module, Linear) else 0
-            self.generation += module.adapters.put(slot, on_device(change, columns, self.device, self._row_major))
+            self.generation += module.adapters.put(slot, self._on_device(change, module))
         parameters = {name: send(tensor, self.device) for name, tensor in adapter.parameters.items()}
         self._installed[uid] = _Installed(slot, adapter, parameters)
 
@@ -73,8 +74,8 @@ class AdapterSlots:
         self._slots *= 2
         for module in self._modules.values():
             own = getattr(module, "adapters", None)
-            if isinstance(own, LinearAdapters):
-                own.table.grow(self._slots)
+            if isinstance(own, (LinearAdapters, LatentAdapters)):
+                own.grow(self._slots)
         self.generation += 1
 
     def drop(self, uid: int) -> None:
@@ -130,7 +131,16 @@ class AdapterSlots:
             for module, leaf, parameter in reversed(own):
                 module._parameters[leaf] = parameter
 
-    def _new(self, name: str, module: nn.Module) -> LinearAdapters | EmbeddingAdapters | NormAdapters:
+    def _on_device(self, change: Change, module: nn.Module) -> Any:
+        """A change as the device's kernels read it."""
+        if isinstance(module, LatentProjection) and isinstance(change, LatentChange):
+            return change.for_device(module, self.device, self._row_major)
+        columns = module.out_features if isinstance(module, Linear) else 0
+        return on_device(change, columns, self.device, self._row_major)
+
+    def _new(self, name: str, module: nn.Module) -> LinearAdapters | LatentAdapters | EmbeddingAdapters | NormAdapters:
+        if isinstance(module, LatentProjection):
+            return module.new_adapters(self._context, name, self._dtype, self._slots, self.device, self._row_major)
         if isinstance(module, Linear):
             table = LoraTable(
                 module.in_features,

@@ -26,7 +26,8 @@ COUNTS: Mapping[str, int] = {
     **dict.fromkeys(
         ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads",
          "max_position_embeddings", "original_max_position_embeddings", "ffn_dim", "word_embed_proj_dim",
-         "n_embd", "n_head", "n_inner", "n_positions", "seq_length", "max_seq_len", "ffn_hidden_size", "kv_channels"),
+         "n_embd", "n_head", "n_inner", "n_positions", "seq_length", "max_seq_len", "ffn_hidden_size", "kv_channels",
+         "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
         _MOST,
     ),
 }  # fmt: skip
@@ -86,6 +87,8 @@ class CausalLM(nn.Module):
     supported_fields: ClassVar[frozenset[str]] = frozenset()
     # Fields that files have, of those too, with the one value that the class computes (null is that value):
     fixed_fields: ClassVar[Mapping[str, Any]] = {}
+    # What `loaded` has made of weights, in memory of its own: it goes and comes with the weights'.
+    derived: Sequence[torch.Tensor] = ()
     # What the weights were read from; the loader sets it (`Checkpoint.stamp`).
     read_from: tuple[tuple[str, int, int, int], ...] = ()
 

@@ -27,6 +27,7 @@ _BAICHUAN = "quire.models.baichuan:BaichuanConfig"
 _CHATGLM = "quire.models.chatglm:ChatGLMConfig"
 _INTERNLM2 = "quire.models.internlm2:InternLM2Config"
 _MINICPM = "quire.models.minicpm:MiniCPMConfig"
+_MINICPM3 = "quire.models.minicpm3:MiniCPM3Config"
 
 BUILT_IN = (
     Row("LlamaForCausalLM", "quire.models.llama:LlamaForCausalLM"),
@@ -37,12 +38,15 @@ BUILT_IN = (
     Row("ArceeForCausalLM", "quire.models.arcee:ArceeForCausalLM"),
     Row("CohereForCausalLM", "quire.models.cohere:CohereForCausalLM"),
     Row("Cohere2ForCausalLM", "quire.models.cohere:Cohere2ForCausalLM"),
+    Row("DeepseekV2ForCausalLM", "quire.models.deepseek_v2:DeepseekV2ForCausalLM"),
+    Row("DeepseekV3ForCausalLM", "quire.models.deepseek_v3:DeepseekV3ForCausalLM"),
     Row("Ernie4_5ForCausalLM", "quire.models.ernie4_5:Ernie4_5ForCausalLM"),
     Row("Exaone4ForCausalLM", "quire.models.exaone4:Exaone4ForCausalLM"),
     Row("GemmaForCausalLM", "quire.models.gemma:GemmaForCausalLM"),
     Row("Gemma2ForCausalLM", "quire.models.gemma2:Gemma2ForCausalLM"),
     Row("Gemma3ForCausalLM", "quire.models.gemma3:Gemma3ForCausalLM"),
     Row("GlmForCausalLM", "quire.models.glm:GlmForCausalLM"),
+    Row("Glm4MoeLiteForCausalLM", "quire.models.glm4_moe_lite:Glm4MoeLiteForCausalLM"),
     Row("Glm4ForCausalLM", "quire.models.glm:Glm4ForCausalLM"),
     Row("GraniteForCausalLM", "quire.models.granite:GraniteForCausalLM"),
     Row("HunYuanDenseV1ForCausalLM", "quire.models.hunyuan:HunYuanDenseV1ForCausalLM"),
@@ -90,6 +94,8 @@ BUILT_IN = (
     Row("HunYuanMoEV1ForCausalLM", "quire.models.hunyuan_moe:HunYuanMoEV1ForCausalLM"),
     Row("MiniMaxM2ForCausalLM", "quire.models.minimax_m2:MiniMaxM2ForCausalLM"),
     Row("VaultGemmaForCausalLM", "quire.models.gemma2:VaultGemmaForCausalLM"),
+    Row("MiniCPM3ForCausalLM", "quire.models.minicpm3:MiniCPM3ForCausalLM", config=_MINICPM3),
+    Row("YoutuForCausalLM", "quire.models.youtu:YoutuForCausalLM"),
     Row("LlavaForConditionalGeneration", "quire.models.llava:LlavaForConditionalGeneration", IMAGES),
     Row("LlavaNextForConditionalGeneration", "quire.models.llava_next:LlavaNextForConditionalGeneration", IMAGES),
     Row("Qwen2VLForConditionalGeneration", "quire.models.qwen2_vl:Qwen2VLForConditionalGeneration", IMAGES),

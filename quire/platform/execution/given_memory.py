@@ -80,5 +80,6 @@ class GivenMemory:
             )
 
     def _blocks_of_weights(self) -> list[torch.Tensor]:
-        """One tensor for each block of memory that weights lie in."""
-        return list({one.untyped_storage().data_ptr(): one for one in self._model.parameters() if one.numel()}.values())
+        """One tensor for each block of memory that weights lie in, or what was made of them."""
+        weights = (*self._model.parameters(), *self._model.derived)
+        return list({one.untyped_storage().data_ptr(): one for one in weights if one.numel()}.values())

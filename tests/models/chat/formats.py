@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.models.chat.format import ALONE, TALK, TOOL, TURNS, Case, ChatFormat, Refused
+from tests.models.chat.latent_formats import LATENTS
 
 _TOOL = '{"type": "function", "function": {"name": "look", "parameters": {"properties": {"far": {}, "at": {}}}}}'
 _TOOLS = {"tools": [TOOL]}
@@ -394,4 +395,4 @@ OTHERS: dict[str, ChatFormat] = {
     ),
 }  # fmt: skip
 
-FORMATS: dict[str, ChatFormat] = {**CHATML, **LLAMAS, **OTHERS}
+FORMATS: dict[str, ChatFormat] = {**CHATML, **LLAMAS, **LATENTS, **OTHERS}

@@ -15,6 +15,8 @@ ROWS: dict[str, tuple[str, ...] | str] = {
     "ArceeForCausalLM": ("chatml_with_bos",),
     "CohereForCausalLM": ("cohere",),
     "Cohere2ForCausalLM": ("cohere2",),
+    "DeepseekV2ForCausalLM": ("deepseek_v2",),
+    "DeepseekV3ForCausalLM": ("deepseek", "moonlight"),
     "Ernie4_5ForCausalLM": ("ernie4_5",),
     "Exaone4ForCausalLM": ("exaone4",),
     "GemmaForCausalLM": ("gemma",),
@@ -22,6 +24,7 @@ ROWS: dict[str, tuple[str, ...] | str] = {
     "Gemma3ForCausalLM": ("gemma3",),
     "GlmForCausalLM": ("glm4",),
     "Glm4ForCausalLM": ("glm4",),
+    "Glm4MoeLiteForCausalLM": ("glm4_7",),
     "GraniteForCausalLM": ("granite",),
     "HunYuanDenseV1ForCausalLM": ("hunyuan",),
     "MistralForCausalLM": ("mistral_v3", "mistral", "zephyr"),
@@ -68,4 +71,6 @@ ROWS: dict[str, tuple[str, ...] | str] = {
     "HunYuanMoEV1ForCausalLM": _OTHERS.format("HunYuan A13B"),
     "MiniMaxM2ForCausalLM": _OTHERS.format("MiniMax-M2"),
     "VaultGemmaForCausalLM": _TEXTS.format("VaultGemma"),
+    "MiniCPM3ForCausalLM": ("chatml_with_bos",),
+    "YoutuForCausalLM": _OTHERS.format("Youtu-LLM"),
 }  # fmt: skip
