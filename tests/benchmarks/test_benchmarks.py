@@ -123,6 +123,18 @@ def test_families(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         assert all(out.count(f"{name} ") >= 3 for name in families.FAMILIES)
 
 
+def test_experts(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a token goes through is 2 of 8 experts."""
+    with imported("experts") as experts:
+        small_machine(monkeypatch)
+        monkeypatch.setattr(experts, "MIXTRAL", {**experts.MIXTRAL, **TINY})
+        monkeypatch.setattr(experts, "BATCH", 2)
+        monkeypatch.setattr(experts, "STEPS", 3)
+        call(experts, "--rounds", 1)
+    out = capsys.readouterr().out
+    assert "quire / transformers" in out and "decode" in out
+
+
 def test_kernels(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with imported("kernels") as kernels:
         monkeypatch.setattr(kernels, "SPREAD", 1 << 16)

@@ -33,6 +33,16 @@ def test_the_bits_of_one_token_alone(
         assert same_bits(cpu.linear(x[:tokens], weights, biases, out), alone[:tokens]), tokens
 
 
+@pytest.mark.parametrize("size", [1e-18, 1e-19, 1e-20])
+def test_the_bits_of_one_token_alone_among_denormals(cpu: Any, size: float) -> None:
+    """Products of floats are another way to the sums of vdpbf16ps, which takes denormals for zeros."""
+    x, weight = (randn(n, 100, dtype=torch.float32, seed=n) * size for n in (40, 130))
+    x, weight = x.bfloat16(), weight.bfloat16()
+    alone = torch.cat([cpu.linear(x[i : i + 1], [weight], [None]) for i in range(len(x))])
+    for tokens in (2, 3, 12, 13, 40):
+        assert same_bits(cpu.linear(x[:tokens], [weight], [None]), alone[:tokens]), tokens
+
+
 def test_any_number_of_threads(cpu: Any, dtype: torch.dtype) -> None:
     x, weight = randn(90, 70, dtype=dtype), randn(1000, 70, dtype=dtype, seed=1)
     wanted = cpu.linear(x, [weight], [None])

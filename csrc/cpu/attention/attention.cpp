@@ -237,15 +237,28 @@ void paged_attention_as(const AttentionArgs& args) {
   const AttentionPlan plan(args, record);
   if (!plan.split) {
     parallel_for(plan.count, plan.grain, [&](int64_t begin, int64_t end) {
+      const FlushDenormals<T> flush;
       for (int64_t i = begin; i < end; ++i) Attention<T>(args, plan.items[i]).run();
     });
     return;
   }
   parallel_for(plan.count * plan.most_spans, [&](int64_t i) {
+    const FlushDenormals<T> flush;
     const AttentionItem& item = plan.items[i / plan.most_spans];
     if (i % plan.most_spans < item.spans) Attention<T>(args, item).run_partial(i % plan.most_spans);
   });
-  parallel_for(plan.count, [&](int64_t i) { Attention<T>(args, plan.items[i]).run_merge(); });
+  parallel_for(plan.count, [&](int64_t i) {
+    const FlushDenormals<T> flush;
+    Attention<T>(args, plan.items[i]).run_merge();
+  });
+}
+
+void paged_attention_of_bf16(const AttentionArgs& args) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+  if (args.sequences > 0 && splits_pairs(args.query_start[args.sequences] / args.sequences))
+    return paged_attention_as<SplitPairs>(args);
+#endif
+  paged_attention_as<bf16>(args);
 }
 
 }  // namespace
@@ -253,7 +266,7 @@ void paged_attention_as(const AttentionArgs& args) {
 void paged_attention(const AttentionArgs& args) {
   switch (args.dtype) {
     case DType::float32: return paged_attention_as<float>(args);
-    case DType::bfloat16: return paged_attention_as<bf16>(args);
+    case DType::bfloat16: return paged_attention_of_bf16(args);
     case DType::float16: return paged_attention_as<fp16>(args);
   }
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cpu/common/kernels.h"
+#include "cpu/common/split_pairs.h"
 #include "cpu/common/units.h"
 
 namespace quire {
@@ -31,6 +32,15 @@ struct Operands<bf16> : Units<bf16> {
   static Vec multiply_add(Vec q, Vec k, Vec sum) {
     return {_mm512_dpbf16_ps(sum.v, (__m512bh)_mm512_castps_si512(q.v), (__m512bh)_mm512_castps_si512(k.v))};
   }
+};
+
+template <>
+struct Operands<SplitPairs> : Units<SplitPairs> {
+  template <int kPart>
+  static Vec part(Vec units) {
+    return Units<SplitPairs>::part<1 - kPart>(units);
+  }
+  static Vec multiply_add(Vec q, Vec k, Vec sum) { return fma(q, k, sum); }
 };
 #endif
 

@@ -61,6 +61,7 @@ inline LinearArgs call_of(const GroupedLinearArgs& args, int64_t expert, int64_t
 // One expert's call, where what it needs lies, and the numbers of its items among those of all calls.
 template <class T, class Products>
 struct Group {
+  using Element = T;
   const LinearArgs args;
   Adapters<T, T> adapters;
   const Products products;
@@ -116,6 +117,7 @@ void run_groups(G* groups, int64_t count) {
     }
   });
   parallel_for_ahead(shrinks + blocks, 1 + work / kThreadWork, [&](int64_t index, int64_t next_index) {
+    const FlushDenormals<typename G::Element> flush;
     if (index < shrinks) {
       G& group = group_of<&G::first_shrink>(groups, count, index);
       return group.adapters.run_shrink(index - group.first_shrink);
@@ -212,7 +214,6 @@ struct Calls {
 
 template <class T>
 void grouped_linear_as(const GroupedLinearArgs& args) {
-  if (args.rows == 0 || args.count == 0) return;
   Calls<T> calls(args);
   const auto none = [](const LinearArgs&) { return int64_t{0}; };
   for (int64_t i = 0; i < calls.count; ++i) calls.factors[i] = Factors<T>();
@@ -243,12 +244,22 @@ void grouped_linear_as(const GroupedLinearArgs& args) {
   }
 }
 
+void grouped_linear_of_bf16(const GroupedLinearArgs& args) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+  int64_t experts = 0;
+  for (int64_t e = 0; e < args.experts; ++e) experts += args.starts[e] < args.starts[e + 1];
+  if (splits_pairs(args.rows / experts)) return grouped_linear_as<SplitPairs>(args);
+#endif
+  grouped_linear_as<bf16>(args);
+}
+
 }  // namespace
 
 void grouped_linear(const GroupedLinearArgs& args) {
+  if (args.rows == 0 || args.count == 0) return;
   switch (args.dtype) {
     case DType::float32: return grouped_linear_as<float>(args);
-    case DType::bfloat16: return grouped_linear_as<bf16>(args);
+    case DType::bfloat16: return grouped_linear_of_bf16(args);
     case DType::float16: return grouped_linear_as<fp16>(args);
   }
 }

@@ -16,6 +16,7 @@
 //                     those of the second, and so on; quads added up in kQuadOrder before, the tree is reduce4's
 #pragma once
 
+#include "cpu/common/split_pairs.h"
 #include "cpu/common/units.h"
 
 namespace quire {
@@ -219,6 +220,17 @@ struct Dot<bf16> : Dot512 {
     return load_halves(p);
   }
   static Sum multiply_add(Sum sum, Operand x, Operand w) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
+};
+
+template <>
+struct DotUnits<SplitPairs> : FloatDot {
+  static constexpr int kStep = 32, kParts = 2;
+  static Operand units(const SplitPairs* p) { return Units<SplitPairs>::load(p).v; }
+  static Operand units(const SplitPairs* p, int n) { return Units<SplitPairs>::load(p, n).v; }
+  template <int kPart>
+  static Operand part(Operand units) {
+    return Units<SplitPairs>::part<1 - kPart>({units}).v;
+  }
 };
 #endif
 

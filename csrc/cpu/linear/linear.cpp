@@ -24,6 +24,7 @@ void linear_by(const LinearArgs& args, const Products& products, Adapters<T, Out
   const int64_t team = 1 + work / kThreadWork;
   const int64_t shrinks = adapters.shrink_items();  // these come first, since what follows waits for them
   parallel_for_ahead(shrinks + products.parts() * cut.blocks, team, [&](int64_t index, int64_t next_index) {
+    const FlushDenormals<T> flush;
     if (index < shrinks) return adapters.run_shrink(index);
     Place place;
     const LinearBlock<T, Out> block = block_at<T, Out>(args, products, cut, index - shrinks, &place);
@@ -71,6 +72,10 @@ void linear_as(const LinearArgs& args) {
 
 template <class T>
 void linear_of(const LinearArgs& args) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+  if constexpr (__is_same(T, bf16))
+    if (splits_pairs(args.tokens)) return linear_of<SplitPairs>(args);
+#endif
   if (args.out_dtype == DType::float32) return linear_as<T, float>(args);
   linear_as<T, T>(args);
 }
