@@ -7,6 +7,7 @@ with (least - most); sides of a comparison take turns. The model is a Llama 3 8B
 roofline    copies, reads and products; the device and its clocks
 attention   paged decode at 8k of context: bytes of keys and values, of a copy's; prefill at 4k: FLOPs, of the peak's
 linear      the exact products by shape and number of tokens: of the roofline, and beside torch's F.linear
+experts     a layer of Mixtral's and of Qwen3 A3B's experts: of the roofline of the weights that tokens go through
 lora        what adapters of rank 16 and 64 add to the products of a layer
 single      decode of one stream: bytes of weights, of a copy's; exact products and cuBLAS
 idle        the share of steady decode steps in which the GPU does nothing, of 1 and 64 streams, with graphs and eager
@@ -32,8 +33,8 @@ from typing import Any
 
 MODULES = {
     "roofline": "gpu_device", "attention": "gpu_kernels", "linear": "gpu_kernels", "lora": "gpu_kernels",
-    "single": "gpu_engine", "idle": "gpu_engine", "start": "gpu_engine", "adapters": "gpu_engine",
-    "batch": "gpu_engine",
+    "experts": "gpu_experts", "single": "gpu_engine", "idle": "gpu_engine", "start": "gpu_engine",
+    "adapters": "gpu_engine", "batch": "gpu_engine",
 }  # fmt: skip
 _GRACE = 30  # seconds that a case gets beyond the limit before it is ended
 

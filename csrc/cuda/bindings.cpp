@@ -50,6 +50,75 @@ void lora_binding(uintptr_t x, int64_t tokens, int64_t features, int64_t x_strid
   lora(args, stream_at(stream));
 }
 
+void route_binding(uintptr_t logits, int64_t tokens, int64_t count, int64_t logits_stride, int64_t chosen,
+                   uintptr_t bias, int scores, int64_t groups, int64_t top_groups, int64_t group_best, bool renormalise,
+                   float added, float least, float scale, float tolerance, uintptr_t experts, uintptr_t weights,
+                   uintptr_t stream) {
+  const RouteArgs args{at<float>(logits),
+                       at<float>(bias),
+                       at<int32_t>(experts),
+                       at<float>(weights),
+                       tokens,
+                       count,
+                       logits_stride,
+                       chosen,
+                       groups,
+                       top_groups,
+                       group_best,
+                       static_cast<Scores>(scores),
+                       renormalise,
+                       added,
+                       least,
+                       scale,
+                       tolerance};
+  route(args, stream_at(stream));
+}
+
+void sort_by_expert_binding(uintptr_t experts, int64_t tokens, int64_t chosen, uintptr_t starts, int64_t count,
+                            uintptr_t tokens_of, uintptr_t places, uintptr_t stream) {
+  sort_by_expert(
+      {at<int32_t>(experts), at<int32_t>(starts), at<int64_t>(tokens_of), at<int32_t>(places), tokens, chosen, count},
+      stream_at(stream));
+}
+
+// weights: of all experts, on the device; weight_rows: of each weight of an expert.
+void grouped_linear_binding(uintptr_t x, int64_t rows, int64_t features, int64_t x_stride, uintptr_t starts,
+                            uintptr_t tokens, int64_t experts, int64_t count, uintptr_t weights, int64_t, uintptr_t y,
+                            int dtype, const std::vector<int64_t>& weight_rows, bool aligned, uintptr_t stream) {
+  const GroupedLinearArgs args{at<void>(x),
+                               at<void>(y),
+                               at<int32_t>(starts),
+                               at<int64_t>(tokens),
+                               at<Weight>(weights),
+                               experts,
+                               count,
+                               rows,
+                               features,
+                               x_stride,
+                               dtype_of(dtype),
+                               nullptr,
+                               nullptr,
+                               0};
+  grouped_linear(args, {weight_rows.data(), aligned}, stream_at(stream));
+}
+
+void expert_segments_binding(uintptr_t starts, uintptr_t tokens, int64_t experts, int64_t rows, uintptr_t segments,
+                             int64_t num_segments, int64_t num_tokens, int64_t layers, uintptr_t tables, int64_t count,
+                             uintptr_t own, uintptr_t entries, int64_t capacity, uintptr_t owners, uintptr_t stream) {
+  expert_segments({at<int32_t>(starts), at<int64_t>(tokens), experts, rows, at<LoraSegment>(segments), num_segments,
+                   num_tokens, layers, at<LoraTable>(tables), count, at<LoraSegment>(own), at<LoraEntry>(entries),
+                   capacity, at<int32_t>(owners)},
+                  stream_at(stream));
+}
+
+void combine_binding(uintptr_t x, int64_t rows, int64_t channels, int64_t x_stride, uintptr_t places, int64_t tokens,
+                     int64_t chosen, uintptr_t weights, uintptr_t shared, int64_t shared_stride, uintptr_t shared_gate,
+                     uintptr_t y, int dtype, uintptr_t stream) {
+  combine({at<void>(x), at<int32_t>(places), at<float>(weights), at<void>(shared), at<float>(shared_gate), at<void>(y),
+           tokens, chosen, channels, x_stride, shared_stride, dtype_of(dtype)},
+          rows, stream_at(stream));
+}
+
 int64_t attention_workspace_binding(int64_t tokens, int64_t heads, int64_t head_dim, int64_t value_dim,
                                     int64_t kv_heads, int64_t block_size, int64_t table_width, int64_t sequences,
                                     int dtype) {
@@ -190,6 +259,11 @@ PYBIND11_MODULE(_cuda, module) {
   module.def("linear", &linear_binding);
   module.def("lora", &lora_binding);
   module.attr("most_targets") = kMostTargets;
+  module.def("route", &route_binding);
+  module.def("sort_by_expert", &sort_by_expert_binding);
+  module.def("grouped_linear", &grouped_linear_binding);
+  module.def("expert_segments", &expert_segments_binding);
+  module.def("combine", &combine_binding);
   module.def("attention_workspace", &attention_workspace_binding);
   module.def("paged_attention", &attention_binding);
   module.def("embedding", &embedding_binding);

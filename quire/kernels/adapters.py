@@ -17,6 +17,7 @@ from quire.kernels.transfer import overwrite, send
 # The rows of csrc/arguments.h's LoraEntry and LoraSegment.
 _ENTRY = np.dtype([("a", "<u8"), ("b", "<u8"), ("scale", "<u8"), ("shift", "<u8"), ("rank", "<i8"), ("scaling", "<f8")])
 _SEGMENT = np.dtype([("start", "<i8"), ("end", "<i8"), ("slot", "<i8"), ("weight", "<f8")])
+ENTRY_BYTES, SEGMENT_BYTES = _ENTRY.itemsize, _SEGMENT.itemsize
 _COLUMNS = 32  # kLoraColumns
 _CPU = torch.device("cpu")
 

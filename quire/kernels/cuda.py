@@ -12,6 +12,7 @@ rows: faster for many rows, and the last bits of a request's logits may then dep
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ import torch.nn.functional as F
 
 import quire.kernels._cuda as _cuda
 from quire.errors import QuireError
-from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
+from quire.kernels.adapters import ENTRY_BYTES, SEGMENT_BYTES, LoraSegments, LoraTable, check_tables
 from quire.kernels.binding import DTYPES, Numbers, column
-from quire.kernels.table import TABLE
+from quire.kernels.experts import ExpertWeights
 
 # "cuda"; "cpu" where the module is the kernels' emulation, as tests build it.
 DEVICE: str = _cuda.device
+Target = tuple[int, int, int, int]  # what adapters may change: entries, slots, the first column of y, columns
 # B of an adapter lies as [N, rank] (`LoraWeights.row_major`).
 ROW_MAJOR_B = True
 
@@ -108,25 +110,63 @@ def _multiply(
 def _add_adapters(
     x: torch.Tensor, y: torch.Tensor, tables: Sequence[LoraTable | None], widths: Sequence[int], segments: LoraSegments
 ) -> None:
-    """Two launches for whatever mixture of adapters the segments name."""
-    targets: list[tuple[int, int, int, int]] = []
+    targets: list[Target] = []
     max_rank = column = 0
     for table, width in zip(tables, widths, strict=True):
         if table is not None:
             targets.append((table.address, len(table.entries), column, width))
             max_rank = max(max_rank, table.max_rank)
         column += width
-    tokens, features = x.shape
+    _add_shares(x, y, targets, segments.address, len(segments.entries), segments.layers, max_rank)
+
+
+def _add_shares(
+    x: torch.Tensor, y: torch.Tensor, targets: Sequence[Target], segments: int, num_segments: int, layers: int,
+    max_rank: int,
+) -> None:  # fmt: skip
+    """Two launches for whatever mixture of adapters the segments, at that address, name."""
+    rows, features = x.shape
     for place in range(0, len(targets), _cuda.most_targets):
         some = targets[place : place + _cuda.most_targets]
-        hidden = torch.empty(
-            (len(some), segments.layers, tokens, max(max_rank, 1)), dtype=torch.float32, device=x.device
-        )
+        hidden = torch.empty((len(some), layers, rows, max(max_rank, 1)), dtype=torch.float32, device=x.device)
         _cuda.lora(
-            x.data_ptr(), tokens, features, x.stride(0), [number for target in some for number in target], y.data_ptr(),
-            y.shape[1], segments.address, len(segments.entries), hidden.data_ptr(), segments.layers, max_rank,
-            DTYPES[x.dtype], DTYPES[y.dtype], _stream(x),
+            x.data_ptr(), rows, features, x.stride(0), [number for target in some for number in target], y.data_ptr(),
+            y.shape[1], segments, num_segments, hidden.data_ptr(), layers, max_rank, DTYPES[x.dtype], DTYPES[y.dtype],
+            _stream(x),
         )  # fmt: skip
+
+
+def _grouped_linear(
+    numbers: Numbers,
+    x: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    weights: ExpertWeights,
+    tables: Sequence[Sequence[LoraTable | None]],
+    segments: LoraSegments | None,
+    y: torch.Tensor,
+) -> None:
+    """By quire's own products whatever `exact_products` says: cuBLAS has none for rows counted on the device."""
+    _cuda.grouped_linear(*numbers, weights.rows, weights.aligned, _stream(x))
+    if segments is None or not len(x):
+        return
+    own = weights.device_tables(tables)
+    experts, num_segments, layers = len(weights), len(segments.entries), segments.layers
+    # Segments of the rows: of each expert's, those that the step has; but a row is named `layers` times at most.
+    capacity = min(experts * num_segments, len(x) * layers)
+    memory = partial(torch.empty, dtype=torch.uint8, device=x.device)
+    rows, owners = memory(capacity * SEGMENT_BYTES), memory(4 * segments.num_rows)
+    entries = memory((weights.count, capacity * ENTRY_BYTES))
+    _cuda.expert_segments(
+        starts.data_ptr(), tokens.data_ptr(), experts, len(x), segments.address, num_segments, segments.num_rows,
+        layers, own.address, weights.count, rows.data_ptr(), entries.data_ptr(), capacity, owners.data_ptr(),
+        _stream(x),
+    )  # fmt: skip
+    first = [sum(weights.rows[:i]) for i in range(weights.count)]
+    targets = [
+        (entries[i].data_ptr(), capacity, first[i], width) for i, width in enumerate(weights.rows) if own.adapted[i]
+    ]
+    _add_shares(x, y, targets, rows.data_ptr(), capacity, layers, own.max_rank)
 
 
 def _paged_attention(
@@ -138,16 +178,12 @@ def _paged_attention(
     _cuda.paged_attention(*numbers, address, _stream(query))
 
 
-def _refuse() -> None:
-    raise QuireError("quire's CUDA kernels have none for mixtures of experts: run such a model with device='cpu'.")
-
-
 def functions(extension: Any, device: str) -> dict[str, Callable[..., Any]]:
     """The GPU's column of the table, over a compiled module, for tensors on `device`."""
     done_by: dict[str, Callable[..., None]] = {
         "linear": _linear,
         "paged_attention": _paged_attention,
-        **{name: _refuse for name, op in TABLE.items() if op.cpu_only},
+        "grouped_linear": _grouped_linear,
     }
     return column(device, extension, _stream, done_by, gpu=True)
 

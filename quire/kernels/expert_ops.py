@@ -24,7 +24,6 @@ def _numbers(routing: Routing, experts: int, chosen: int) -> tuple[float, ...]:
 
 
 @kernel(
-    cpu_only=True,
     tensors={
         "logits": Rows("T E", "float32"), "experts": Contiguous("T k", "int32"),
         "weights": Contiguous("T k", "float32"), "bias": Contiguous("E", "float32"),
@@ -49,7 +48,6 @@ def route(
 
 
 @kernel(
-    cpu_only=True,
     tensors={
         "experts": Contiguous("T k", "int32"), "starts": Contiguous("E1", "int32"), "tokens": Contiguous("R", "int64"),
         "places": Contiguous("T k", "int32"),
@@ -80,7 +78,6 @@ def _of_experts(place: Place, weights: ExpertWeights, features: int, dtype: torc
 
 
 @kernel(
-    cpu_only=True,
     tensors={"x": Rows("R K"), "starts": Contiguous("E+1", "int32"), "tokens": Contiguous("R", "int64")},
     lets=(Let("E, count, weights_at, N", _of_experts, "place, weights, K, dtype"),),
     out="R N",
@@ -105,7 +102,6 @@ def grouped_linear(
 
 
 @kernel(
-    cpu_only=True,
     tensors={
         "x": Rows("R C"), "places": Contiguous("T k", "int32"), "weights": Contiguous("T k", "float32"),
         "shared": Rows("T C"), "shared_gate": Contiguous("T 1", "float32"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,9 @@ import torch
 from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
 from quire.kernels.transfer import send
 
-_WEIGHT = np.dtype([("data", "<u8"), ("bias", "<u8"), ("rows", "<i8")])  # csrc/arguments.h's Weight
+# The rows of csrc/arguments.h's Weight and LoraTable.
+_WEIGHT = np.dtype([("data", "<u8"), ("bias", "<u8"), ("rows", "<i8")])
+_TABLE = np.dtype([("entries", "<u8"), ("slots", "<i8")])
 SCORES = ("softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer")  # in the order of arguments.h
 
 
@@ -61,10 +64,23 @@ class Routing:
                 self.least, self.scale, self.tolerance)  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceTables:
+    """The tables of all experts' weights where a GPU's kernels can read them.
+
+    address: of [E, weights] LoraTable. adapted: by weight, whether any expert has one. max_rank: of all.
+    """
+
+    address: int
+    adapted: Sequence[bool]
+    max_rank: int
+
+
 class ExpertWeights:
     """The weights of E experts, each a list of as many [N_i, K], contiguous, of one dtype; and their biases.
 
-    All experts' lists are of the same shapes. entries: the rows that the kernel reads. Raises ValueError.
+    All experts' lists are of the same shapes. entries: the rows that the kernel reads. rows: N_i of each weight;
+    aligned: whether all lie at multiples of 16 bytes. Raises ValueError.
     """
 
     def __init__(
@@ -76,7 +92,10 @@ class ExpertWeights:
         self.count = len(first)
         self.shapes = [tuple(weight.shape) for weight in first]
         self.dtype, self.device, self.in_features = first[0].dtype, first[0].device, first[0].shape[1]
-        self.out_features = sum(shape[0] for shape in self.shapes)
+        self.rows = [shape[0] for shape in self.shapes]
+        self.out_features = sum(self.rows)
+        self.aligned = all(weight.data_ptr() % 16 == 0 for own in weights for weight in own)
+        self._tables: tuple[Any, ...] = ()  # what the device's copy was made of
         entries = np.zeros(len(weights) * self.count, _WEIGHT)
         for e, (own, own_biases) in enumerate(zip(weights, self.biases, strict=True)):
             for i, (weight, bias) in enumerate(zip(own, own_biases, strict=True)):
@@ -109,6 +128,21 @@ class ExpertWeights:
             raise ValueError(f"tables: expected a list for each of {len(self.weights)} experts, got {len(tables)}")
         for own, weights in zip(tables, self.weights, strict=True):
             check_tables(own, weights, self.in_features, self.dtype)
+
+    def device_tables(self, tables: Sequence[Sequence[LoraTable | None]]) -> DeviceTables:
+        """What a GPU's kernels read of tables; the same memory for as long as none of them moves.
+
+        Raises ValueError where a table is not its weight's.
+        """
+        flat = [table for own in tables for table in own]
+        rows = [(0, 0) if table is None else (table.address, len(table.entries)) for table in flat]
+        if (flat, rows) != self._tables:
+            self.check_tables(tables)
+            self._tables = flat, rows
+            self._tables_mirror = send(torch.from_numpy(np.array(rows, _TABLE).view(np.uint8)), self.device)
+        adapted = [any(table is not None for table in flat[i :: self.count]) for i in range(self.count)]
+        max_rank = max((table.max_rank for table in flat if table is not None), default=0)
+        return DeviceTables(self._tables_mirror.data_ptr(), adapted, max_rank)
 
 
 def expert_segments(segments: LoraSegments, tokens: torch.Tensor) -> LoraSegments:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from quire.kernels.binding import column
-from quire.kernels.table import TABLE
 
 _target: ContextVar[_Target] = ContextVar("target")
 
@@ -102,11 +101,6 @@ def _attend_once(
     )  # fmt: skip
 
 
-def _refuse_gpu() -> None:
-    if _target.get().device.type not in ("cpu", "meta"):
-        raise RuntimeError("mixtures of experts have kernels for the CPU alone")
-
-
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
@@ -118,8 +112,7 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-_done_by: dict[str, Callable[..., None]] = {name: _refuse_gpu for name, op in TABLE.items() if op.cpu_only}
-_done_by["paged_attention"] = _paged_attention
+_done_by: dict[str, Callable[..., None]] = {"paged_attention": _paged_attention}
 # What heads have of their own is looked at where it is used, on the device.
 _unchecked = frozenset({"slopes", "sinks", "head_scales"})
 _functions = column("meta", done_by=_done_by, unchecked=_unchecked)

@@ -99,8 +99,6 @@ class Op:
     lets: Sequence[Let] = ()
     """Like the rules, as soon as all that they name is known."""
     gpu_only: bool = False
-    cpu_only: bool = False
-    """The GPU's column refuses it: models that need it are not loaded there."""
 
     @property
     def signature(self) -> inspect.Signature:

@@ -18,6 +18,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import gpu  # noqa: E402
 import gpu_device  # noqa: E402
 import gpu_engine  # noqa: E402
+import gpu_experts  # noqa: E402
 import gpu_kernels  # noqa: E402
 import gpu_model  # noqa: E402
 import gpu_peer  # noqa: E402
@@ -175,8 +176,10 @@ def test_kernels(bench):
     products = (gpu_kernels.Product("qkv", (32, 16, 16), 32), gpu_kernels.Product("o", (32,), 32))
     gpu_kernels.case_linear(bench, products, (1, 5), spread=1 << 14)
     gpu_kernels.case_lora(bench, products, (2,), (1, 3), (1, 4), spread=1 << 14)
+    gpu_experts.case_experts(bench, (gpu_experts.Experts("tiny", 4, 2, 32, 16),), (1, 40))
     assert not bench.report.failures
     found = figures(bench)
+    assert found["tiny, T=40"]["experts"] == 4 and found["tiny, T=1"]["experts"] == 2
     assert found["decode, 16 streams at 64, blocks of 8"]["target"] == 0.85
     assert found["32 tokens at context 32, blocks of 16"]["target"] == 0.55
     assert found["qkv, T=5"]["value"] > 0 and "F.linear / quire" in found["o, T=1"]

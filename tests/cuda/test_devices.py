@@ -133,6 +133,7 @@ def run(runner: ModelRunner, plans: Sequence[StepPlan]) -> None:
         ("Qwen2ForCausalLM", "gqa"),
         ("OPTForCausalLM", "post_norm"),
         ("GPT2LMHeadModel", "relu"),
+        ("Qwen2MoeForCausalLM", "as_published"),
     ],
 )
 def test_text(pretended, tmp_path: Path, architecture: str, variant: str) -> None:

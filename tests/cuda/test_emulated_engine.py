@@ -21,6 +21,8 @@ from quire import LLM, LoRARequest, SamplingParams
 from quire.kernels import backends, reference
 from quire.platform.execution.staging import Staging
 from tests.lora import adapter_files, peft_world
+from tests.lora.adapter_files import write
+from tests.lora.test_expert_adapters import by_expert, config
 from tests.models import tiny
 from tests.multimodal import tiny_vision
 from tests.platform.conftest import make_llama
@@ -63,6 +65,9 @@ def prompts(vocab: int, count: int = 3) -> list[list[int]]:
         ("Qwen2ForCausalLM", "mqa"),
         ("OPTForCausalLM", "post_norm"),
         ("GPT2LMHeadModel", "relu"),
+        ("MixtralForCausalLM", "as_published"),
+        ("Qwen2MoeForCausalLM", "as_published"),
+        ("GptOssForCausalLM", "as_published"),
     ],
 )
 def test_text(emulated_engine, tmp_path: Path, architecture: str, variant: str) -> None:
@@ -152,6 +157,43 @@ def test_adapters_by_peft(emulated_engine, tmp_path: Path) -> None:
     expected = peft_world.Expected(world, path)
     for output in outputs:
         expected.check(output)
+
+
+def test_adapters_of_experts_by_peft(emulated_engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peft_world, "STEPS", STEPS)
+    world = peft_world.text_world(tmp_path, "MixtralForCausalLM", "as_published", num_hidden_layers=2)
+    as_on_a_gpu(world.llm)
+    parameters = ["mlp.experts.gate_up_proj", "down_proj"]
+    assert world.agree(world.train(LoraConfig(r=3, target_modules=["q_proj"], target_parameters=parameters), seed=3))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_experts_alone_and_in_a_crowd(emulated_engine, tmp_path: Path, dtype: str) -> None:
+    """Requests of adapters of experts, of a mixture of them and of none: bit by bit."""
+    path = tiny.build("MixtralForCausalLM", "as_published", tmp_path / "model", num_hidden_layers=2)
+    folders = {name: write(tmp_path / name, config(rank), by_expert(rank, rank)) for name, rank in (("a", 2), ("b", 9))}
+    one, two = LoRARequest("a"), LoRARequest("b")
+    uses = [one, None, two, LoRARequest("both", adapters=(("a", 0.5), ("b", -1.0)))]
+    batch = prompts(97, 4)
+    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True, logprobs=1)
+
+    def engine(**settings: Any) -> LLM:
+        llm = emulated_engine(path, dtype=dtype, skip_tokenizer_init=True, enable_lora=True, **settings)
+        for name, folder in folders.items():
+            llm.load_lora_adapter(name, str(folder))
+        return llm
+
+    def ask(llm: LLM, chosen: list[int]) -> list[Any]:
+        given = [{"prompt_token_ids": batch[i]} for i in chosen]
+        outputs = llm.generate(given, params, lora_request=[uses[i] for i in chosen], use_tqdm=False)
+        return [(o.outputs[0].token_ids, o.outputs[0].logprobs) for o in outputs]
+
+    crowd = ask(engine(max_num_batched_tokens=11), list(range(4)))
+    calm = engine(enable_prefix_caching=False)
+    assert crowd == [ask(calm, [i])[0] for i in range(4)]
+    uses[:] = [None] * 4
+    plain = ask(calm, [0, 1])
+    assert plain[1] == crowd[1] and plain[0] != crowd[0]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,9 @@ import torch
 
 from quire import LLM, LoRARequest, QuireError, SamplingParams
 from tests.lora import adapter_files
+from tests.lora.adapter_files import write
+from tests.lora.test_expert_adapters import by_expert, config
+from tests.models import tiny
 from tests.platform.conftest import make_llama
 
 pytestmark = pytest.mark.gpu
@@ -68,9 +71,38 @@ def test_graphs_with_adapters(path: str, tmp_path: Path) -> None:
     assert any(shape[-1] for shape in graphs(captured))
 
 
-def test_a_step_waits_for_nothing(path: str) -> None:
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Qwen2MoeForCausalLM", "GptOssForCausalLM"])
+def test_graphs_of_experts(architecture: str, tmp_path: Path) -> None:
+    model = str(tiny.build(architecture, "as_published", tmp_path / "model", vocab_size=384))
+    settings = {"dtype": "bfloat16", "skip_tokenizer_init": True}
+    eager, captured = open_llm(model, enforce_eager=True, **settings), open_llm(model, **settings)
+    for count in (1, 12):
+        expected = answers(eager, count)
+        for _ in range(2):
+            assert answers(captured, count) == expected
+    assert len(graphs(captured)) >= 2
+
+
+def test_graphs_with_adapters_of_experts(tmp_path: Path) -> None:
+    model = str(tiny.build("MixtralForCausalLM", "as_published", tmp_path / "model", vocab_size=384))
+    folders = [str(write(tmp_path / str(i), config(i + 2), by_expert(i + 2, i, layers=3))) for i in range(2)]
+    requests = [LoRARequest(str(i), i + 1, folder) for i, folder in enumerate(folders)]
+    mixed = [[None, *requests][i % 3] for i in range(12)]
+    settings = {"dtype": "bfloat16", "skip_tokenizer_init": True, "enable_lora": True}
+    eager, captured = open_llm(model, enforce_eager=True, **settings), open_llm(model, **settings)
+    expected = answers(eager, 12, mixed)
+    assert expected != answers(eager, 12)
+    for _ in range(2):
+        assert answers(captured, 12, mixed) == expected
+    assert any(shape[-1] for shape in graphs(captured))
+
+
+@pytest.mark.parametrize("with_experts", [False, True])
+def test_a_step_waits_for_nothing(path: str, with_experts: bool, tmp_path: Path) -> None:
     """Torch raises where the host would wait for the GPU. It does not see events, by which tokens are read."""
-    llm = open_llm(path)
+    if with_experts:
+        path = str(tiny.build("MixtralForCausalLM", "as_published", tmp_path, vocab_size=384))
+    llm = open_llm(path, skip_tokenizer_init=True)
     engine, execute = llm.llm_engine, llm.llm_engine.executor.runner.execute
     checked = []
 

@@ -7,6 +7,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.adapters import LoraSegments, LoraTable, LoraWeights
+from quire.kernels.experts import ExpertWeights, Routing
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -51,6 +52,52 @@ def test_an_adapter_alone_and_among_others(rank: int) -> None:
     for i in (0, 7, 99):
         assert torch.equal(crowd[i : i + 1], run(x[i : i + 1], [(0, 1, i % 16, 1.0)]))
     assert torch.equal(crowd[250:251], run(x[250:251], [(0, 1, 3, 1.0)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("count", "chosen", "features", "rows"), [(8, 2, 4096, 7168), (128, 8, 2048, 768)])
+def test_a_tokens_experts_alone_and_in_a_crowd(
+    count: int, chosen: int, features: int, rows: int, dtype: torch.dtype
+) -> None:
+    weights = ExpertWeights([[randn(rows, features, dtype=dtype) / features**0.5 for _ in "ab"] for _ in range(count)])
+    x, logits = randn(700, features, dtype=dtype), randn(700, count, dtype=torch.float32)
+    table = LoraTable(features, rows, dtype, 2, GPU, row_major=True)
+    for slot in range(2):
+        own = randn(8 + slot, features, dtype=dtype) / 64, randn(rows, 8 + slot, dtype=dtype)
+        table.put(slot, LoraWeights(*own, 0.5, row_major=True))
+    tables = [[table, None] if expert % 3 else [None, table] for expert in range(count)]
+
+    def run(first: int, end: int, adapted: bool) -> torch.Tensor:
+        tokens = end - first
+        numbers = [torch.full((tokens, chosen), -1, dtype=torch.int32, device=GPU) for _ in range(2)]
+        shares = torch.empty((tokens, chosen), device=GPU)
+        kernels.route(logits[first:end], numbers[0], shares, Routing(renormalise=True))
+        starts = torch.empty(count + 1, dtype=torch.int32, device=GPU)
+        places = torch.empty(tokens * chosen, dtype=torch.int64, device=GPU)
+        kernels.sort_by_expert(numbers[0], starts, places, numbers[1])
+        segments = LoraSegments.of(
+            [(t, t + 1, (first + t) % 2, 1.0) for t in range(tokens) if (first + t) % 3], tokens, GPU
+        )
+        given = (tables, segments) if adapted else ()
+        made = kernels.grouped_linear(kernels.embedding(places, x[first:end]), starts, places, weights, *given)
+        return kernels.combine(made, numbers[1], shares)
+
+    best = logits[:3].softmax(-1).topk(chosen)
+    exact = torch.zeros(3, 2 * rows, dtype=torch.float64, device=GPU)
+    for t in range(3):
+        for share, expert in zip(best.values[t] / best.values[t].sum(), best.indices[t].tolist(), strict=True):
+            products = [(weight.double() @ x[t].double()).to(dtype).double() for weight in weights.weights[expert]]
+            exact[t] += share * torch.cat(products)
+    for adapted in (False, True):
+        crowd = run(0, 700, adapted)
+        assert not crowd.isnan().any()
+        if not adapted:
+            assert (crowd[:3].double() - exact).abs().max() < (1e-4 if dtype is torch.float32 else 0.05)
+            base = crowd
+        for first, end in ((0, 1), (1, 2), (699, 700), (3, 12), (100, 140), (200, 400), (10, 690)):
+            assert torch.equal(run(first, end, adapted), crowd[first:end]), (first, end)
+    changed = (crowd != base).any(1)
+    assert torch.equal(changed, (torch.arange(700, device=GPU) % 3).bool())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

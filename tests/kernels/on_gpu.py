@@ -11,6 +11,7 @@ import torch
 
 from quire.kernels import sampling
 from quire.kernels.adapters import LoraSegments, LoraTable
+from quire.kernels.experts import ExpertWeights
 
 GPU = torch.device("cuda", 0)
 
@@ -46,6 +47,8 @@ class _Moved:
             return self._tensor(value)
         if isinstance(value, LoraTable):
             return self._table(value)
+        if isinstance(value, ExpertWeights):
+            return ExpertWeights(self.there(value.weights), self.there(value.biases))
         if isinstance(value, LoraSegments):
             return LoraSegments.of(value.rows, value.num_rows, GPU)
         return type(value)(map(self.there, value)) if isinstance(value, (list, tuple)) else value

@@ -218,9 +218,9 @@ def save(model: Any, directory: str | Path, **settings: Any) -> Path:
     return Path(directory)
 
 
-def build(architecture: str, variant: str, directory: str | Path, seed: int = 0) -> Path:
-    """Save a variant's model to `directory` and return that."""
-    return save(make(architecture, variant, seed), directory)
+def build(architecture: str, variant: str, directory: str | Path, seed: int = 0, **settings: Any) -> Path:
+    """Save a variant's model to `directory` and return that; `settings` replace the variant's."""
+    return save(make(architecture, variant, seed, **settings), directory)
 
 
 def token_ids(length: int = PROMPT, vocab: int = VOCAB, seed: int = 1) -> list[int]:

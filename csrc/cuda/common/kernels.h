@@ -41,6 +41,36 @@ struct LoraArgs {
 };
 void lora(const LoraArgs& args, Stream stream);
 
+void route(const RouteArgs& args, Stream stream);
+void sort_by_expert(const SortByExpertArgs& args, Stream stream);
+// What stands in the device's memory, so that the host knows how much to start.
+struct GroupedSizes {
+  const int64_t* weight_rows;  // [count], of each weight of an expert
+  bool aligned;                // whether all weights can be read 16 bytes at a time
+};
+// The products alone: adapters are `lora`'s, by the segments that `expert_segments` makes.
+void grouped_linear(const GroupedLinearArgs& args, const GroupedSizes& sizes, Stream stream);
+void combine(const CombineArgs& args, int64_t rows, Stream stream);
+
+// Rows are sorted by expert, as for `grouped_linear`. All is on the device.
+struct ExpertSegmentsArgs {
+  const int32_t* starts;  // [experts + 1]
+  const int64_t* tokens;  // [rows]
+  int64_t experts, rows;
+  const LoraSegment* segments;  // of the step's tokens
+  int64_t num_segments, num_tokens;
+  int64_t layers;           // how often a token may be named
+  const LoraTable* tables;  // [experts, count]
+  int64_t count;
+  // Made: segments of rows, whose slot is their own number, and of each weight what is in that slot. capacity: as many
+  // as there can be, no more than experts * num_segments, nor rows * layers.
+  LoraSegment* own;    // [capacity]
+  LoraEntry* entries;  // [count, capacity]
+  int64_t capacity;
+  int32_t* owners;  // [num_tokens], memory to work with
+};
+void expert_segments(const ExpertSegmentsArgs& args, Stream stream);
+
 // What the device's memory holds besides, so that the host knows how much to start.
 struct AttentionSizes {
   int64_t tokens;       // T
