@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -19,11 +20,15 @@ BF16 = torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def poisoned_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let what a GPU's kernels keep between their launches start as NaN, or as numbers that point nowhere."""
+    """Let what a GPU's kernels keep between their launches start as NaN, or as segments of all rows."""
+    segment = torch.tensor([0, 1 << 40, 0, 0x3FF0000000000000]).view(torch.uint8)
 
     def empty(shape: Any, dtype: torch.dtype, **options: Any) -> torch.Tensor:
         shape = (shape,) if isinstance(shape, int) else shape
-        return torch.full(shape, torch.nan if dtype.is_floating_point else 179, dtype=dtype, **options)
+        if dtype is not torch.uint8:
+            return torch.full(shape, torch.nan if dtype.is_floating_point else -77, dtype=dtype, **options)
+        count = math.prod(shape)
+        return segment.repeat(-(-count // 32))[:count].view(shape).to(**options)
 
     monkeypatch.setattr(torch, "empty", empty)
 
