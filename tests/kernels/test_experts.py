@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -283,15 +283,17 @@ def test_adapters_of_many_rows(kernels: Any) -> None:
     experts = choices(700, 2, 3)
     starts, rows, _ = sorted_rows(kernels, experts, 3)
     x = randn(1400, 8, dtype=BF16)
+    assert any(start % 2 for start in starts[1:3])  # a thread looks at two rows, here of two experts
     named = [(i, i + 1, i % 5, 1.0) for i in range(300)]
     named += [(first, first + 40, slot, 0.5) for first in (300, 400, 500) for slot in (1, 0, 2)]
     segments = LoraSegments(350, 700, layers=4)
-    segments.fill(named)
-    got = kernels.grouped_linear(x, starts, rows, weights, tables, segments)
-    for e, (first, end) in enumerate(pairwise(starts.tolist())):
-        mine = expert_segments(segments, rows[first:end])
-        part, operands = x[first:end], (weights.weights[e], weights.biases[e])
-        assert same_bits(got[first:end], kernels.linear(part, *operands, None, tables[e], mine))
+    for one in (named, [(0, 700, 1, 1.0)]):
+        segments.fill(one)
+        got = kernels.grouped_linear(x, starts, rows, weights, tables, segments)
+        for e, (first, end) in enumerate(pairwise(starts.tolist())):
+            mine = expert_segments(segments, rows[first:end])
+            part, operands = x[first:end], (weights.weights[e], weights.biases[e])
+            assert same_bits(got[first:end], kernels.linear(part, *operands, None, tables[e], mine))
     assert same_bits(kernels.grouped_linear(x, starts, rows, weights, [[None]] * 3, segments),
                      kernels.grouped_linear(x, starts, rows, weights))  # fmt: skip
 
@@ -365,12 +367,13 @@ def test_a_token_does_not_depend_on_its_company(kernels: Any, dtype: torch.dtype
 
 
 def test_shares_are_added_up(kernels: Any, dtype: torch.dtype) -> None:
-    for tokens, chosen, channels in [(0, 2, 8), (1, 1, 1), (5, 2, 33), (40, 8, 100)]:
-        x = strided_rows(randn(tokens * chosen + 3, channels, dtype=dtype))
+    sizes = [(0, 2, 8), (1, 1, 1), (5, 2, 33), (40, 8, 100), (6, 3, 80)]
+    for (tokens, chosen, channels), lay in product(sizes, (strided_rows, wide_rows)):
+        x = lay(randn(tokens * chosen + 3, channels, dtype=dtype))
         places = torch.randperm(tokens * chosen, generator=torch.Generator().manual_seed(2))
         places = places.view(tokens, chosen).int()
         weights, gate = randn(tokens, chosen, dtype=F32, seed=3), randn(tokens, 1, dtype=F32, seed=4)
-        shared = strided_rows(randn(tokens, channels, dtype=dtype, seed=5))
+        shared = lay(randn(tokens, channels, dtype=dtype, seed=5))
         terms = x.double()[places.long()] * weights.double().unsqueeze(-1)
         exact, size = terms.sum(1), terms.abs().sum(1)
         loss = (chosen + 4) * 2 * ROUNDING[F32]
