@@ -210,7 +210,7 @@ def randomise(model: Any, gain: float = 2.5) -> None:
                 parameter.normal_(0.0, gain / model.config.hidden_size**0.5)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):  # of routers' scores, which are from 0 to 1
-                buffer.uniform_(-0.3, 0.3)
+                buffer.uniform_(-0.2, 0.2)
 
 
 def save(model: Any, directory: str | Path, **settings: Any) -> Path:

@@ -19,8 +19,7 @@ def bfloat16_errors(architecture: str, variant: str, folder: Path) -> tuple[floa
     theirs = make(architecture, variant).to(torch.bfloat16)
     ours = load_model(save(theirs, folder), torch.bfloat16)
     exact = make(architecture, variant).double()  # its tables of positions have not been rounded
-    for parameter, own in zip(exact.parameters(), theirs.parameters(), strict=True):
-        parameter.data.copy_(own.data)
+    exact.load_state_dict(theirs.state_dict())
     sums, count = torch.zeros(2, dtype=torch.float64), 0
     for ids in prompts(theirs.config.vocab_size):
         with torch.inference_mode():
