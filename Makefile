@@ -49,6 +49,8 @@ test-all: $(READY) ## all tests that need no GPU: fuzzing, all variants, the GPU
 .PHONY: test-gpu
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu tests/kernels tests/gpu
+	QUIRE_DEVICE=cuda $(BIN)/python -m pytest -m "not gpu" tests/models/rows/test_rows.py \
+	  -k "greedy and (LlamaFor or Qwen2For or OPTFor or GPT2LM)"
 	QUIRE_DEVICE=cuda $(BIN)/python -m pytest tests/platform/engine/test_engine_parity.py tests/platform/engine/test_promise.py \
 	  tests/multimodal/test_vision_parity.py tests/multimodal/test_image_promise.py tests/lora/test_adapter_parity.py \
 	  tests/lora/test_adapter_promise.py tests/lora/test_vision_adapter_parity.py

@@ -18,6 +18,7 @@ from quire.errors import UnsupportedModelError
 from quire.layers.rotary import ROPE_KEYS, ROTARY_FIELDS, SILENT_ROPE_KEYS
 from quire.models import fields
 from tests.models import rows, tiny
+from tests.models.rows import llama
 
 LLAMA, QWEN2, OPT, GPT2 = tiny.TABLE
 KNOWN = {*fields.OTHERS, *fields.NEUTRAL_VALUES, *fields.EVERYWHERE, *fields.SILENT, *ROTARY_FIELDS, "layer_types"}
@@ -164,7 +165,7 @@ def test_a_class_may_implement_a_rotary_parameter() -> None:
 
 def test_qwen3_vls_rotation_is_refused(tmp_path: Path) -> None:
     """It says so by one more rotary parameter; without it, the axes would be those of Qwen2-VL."""
-    text = {**tiny._LLAMA, "rope_parameters": {**ROPE, "mrope_section": [1, 1, 2], "mrope_interleaved": True}}
+    text = {**llama.BASE, "rope_parameters": {**ROPE, "mrope_section": [1, 1, 2], "mrope_interleaved": True}}
     vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2}
     config = transformers.Qwen2VLConfig(vision_config=vision, text_config=text, image_token_id=5)
     with pytest.raises(UnsupportedModelError, match="mrope_interleaved=True"):
@@ -175,7 +176,7 @@ def test_qwen3_vls_rotation_is_refused(tmp_path: Path) -> None:
 def test_the_text_models_fields_outside_it_are_nobodys(outside: dict[str, Any]) -> None:
     """Transformers 4.52 to 4.56 wrote a Qwen2-VL's text fields twice, and read those in text_config."""
     rope = {**ROPE, "mrope_section": [1, 1, 2]}
-    text = {**tiny._LLAMA, "rope_parameters": rope, "use_sliding_window": False}
+    text = {**llama.BASE, "rope_parameters": rope, "use_sliding_window": False}
     vision = {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "mlp_ratio": 2}
     config = transformers.Qwen2VLConfig(vision_config=vision, text_config=text, image_token_id=5)
     vars(config).update({"rope_parameters": rope, "use_sliding_window": True, "max_window_layers": 28, **outside})

@@ -10,6 +10,7 @@ import torch
 from quire.models.loader import load_model
 from quire.types import ForwardContext
 from tests.models import run_model, tiny
+from tests.models.rows import llama
 
 LENGTH_DEPENDENT = [v for v in tiny.TABLE["LlamaForCausalLM"][2] if "dynamic" in v or "longrope" in v]
 CHUNKS = [7, 1, 1, 20, 1, 10]
@@ -25,7 +26,7 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def test_every_rope_type_of_transformers_has_a_variant():
-    assert not tiny.ROPE_TYPES_WITHOUT_VARIANT
+    assert not llama.ROPE_TYPES_WITHOUT_VARIANT
 
 
 @pytest.mark.parametrize(("architecture", "variant"), tiny.cases())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ def bfloat16_errors(architecture: str, variant: str, folder: Path) -> tuple[floa
     exact.load_state_dict(theirs.state_dict())
     sums, count = torch.zeros(2, dtype=torch.float64), 0
     for ids in prompts(theirs.config.vocab_size):
-        with torch.inference_mode():
-            truth, half = (model(torch.tensor([ids])).logits[0].double().log_softmax(-1) for model in (exact, theirs))
+        with torch.inference_mode():  # fresh: length-dependent rotary embeddings remember earlier calls
+            truth, half = (
+                copy.deepcopy(model)(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+                for model in (exact, theirs)
+            )
         own = run_model.logits(ours, ids).double().log_softmax(-1)
         sums += torch.stack([(own - truth).abs().sum(), (half - truth).abs().sum()])
         count += truth.numel()

@@ -13,7 +13,8 @@ ROWS = (
     ModelRow(
         "OlmoForCausalLM",
         "OlmoConfig",
-        quick=("as_published",),
+        quick=("as_published", "clip"),
+        unrecorded=frozenset({"clip"}),
         saved=(),
         variants={
             "as_published": {"num_key_value_heads": 4},

@@ -30,14 +30,16 @@ class ModelRow:
 
     config: name of transformers' configuration class. base: its settings, which a variant's replace.
     quick: the variants whose bits are compared in company, three at most; the first stands for the family where one is
-    enough, and in `make test`.
-    by_length: variants whose rotary frequencies depend on how long the request is. gain: of `tiny.randomise`.
+    enough. `make test` runs the first two; one alone is joined by the next in the table (`compared`).
+    by_length: variants whose rotary frequencies depend on how long the request is. token_by_token: variants that
+    transformers shall run so, too. upcasts: variants in which transformers insists on float32. gain: of
+    `tiny.randomise`.
     linears: names of the layers that an adapter of "all-linear" changes. saved: of modules, beside the projection to
     the vocabulary, that an adapter saves whole. embedding: the name of the table of tokens.
     adapted: settings, beside those of the first variant, of the model whose adapters are compared with PEFT's.
-    recorded: whether steps of one token a sequence are recorded. aliases: other names that it is published under.
-    attention: transformers' implementation of it. head: the projection to the vocabulary. not_linear: layers
-    that PEFT's "all-linear" means and cannot change.
+    recorded: whether steps of one token a sequence are recorded; unrecorded: variants whose are not. aliases: other
+    names that it is published under. attention: transformers' implementation of it. head: the projection to the
+    vocabulary. not_linear: layers that PEFT's "all-linear" means and cannot change.
     oracle: makes the model to compare with of a variant's settings, where transformers has no class for it.
     """
 
@@ -47,12 +49,15 @@ class ModelRow:
     quick: tuple[str, ...]
     base: Mapping[str, Any] = field(default_factory=lambda: SIZES)
     by_length: frozenset[str] = frozenset()
+    token_by_token: frozenset[str] = frozenset()
+    upcasts: frozenset[str] = frozenset()
     gain: float = 2.5
     linears: tuple[str, ...] = LINEARS
     saved: tuple[str, ...] = ("norm",)
     embedding: str = "embed_tokens"
     adapted: Mapping[str, Any] = field(default_factory=dict)
     recorded: bool = True
+    unrecorded: frozenset[str] = frozenset()
     head: str = "lm_head"
     not_linear: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -62,6 +67,12 @@ class ModelRow:
     @property
     def first(self) -> str:
         return self.quick[0]
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The quick variants, two at least."""
+        others = (name for name in self.variants if name not in self.quick)
+        return self.quick if len(self.quick) > 1 else (*self.quick, next(others))
 
     def adapters(self) -> dict[str, dict[str, Any]]:
         """Fields of PEFT's LoraConfig by the name of a case."""

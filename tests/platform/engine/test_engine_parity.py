@@ -1,4 +1,5 @@
-"""The engine against transformers: the same weights, the same greedy tokens, the same prompt logprobs (`parity.py`)."""
+"""The engine against transformers: beams, and bfloat16. Greedy tokens and prompt logprobs are compared for every row
+(`tests/models/rows/test_rows.py`)."""
 
 from __future__ import annotations
 
@@ -7,21 +8,7 @@ import torch
 
 from quire import BeamSearchParams
 from tests.models.tiny import build, cases, make
-from tests.platform.engine.parity import check_bfloat16, check_greedy, engine, prompts
-
-BY_LENGTH = {"rope_dynamic", "rope_longrope", "rope_longrope_short"}
-TOKEN_BY_TOKEN = {"gqa", "pre_norm", "gelu_new"}
-
-
-@pytest.mark.parametrize(("architecture", "variant"), cases(), ids=lambda value: value)
-def test_greedy_tokens_and_prompt_logprobs(architecture, variant, tmp_path):
-    # In float64: what transformers computes, without its own rounding. The engine runs in float32.
-    # (reorder_and_upcast_attn itself insists on float32.)
-    oracle = make(architecture, variant)
-    if variant != "reorder_and_upcast":
-        oracle = oracle.double()
-    path = build(architecture, variant, tmp_path)
-    check_greedy(oracle, path, by_length=variant in BY_LENGTH, token_by_token=variant in TOKEN_BY_TOKEN)
+from tests.platform.engine.parity import check_bfloat16, engine, prompts
 
 
 def test_beams_equal_those_of_transformers(tmp_path):
