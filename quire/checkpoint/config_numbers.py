@@ -16,7 +16,7 @@ from quire.errors import CheckpointError
 _PARTS = frozenset({
     "num_hidden_layers", "num_layers", "n_layer", "n_layers", "depth", "num_blocks", "num_decoder_layers",
     "num_encoder_layers", "decoder_layers", "encoder_layers", "num_experts", "num_local_experts", "n_routed_experts",
-    "moe_num_experts", "n_shared_experts",
+    "moe_num_experts", "n_shared_experts", "num_nextn_predict_layers",
 })  # fmt: skip
 # Of things that lie along a side of a tensor.
 _SIDES = frozenset({
