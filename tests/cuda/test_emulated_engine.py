@@ -68,6 +68,8 @@ def prompts(vocab: int, count: int = 3) -> list[list[int]]:
         ("MixtralForCausalLM", "as_published"),
         ("Qwen2MoeForCausalLM", "as_published"),
         ("GptOssForCausalLM", "as_published"),
+        ("DeepseekV2ForCausalLM", "v2"),
+        ("MiniCPM3ForCausalLM", "as_published"),
     ],
 )
 def test_text(emulated_engine, tmp_path: Path, architecture: str, variant: str) -> None:
@@ -157,6 +159,17 @@ def test_adapters_by_peft(emulated_engine, tmp_path: Path) -> None:
     expected = peft_world.Expected(world, path)
     for output in outputs:
         expected.check(output)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapters_of_latents_by_peft(
+    emulated_engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, dora: bool
+) -> None:
+    """Of what queries and outputs absorb, too."""
+    monkeypatch.setattr(peft_world, "STEPS", STEPS)
+    world = peft_world.text_world(tmp_path, "YoutuForCausalLM", "biases", num_hidden_layers=2)
+    as_on_a_gpu(world.llm)
+    assert world.agree(world.train(LoraConfig(r=3, target_modules=["kv_b_proj", "o_proj"], use_dora=dora), seed=3))
 
 
 def test_adapters_of_experts_by_peft(emulated_engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
