@@ -120,10 +120,11 @@ class RotaryEmbedding:
             self._table = torch.empty(0, 2 * len(self._base[0]))
         # Recorded steps know a table by its address, and stay when it is outgrown. Together they are no larger than it.
         self._outgrown: list[torch.Tensor] = []
-        if self._table.shape[1] > head_dim or not self._base[0].isfinite().all():
+        odd = kind != "proportional" and int(head_dim * parameters["partial_rotary_factor"]) % 2
+        if odd or self._table.shape[1] > head_dim or not self._base[0].isfinite().all():
             raise UnsupportedModelError(
                 f"config.json: {len(self._base[0])} rotary frequencies of rope_type {kind!r} do not fit heads of "
-                f"{head_dim} dimensions: head_dim must be even, and the frequencies finite."
+                f"{head_dim} dimensions: an even number of them must turn, and the frequencies be finite."
             )
         self.max_positions = _max_positions(config, kind, parameters, original)
         self.threshold: int | None = None

@@ -272,3 +272,11 @@ def test_what_transformers_computes_otherwise_is_refused(
     vars(config).update(settings)
     with pytest.raises(UnsupportedModelError, match=re.escape(named)):
         check(architecture, config)
+
+
+def test_a_rotation_of_an_odd_number_of_dimensions_is_refused() -> None:
+    """Transformers would make heads of another size of it."""
+    kind, base, _ = rows.entry("StableLmForCausalLM")
+    config = getattr(transformers, kind)(**{**base, "num_attention_heads": 8})  # a quarter of 4 dimensions turns
+    with pytest.raises(UnsupportedModelError, match="do not fit heads of 4"):
+        registry.resolve(["StableLmForCausalLM"])(config)
