@@ -129,7 +129,15 @@ struct AttentionArgs {
   const float* sinks = nullptr;          // [H]: one more score of each head, whose value is 0; or null
   const float* head_scales = nullptr;    // [H]: scores times this too; or null
   const int32_t* visible_end = nullptr;  // [T]: a query sees keys up to this position - 1; null: up to its own
+  int64_t chunk = 0;                     // a query sees the keys of its own chunk of so many alone; 0: there are none
 };
+
+// The first key that a query at a position sees. It does not descend from one position to the next.
+inline int64_t first_visible(const AttentionArgs& args, int64_t position) {
+  int64_t first = args.window > 0 ? position + 1 - args.window : 0;
+  if (args.chunk > 0 && position - position % args.chunk > first) first = position - position % args.chunk;
+  return first > 0 ? first : 0;
+}
 
 struct EmbeddingArgs {
   const int64_t* ids;  // [T], rows of the table
@@ -228,6 +236,8 @@ struct ScaleArgs {
   int64_t tokens, channels, x_stride;
   float factor, cap;
   DType dtype;
+  float limit = 0;              // y is held between -limit and limit; 0: it is not
+  const float* rows = nullptr;  // [T]: each row times its own number, too; or null
 };
 
 struct WriteKvArgs {

@@ -23,7 +23,8 @@ class AttentionSpec:
     head of queries (arXiv:2108.12409), or none. value_dim: size of one value; None: head_dim. softcap: scores become
     softcap * tanh(score / softcap), before slopes are added; 0: they stay. sinks: each head has one more score, a
     parameter of the model's, whose value is 0. latent: values are the first value_dim numbers of the keys' own rows,
-    and no other tensor has them (arXiv:2405.04434).
+    and no other tensor has them (arXiv:2405.04434). chunk: positions are cut into chunks of so many, and a token sees
+    the keys of its own alone; 0: they are not.
 
     Each field is an argument of `kernels.paged_attention`, and any may be combined. What no kernel computes has no
     field: the kernel's argument comes first.
@@ -39,12 +40,19 @@ class AttentionSpec:
     softcap: float = 0.0
     sinks: bool = False
     latent: bool = False
+    chunk: int = 0
+
+    @property
+    def reach(self) -> int:
+        """Keys that a token sees at most, its own the last; 0: all before it."""
+        return min((keys for keys in (self.window, self.chunk) if keys), default=0)
 
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}")
-        if self.window < 0:
-            raise ValueError(f"window={self.window}: must be a number of keys, or 0 for all")
+        for name, keys in (("window", self.window), ("chunk", self.chunk)):
+            if keys < 0:
+                raise ValueError(f"{name}={keys}: must be a number of keys, or 0 for all")
         if self.alibi_slopes and len(self.alibi_slopes) != self.num_heads:
             raise ValueError(f"alibi_slopes has {len(self.alibi_slopes)} numbers for num_heads={self.num_heads}")
         if isinstance(self.scale, tuple) and len(self.scale) != self.num_heads:
@@ -83,8 +91,9 @@ _PARTS_TO_A_GROUP = 32
 class KVSpec:
     """What a model asks of the KV pool; the model says it, the engine allocates by it.
 
-    head_dim is the size of one key, and of one value unless `value_dim` is; every layer has the same. windows: of each
-    layer, as of `AttentionSpec`; empty: no layer has one. latent: as of `AttentionSpec`: a row has a key alone.
+    head_dim is the size of one key, and of one value unless `value_dim` is; every layer has the same. windows: the
+    `reach` of each layer's `AttentionSpec`; empty: all see all before them. latent: as of `AttentionSpec`: a row has a
+    key alone.
     """
 
     num_layers: int
@@ -104,7 +113,7 @@ class KVSpec:
                 "its layers keep different things of a token, (key heads, size of a key, of a value, whether that is a "
                 f"part of the key): {sorted(kept)}"
             )
-        windows = tuple(spec.window for spec in specs)
+        windows = tuple(spec.reach for spec in specs)
         heads, key, value, latent = kept.pop() if kept else (0, 0, 0, False)
         return cls(len(specs), heads, key, windows if any(windows) else (), None if value == key else value, latent)
 

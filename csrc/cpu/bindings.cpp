@@ -72,8 +72,7 @@ void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks,
     if (length < own || blocks > table_width)
       throw py::value_error("context_len: must cover the sequence's own tokens and fit its row of block_table");
     // Blocks wholly before what its first token sees are not read.
-    const int64_t seen = args.window > 0 ? length - own + 1 - args.window : 0;
-    for (int64_t b = seen > 0 ? seen / args.block_size : 0; b < blocks; ++b) {
+    for (int64_t b = first_visible(args, length - own) / args.block_size; b < blocks; ++b) {
       const int32_t block = args.block_table[s * args.table_stride + b];
       if (block < 0 || block >= num_blocks) throw py::index_error("block_table: block is not in the pool");
     }
@@ -99,7 +98,7 @@ void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int6
                      uintptr_t block_table, int64_t table_stride, int64_t table_width, uintptr_t query_start,
                      uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype, int64_t window,
                      uintptr_t slopes, int64_t value_dim, int64_t value_stride, float softcap, uintptr_t sinks,
-                     uintptr_t head_scales, uintptr_t visible_end) {
+                     uintptr_t head_scales, uintptr_t visible_end, int64_t chunk) {
   const AttentionArgs args{at<void>(query),
                            at<void>(keys),
                            at<void>(values),
@@ -123,7 +122,8 @@ void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int6
                            softcap,
                            at<float>(sinks),
                            at<float>(head_scales),
-                           at<int32_t>(visible_end)};
+                           at<int32_t>(visible_end),
+                           chunk};
   const auto call = [=] {
     check_blocks(args, tokens, num_blocks, table_width);
     check_visible_end(args);
@@ -227,8 +227,9 @@ void add(uintptr_t x, int64_t x_stride, uintptr_t added, int64_t added_stride, f
 }
 
 void scale(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, float factor, float cap, uintptr_t y,
-           int dtype) {
-  const ScaleArgs args{at<void>(x), at<void>(y), tokens, channels, x_stride, factor, cap, static_cast<DType>(dtype)};
+           int dtype, float limit, uintptr_t rows) {
+  const ScaleArgs args{at<void>(x), at<void>(y),    tokens, channels, x_stride, factor, cap, static_cast<DType>(dtype),
+                       limit,       at<float>(rows)};
   make([=] { current->kernels->scale(args); }, (cap ? 4 : 1) * tokens * channels);
 }
 

@@ -133,7 +133,8 @@ void attention_binding(uintptr_t query, int64_t query_stride, int64_t tokens, in
                        uintptr_t block_table, int64_t table_stride, int64_t table_width, uintptr_t query_start,
                        uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype, int64_t window,
                        uintptr_t slopes, int64_t value_dim, int64_t value_stride, float softcap, uintptr_t sinks,
-                       uintptr_t head_scales, uintptr_t visible_end, uintptr_t workspace, uintptr_t stream) {
+                       uintptr_t head_scales, uintptr_t visible_end, int64_t chunk, uintptr_t workspace,
+                       uintptr_t stream) {
   const AttentionArgs args{at<void>(query),
                            at<void>(keys),
                            at<void>(values),
@@ -157,7 +158,8 @@ void attention_binding(uintptr_t query, int64_t query_stride, int64_t tokens, in
                            softcap,
                            at<float>(sinks),
                            at<float>(head_scales),
-                           at<int32_t>(visible_end)};
+                           at<int32_t>(visible_end),
+                           chunk};
   paged_attention(args, {tokens, table_width, num_blocks}, at<void>(workspace), stream_at(stream));
 }
 
@@ -213,8 +215,9 @@ void add_binding(uintptr_t x, int64_t x_stride, uintptr_t added, int64_t added_s
 }
 
 void scale_binding(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, float factor, float cap,
-                   uintptr_t y, int dtype, uintptr_t stream) {
-  scale({at<void>(x), at<void>(y), tokens, channels, x_stride, factor, cap, dtype_of(dtype)}, stream_at(stream));
+                   uintptr_t y, int dtype, float limit, uintptr_t rows, uintptr_t stream) {
+  scale({at<void>(x), at<void>(y), tokens, channels, x_stride, factor, cap, dtype_of(dtype), limit, at<float>(rows)},
+        stream_at(stream));
 }
 
 void join_heads_binding(uintptr_t first, int64_t first_stride, int64_t first_step, int64_t first_size, uintptr_t second,

@@ -101,9 +101,10 @@ def linear(
     return backend_of(x).linear(x, weights, biases, out_dtype, tables, segments)
 
 
-def _check_options(window: int, softcap: float) -> None:
-    if not 0 <= window < 1 << 62:
-        raise ValueError(f"window: expected a number of keys, or 0 for all, got {window}")
+def _check_options(window: int, softcap: float, chunk: int) -> None:
+    for name, keys in (("window", window), ("chunk", chunk)):
+        if not 0 <= keys < 1 << 62:
+            raise ValueError(f"{name}: expected a number of keys, or 0 for all, got {keys}")
     if not 0.0 <= softcap < math.inf:
         raise ValueError(f"softcap: expected a number above 0, or 0 for none, got {softcap}")
 
@@ -124,11 +125,11 @@ def _check_options(window: int, softcap: float) -> None:
     },
     dtype_of="query",
     rules=(Rule("G and H % G == 0", "query", "a multiple of {G} heads"),),
-    lets=(Let("", _check_options, "window, softcap"),),
+    lets=(Let("", _check_options, "window, softcap, chunk"),),
     out="T H DV",
     passes="query_at, query_stride, T, H, D, keys_at, values_at, blocks, G, size, block_table_at, block_table_stride, "
     "B, query_start_at, context_len_at, S, scale, y_at, code, window, slopes_at, DV, values_stride, softcap, sinks_at, "
-    "head_scales_at, visible_end_at",
+    "head_scales_at, visible_end_at, chunk",
 )
 def paged_attention(
     query: torch.Tensor,
@@ -144,6 +145,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     head_scales: torch.Tensor | None = None,
     visible_end: torch.Tensor | None = None,
+    chunk: int = 0,
 ) -> torch.Tensor:
     """Softmax attention of every token over its sequence's cached keys and values: causal, but for `visible_end`.
 
@@ -152,10 +154,11 @@ def paged_attention(
     block_table: [S, B] int32; query_start: [S + 1] int32; context_len: [S] int32 (includes this step's
     tokens, already stored). Sequence s's tokens are its last `query_start[s+1] - query_start[s]`.
 
-    A token at position p sees the keys from p + 1 - window on (window 0: from the first), up to its own or, with
-    visible_end [T] int32, up to visible_end[t] - 1: at least its own, at most the context's last, and within a sequence
-    no token's end lies before the one's before it. Slots past a sequence's context are never read, nor are blocks that
-    lie wholly before what any of its tokens sees: their entries in the table may be anything.
+    A token at position p sees the keys from p + 1 - window on (window 0: from the first), and from p - p % chunk on
+    (chunk 0: from the first), up to its own or, with visible_end [T] int32, up to visible_end[t] - 1: at least its own,
+    at most the context's last, and within a sequence no token's end lies before the one's before it. Slots past a
+    sequence's context are never read, nor are blocks that lie wholly before what any of its tokens sees: their entries
+    in the table may be anything.
 
     The score of a key is query * key * scale * head_scales[h] ([H] float32; None: 1); then, with softcap, softcap *
     tanh(score / softcap); then, with slopes [H] float32, slopes[h] * (key's position - token's) is added: ALiBi
@@ -164,7 +167,7 @@ def paged_attention(
     """
     return backend_of(query).paged_attention(
         query, keys, values, block_table, query_start, context_len, scale, window, slopes, softcap, sinks, head_scales,
-        visible_end,
+        visible_end, chunk,
     )  # fmt: skip
 
 

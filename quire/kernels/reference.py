@@ -97,6 +97,7 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     head_scales: torch.Tensor | None = None,
     visible_end: torch.Tensor | None = None,
+    chunk: int = 0,
 ) -> torch.Tensor:
     heads, block_size = query.shape[1], keys.shape[2]
     out = query.new_empty((len(query), heads, values.shape[3]))
@@ -108,6 +109,8 @@ def paged_attention(
         places = torch.arange(length - (end - begin), length, device=query.device)
         ends = places + 1 if visible_end is None else visible_end[begin:end].long()
         firsts = (places + 1 - window).clamp_min(0) if window else torch.zeros_like(places)
+        if chunk:
+            firsts = torch.maximum(firsts, places - places % chunk)
         skipped = int(firsts[0]) // block_size  # blocks before what any token sees
         blocks = block_table[s, skipped : -(-length // block_size)].long()
         # [G, what is not skipped, size]
@@ -316,6 +319,14 @@ def add_to(x: torch.Tensor, added: torch.Tensor, scale: float = 1.0) -> None:
 def scale(x: torch.Tensor, factor: float, cap: float = 0.0) -> torch.Tensor:
     wide = x.float() * factor
     return (_tanh(wide / cap) * cap if cap else wide).to(x.dtype)
+
+
+def multiply_rows(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    return (x.float() * factors.unsqueeze(1)).to(x.dtype)
+
+
+def clip(x: torch.Tensor, limit: float) -> torch.Tensor:
+    return x.float().clamp(-limit, limit).to(x.dtype)
 
 
 def _times_logistic(x: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:

@@ -61,12 +61,13 @@ def _paged_attention(
     sinks: torch.Tensor | None,
     head_scales: torch.Tensor | None,
     visible_end: torch.Tensor | None,
+    chunk: int,
     DV: int,
     values_stride: int,
 ) -> None:
     own = tuple(None if one is None else one.shape for one in (slopes, sinks, head_scales))
     sizes = query.shape[1:], keys.shape[1:3], (DV, values_stride)
-    options = (*sizes, query.dtype, window, softcap, own, visible_end is not None)
+    options = (*sizes, query.dtype, window, softcap, own, visible_end is not None, chunk)
     target = _target.get()
     if options not in target.seen:
         _attend_once(target, *options, scale)
@@ -83,6 +84,7 @@ def _attend_once(
     softcap: float,
     own: tuple[torch.Size | None, ...],
     with_ends: bool,
+    chunk: int,
     scale: float,
 ) -> None:
     """One token, alone in its block of keys and values.
@@ -97,7 +99,7 @@ def _attend_once(
     target.attention(
         make((1, *heads)), make((1, *block, heads[1])), make((1, *block, value[1]))[..., : value[0]], numbers([[0]]),
         numbers([0, 1]), numbers([1]), scale, window, slopes, softcap, sinks, scales,
-        numbers([1]) if with_ends else None,
+        numbers([1]) if with_ends else None, chunk,
     )  # fmt: skip
 
 

@@ -251,8 +251,31 @@ def add_to(x: torch.Tensor, added: torch.Tensor, scale: float = 1.0) -> None:
     tensors={"x": Rows("T C")},
     rules=(Rule("cap >= 0", "cap", "0 or more"),),
     out="T C",
-    passes="x_at, T, C, x_stride, factor, cap, y_at, code",
+    passes="x_at, T, C, x_stride, factor, cap, y_at, code, 0.0, 0",
 )
 def scale(x: torch.Tensor, factor: float, cap: float = 0.0) -> torch.Tensor:
     """Return factor * x, [T, C]; with a cap above 0, cap * tanh(factor * x / cap): a soft cap."""
     return backend_of(x).scale(x, factor, cap)
+
+
+@kernel(
+    tensors={"x": Rows("T C"), "factors": Contiguous("T", "float32")},
+    out="T C",
+    calls="scale",
+    passes="x_at, T, C, x_stride, 1.0, 0.0, y_at, code, 0.0, factors_at",
+)
+def multiply_rows(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return x [T, C], each row times its own factor: [T, C]. factors: [T] float32."""
+    return backend_of(x).multiply_rows(x, factors)
+
+
+@kernel(
+    tensors={"x": Rows("T C")},
+    rules=(Rule("limit > 0", "limit", "a number above 0"),),
+    out="T C",
+    calls="scale",
+    passes="x_at, T, C, x_stride, 1.0, 0.0, y_at, code, limit, 0",
+)
+def clip(x: torch.Tensor, limit: float) -> torch.Tensor:
+    """Return x [T, C] with its elements held between -limit and limit; a NaN stays one."""
+    return backend_of(x).clip(x, limit)

@@ -4,6 +4,7 @@ from quire.layers.activation import activation, gated_activation
 from quire.layers.attention import PagedAttention
 from quire.layers.embedding import Embedding
 from quire.layers.experts import ExpertLinear, Experts, Router
+from quire.layers.factors import PositionFactors
 from quire.layers.heads import HeadOrder, grouped_heads, head_order
 from quire.layers.latent import LatentProjection, LatentRotary, LatentTable
 from quire.layers.linear import Linear, MergedLinear
@@ -24,6 +25,7 @@ __all__ = [
     "Linear",
     "MergedLinear",
     "PagedAttention",
+    "PositionFactors",
     "RMSNorm",
     "RotaryEmbedding",
     "RotaryTable",

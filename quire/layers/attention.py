@@ -36,9 +36,10 @@ class PagedAttention:
         softcap: float = 0.0,
         sinks: bool = False,
         latent: bool = False,
+        chunk: int = 0,
     ) -> None:
         spec = AttentionSpec(
-            num_heads, num_kv_heads, head_dim, scale, window, alibi_slopes, value_dim, softcap, sinks, latent
+            num_heads, num_kv_heads, head_dim, scale, window, alibi_slopes, value_dim, softcap, sinks, latent, chunk
         )  # fmt: skip
         self.spec = spec
         self.head_dim, self.value_dim = head_dim, value_dim or head_dim
@@ -122,6 +123,7 @@ class PagedAttention:
             query, cache.keys, cache.values, ctx.table_of(cache.group), ctx.query_start, ctx.context_len, self.scale,
             spec.window, self._slopes.on(query.device), spec.softcap,
             None if sinks is None else self._float_sinks(sinks), self._head_scales.on(query.device), ctx.visible_end,
+            spec.chunk,
         )  # fmt: skip
         return out.view(query.shape[0], self.size)
 

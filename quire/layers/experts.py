@@ -18,6 +18,9 @@ from quire.layers.adapters import LinearAdapters
 from quire.layers.linear import Linear
 from quire.layers.weight_formats import FLOAT_ROWS
 
+# The expert with the largest logit, which counts 1.
+_WHOLE = Routing("softmax_of_chosen")
+
 
 class ExpertLinear(Linear):
     """A layer of one expert. `Experts` computes it, together with those of the others; so it is never called."""
@@ -45,7 +48,8 @@ class Experts(nn.ModuleList):
 
     routing: how a token's are found and weighted. activation: a name of transformers', or what is made of gates and
     then ups, [R, 2 inner] -> [R, inner]. interleaved: adapters of transformers' gate_up_proj have gate, up, gate, up.
-    Raises ValueError where so many cannot be chosen.
+    scales_inputs: what an expert is given is multiplied by its share, and not what it makes of that (Llama 4); of one
+    expert a token. Raises ValueError where so many cannot be chosen.
     """
 
     def __init__(
@@ -58,13 +62,17 @@ class Experts(nn.ModuleList):
         activation: str | Callable[[torch.Tensor], torch.Tensor],
         bias: bool = False,
         interleaved: bool = False,
+        scales_inputs: bool = False,
     ) -> None:
         super().__init__(Expert(hidden, inner, bias) for _ in range(count))
         routing.numbers(count, chosen)
+        if scales_inputs and chosen != 1:
+            raise ValueError(f"scales_inputs: of one expert a token, got {chosen}")
         self.chosen = chosen
         self.inner = inner
         self.routing = routing
         self.interleaved = interleaved
+        self.scales_inputs = scales_inputs
         self.activate = gated_activation(activation) if isinstance(activation, str) else activation
         self.gate_up = GroupedLinear([(one.gate_proj, one.up_proj) for one in self])  # type: ignore[misc]
         self.down = GroupedLinear([(one.down_proj,) for one in self])  # type: ignore[misc]
@@ -86,6 +94,9 @@ class Experts(nn.ModuleList):
         experts = torch.empty((tokens, self.chosen), dtype=torch.int32, device=device)
         weights = torch.empty((tokens, self.chosen), dtype=torch.float32, device=device)
         kernels.route(logits, experts, weights, self.routing, bias)
+        if self.scales_inputs:
+            x = kernels.multiply_rows(x, weights.view(-1))
+            kernels.route(logits, experts, weights, _WHOLE)
         starts = torch.empty((len(self) + 1,), dtype=torch.int32, device=device)
         rows = torch.empty((tokens * self.chosen,), dtype=torch.int64, device=device)
         places = torch.empty((tokens, self.chosen), dtype=torch.int32, device=device)

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 WINDOW_FIELDS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
 # Rotary parameters by type of layer, see `rotaries_by_type`.
 ROTARY_BY_TYPE = frozenset({"rope_parameters.full_attention", "rope_parameters.sliding_attention"})
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class Biases(NamedTuple):
@@ -292,6 +291,8 @@ class DecoderForCausalLM(CausalLM):
     attention_class: ClassVar[type[DecoderAttention]] = DecoderAttention
     mlp_class: ClassVar[type[nn.Module]] = GatedMLP
     layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    # What layer_types may call a layer.
+    layer_kinds: ClassVar[frozenset[str]] = frozenset({"full_attention", "sliding_attention"})
     # Whether partial_rotary_factor says how much of a head turns: in most families, transformers turns the whole.
     turns_partly: ClassVar[bool] = False
 
@@ -315,8 +316,8 @@ class DecoderForCausalLM(CausalLM):
                 f"num_key_value_heads={config.num_key_value_heads}."
             )
         types = getattr(config, "layer_types", None)
-        if types and (not _LAYER_TYPES.issuperset(types) or len(types) != config.num_hidden_layers):
-            refuse(config, "layer_types", f"it must have one of {', '.join(sorted(_LAYER_TYPES))} for each layer")
+        if types and (not cls.layer_kinds.issuperset(types) or len(types) != config.num_hidden_layers):
+            refuse(config, "layer_types", f"it must have one of {', '.join(sorted(cls.layer_kinds))} for each layer")
         check_window(config, cls.supported_fields)
         if not cls.turns_partly:
             check_whole_heads(config)

@@ -6,6 +6,7 @@ The model's class is found and built on the meta device, gone through once, and 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +30,8 @@ from quire.models.vision.broken_torchvision import hide_if_broken
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+logger = logging.getLogger("quire")
 
 _CPU = torch.device("cpu")
 
@@ -181,7 +184,9 @@ def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
     architectures = _architectures(raw)
     row = registry.find(architectures)
     media = [field for field in _MEDIA_FIELDS if raw.get(field) is not None]
-    if media and "image" not in row.capabilities:
+    if media and row.text_alone:
+        logger.warning("%s: its text model is served alone; images are refused", row.architecture)
+    elif media and "image" not in row.capabilities:
         raise UnsupportedModelError(
             f"config.json has {', '.join(media)}, but {row.architecture} is served as text only: a "
             "vision-language model is never quietly served without its eyes."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 
+from quire import kernels
 from quire.layers import Embedding, LayerNorm, Linear
 from quire.models.base import CausalLM, refuse
 from quire.models.classic import FusedAttention, PlainMLP, run, sequential
@@ -100,8 +101,7 @@ class MptAttention(FusedAttention):
         self.limit = config.attn_config.clip_qkv
 
     def adjust(self, qkv: torch.Tensor) -> torch.Tensor:
-        # By torch, and exact: such a model's steps are not recorded.
-        return qkv.clamp_(-self.limit, self.limit) if self.limit else qkv
+        return kernels.clip(qkv, self.limit) if self.limit else qkv
 
 
 def attention_spec(config: PretrainedConfig) -> AttentionSpec:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
+from quire import kernels
 from quire.layers import ROTARY_FIELDS, LayerNorm
 from quire.models.decoder import Biases, DecoderAttention, DecoderForCausalLM
 
@@ -27,9 +28,7 @@ class OlmoAttention(DecoderAttention):
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         qkv = self.qkv(x)
-        if self.limit is not None:
-            qkv.clamp_(-self.limit, self.limit)  # torch's: steps of such a model are not recorded
-        return self.attend.split(qkv)
+        return self.attend.split(qkv if self.limit is None else kernels.clip(qkv, self.limit))
 
 
 class OlmoForCausalLM(DecoderForCausalLM):

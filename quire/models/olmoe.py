@@ -1,7 +1,8 @@
 """OLMoE (arXiv:2409.02060): Llama's blocks with norms of whole queries and keys, and experts in every layer.
 
 Configuration fields that shape the arithmetic, beyond the decoder's (see `decoder.py`): attention_bias, of all four
-projections, num_experts, num_experts_per_tok, norm_topk_prob. clip_qkv is refused: no kernel clips.
+projections, num_experts, num_experts_per_tok, norm_topk_prob; clip_qkv, within which normed queries and keys, and
+values, are held.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import nn
 
+from quire import kernels
 from quire.kernels.experts import Routing
 from quire.layers import ROTARY_FIELDS, RMSNorm
 from quire.models.decoder import Biases, DecoderAttention
@@ -27,16 +29,20 @@ class OlmoeAttention(DecoderAttention):
         super().__init__(config, spec, biases)
         self.q_norm = RMSNorm(spec.num_heads * spec.head_dim, config.rms_norm_eps)
         self.k_norm = RMSNorm(spec.num_kv_heads * spec.head_dim, config.rms_norm_eps)
+        self.limit = config.clip_qkv
 
-    def norm_heads(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = len(query)
-        normed = self.q_norm(query.view(tokens, -1)), self.k_norm(key.view(tokens, -1))
-        return normed[0].view(query.shape), normed[1].view(key.shape)
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parts = super().project(x)
+        query, key, value = (part.view(len(x), -1) for part in parts)
+        made = self.q_norm(query), self.k_norm(key), value
+        if self.limit is not None:
+            made = kernels.clip(made[0], self.limit), kernels.clip(made[1], self.limit), kernels.clip(value, self.limit)
+        return tuple(one.view(part.shape) for one, part in zip(made, parts, strict=True))
 
 
 class OlmoeForCausalLM(SparseDecoderForCausalLM):
     attention_class: ClassVar = OlmoeAttention
-    supported_fields: ClassVar = ROTARY_FIELDS | {"attention_bias", "norm_topk_prob"}
+    supported_fields: ClassVar = ROTARY_FIELDS | {"attention_bias", "clip_qkv", "norm_topk_prob"}
 
     @classmethod
     def biases(cls, config: PretrainedConfig) -> Biases:

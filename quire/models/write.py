@@ -50,8 +50,9 @@ def _family(kind: type) -> str:
 
 
 def _takes(row: registry.Row, kind: Any) -> list[str]:
-    takes = ["text", *sorted(row.capabilities - {"text"}), "LoRA"]
-    return [*takes, "windows"] if "sliding_window" in kind.supported_fields else takes
+    takes = ["text alone" if row.text_alone else "text", *sorted(row.capabilities - {"text"}), "LoRA"]
+    bounds = {"windows": "sliding_window", "chunks": "attention_chunk_size"}
+    return [*takes, *(name for name, field in bounds.items() if field in kind.supported_fields)]
 
 
 def _refused(row: registry.Row, kind: Any, example: dict[str, Any]) -> list[str]:

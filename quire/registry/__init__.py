@@ -92,6 +92,8 @@ BUILT_IN = (
     Row("GraniteMoeSharedForCausalLM", "quire.models.granitemoe:GraniteMoeSharedForCausalLM"),
     Row("HeliumForCausalLM", "quire.models.helium:HeliumForCausalLM"),
     Row("HunYuanMoEV1ForCausalLM", "quire.models.hunyuan_moe:HunYuanMoEV1ForCausalLM"),
+    Row("Llama4ForCausalLM", "quire.models.llama4:Llama4ForCausalLM"),
+    Row("Llama4ForConditionalGeneration", "quire.models.llama4:Llama4ForConditionalGeneration", text_alone=True),
     Row("MiniMaxM2ForCausalLM", "quire.models.minimax_m2:MiniMaxM2ForCausalLM"),
     Row("VaultGemmaForCausalLM", "quire.models.gemma2:VaultGemmaForCausalLM"),
     Row("MiniCPM3ForCausalLM", "quire.models.minicpm3:MiniCPM3ForCausalLM", config=_MINICPM3),

@@ -13,7 +13,8 @@ class Row:
     """architecture: its name in config.json. target: "module:Class". capabilities: of "text", "image".
 
     package: the distribution that brought the row; None for quire's own. config: "module:Class" of what reads such a
-    config.json where transformers has no class for it; None: transformers' does.
+    config.json where transformers has no class for it; None: transformers' does. text_alone: such a model sees, and is
+    served without: images are refused, and it says so when it is loaded.
     """
 
     architecture: str
@@ -21,3 +22,4 @@ class Row:
     capabilities: frozenset[str] = TEXT
     package: str | None = None
     config: str | None = None
+    text_alone: bool = False

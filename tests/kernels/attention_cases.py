@@ -79,12 +79,13 @@ def page(
     stale: bool = False,
     apart: int = 0,
     window: int = 0,
+    chunk: int = 0,
     **more: object,
 ) -> Call:
     """Lay contexts out in random blocks; all that may not be read is NaN or an absurd block id.
 
-    width: of the block table; 0: two blocks more than are needed. stale: what the table says of blocks before the
-    window names blocks of NaN, and not only none. apart: so many columns, of NaN, follow each value.
+    width: of the block table; 0: two blocks more than are needed. stale: what the table says of blocks that no token
+    sees names blocks of NaN, and not only none. apart: so many columns, of NaN, follow each value.
     """
     kv_heads, dim = chunks[0][0].key.shape[1:]
     value_dim, dtype = chunks[0][0].value.shape[2], chunks[0][0].key.dtype
@@ -97,7 +98,7 @@ def page(
     for s, (own, start, end) in enumerate(chunks):
         table[s, : needed[s]] = ids[used : used + needed[s]]
         used += needed[s]
-        skipped = max(0, start + 1 - window) // block_size if window else 0
+        skipped = max(0, start + 1 - window if window else 0, start - start % chunk if chunk else 0) // block_size
         position = torch.arange(skipped * block_size, end)
         block, offset = table[s, position // block_size].long(), position % block_size
         keys[block, :, offset] = own.key[position]
@@ -120,7 +121,7 @@ def page(
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor([end for _, _, end in chunks], dtype=torch.int32),
         dim**-0.5 if scale is None else scale,
-        {**more, "window": window} if window else more,
+        more | ({"window": window} if window else {}) | ({"chunk": chunk} if chunk else {}),
     )
 
 
@@ -135,6 +136,7 @@ def exact(
     sinks: torch.Tensor | None = None,
     head_scales: torch.Tensor | None = None,
     visible_end: torch.Tensor | None = None,
+    chunk: int = 0,
 ) -> torch.Tensor:
     """The chunk's attention in float64: [end - start, H, DV]. visible_end: of the chunk's tokens."""
     group = own.query.shape[1] // own.key.shape[1]
@@ -150,7 +152,8 @@ def exact(
     if slopes is not None:
         scores -= slopes.double()[:, None, None] * distance
     later = distance < 0 if visible_end is None else torch.arange(end) >= visible_end[:, None]
-    scores.masked_fill_(later | (distance >= (window or end)), -torch.inf)
+    earlier = torch.arange(start, end)[:, None] // chunk > torch.arange(end) // chunk if chunk else distance >= end
+    scores.masked_fill_(later | earlier | (distance >= (window or end)), -torch.inf)
     if sinks is not None:  # a key of its own, whose value is 0
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, end - start, 1)], -1)
         v = torch.cat([v, torch.zeros_like(v[:, :1])], 1)

@@ -1,5 +1,8 @@
-"""What paged attention does besides: windows, ALiBi, soft caps, sinks, scales of heads, values of another size, tokens
-that see later ones. Each against float64, together with the others, and without a bit that depends on company."""
+"""What paged attention does besides: windows, chunks, ALiBi, soft caps, sinks, scales of heads, values of another size,
+tokens that see later ones.
+
+Each against float64, together with the others, and without a bit that depends on company.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +82,7 @@ def test_any_options_together_match_float64(quick: Any, data: st.DataObject) -> 
         "sinks": maybe(per_head(heads[0], seed % 999, 3.0)),
         "head_scales": maybe(per_head(heads[0], seed % 998, 0.5, 1.0)),
         "visible_end": maybe(ends_of(chunks, [2, 20, 66, 140, 505, 512, 710])),
+        "chunk": maybe(data.draw(st.sampled_from(WINDOWS))) or 0,
     }
     check(quick, chunks, block_size, stale=True, apart=data.draw(st.sampled_from([0, 3, 64])), **options)
 
@@ -90,6 +94,15 @@ def test_windows_and_what_lies_before_them(kernels: Any, window: int) -> None:
     chunks = [(own, 1199, 1200), (own, 1100, 1200), (own, 10, 30), (own, 0, 1), (own, 520, 521), (own, 500, 600)]
     for block_size in (1, 8, 48):
         check(kernels, chunks, block_size, stale=True, window=window)
+
+
+@pytest.mark.parametrize("chunk", some_slow(WINDOWS, 17, 64, 600))
+def test_chunks_and_what_lies_before_them(kernels: Any, chunk: int) -> None:
+    own = stream(1200, (3, 1), 24)
+    chunks = [(own, 1199, 1200), (own, 1100, 1200), (own, 10, 30), (own, 0, 1), (own, 520, 521), (own, 500, 640)]
+    for block_size in (1, 8, 48):
+        check(kernels, chunks, block_size, stale=True, chunk=chunk)
+    check(kernels, chunks, stale=True, chunk=chunk, window=50)
 
 
 @pytest.mark.parametrize("window", [1, 40, 64, 130])
@@ -214,9 +227,17 @@ OPTIONS = {
     "window-33": {"window": 33},
     "window-64": {"window": 64},
     "window-larger": {"window": 500},
+    "chunk-1": {"chunk": 1},
+    "chunk-33": {"chunk": 33},
+    "chunk-64": {"chunk": 64},
+    "chunk-larger": {"chunk": 500},
+    "all-chunk-50": {"window": 40, "chunk": 50, "slopes": None, "softcap": 2.0, "sinks": None, "head_scales": None},
     "all-50": {"window": 50, "slopes": None, "softcap": 2.0, "sinks": None, "head_scales": None},
     "all-130": {"window": 130, "slopes": None, "softcap": 2.0, "sinks": None, "head_scales": None},
 }
+
+
+SPANNING = ["window-1", "window-33", "window-larger", "chunk-33", "chunk-larger", "all-chunk-50", "all-130", "sinks"]
 
 
 def options_for(heads: Heads, name: str) -> dict[str, Any]:
@@ -244,7 +265,7 @@ def check_company(kernels: Any, heads: Heads, dim: int, dtype: torch.dtype, name
         assert same_bits(out[31 : 31 + end - start], whole[start:end]), (start, end)
 
 
-@pytest.mark.parametrize("name", some_slow(OPTIONS, "window-33", "all-50"))
+@pytest.mark.parametrize("name", some_slow(OPTIONS, "window-33", "chunk-33", "all-50"))
 @pytest.mark.parametrize(("heads", "dim", "dtype"), some_slow(CASES, CASES[0]))
 def test_bits_do_not_depend_on_company(kernels: Any, heads: Heads, dim: int, dtype: torch.dtype, name: str) -> None:
     check_company(kernels, heads, dim, dtype, name)
@@ -256,7 +277,7 @@ def test_bits_do_not_depend_on_more_company(quick: Any, heads: Heads, dim: int, 
     check_company(quick, heads, dim, dtype, name)
 
 
-@pytest.mark.parametrize("name", some_slow(["window-1", "window-33", "window-larger", "all-130", "sinks"], "all-130"))
+@pytest.mark.parametrize("name", some_slow(SPANNING, "all-130"))
 def test_bits_over_several_spans(kernels: Any, name: str) -> None:
     """Rows of one item of work whose windows begin in spans of their own."""
     heads = (2, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -256,6 +257,20 @@ def test_add_and_scale(kernels: Any, dtype: torch.dtype, channels: int) -> None:
         torch.testing.assert_close(capped, reference.scale(more, 0.5, 30.0), rtol=1e-2, atol=1e-5)
 
 
+@pytest.mark.parametrize("channels", [1, 16, 1001])
+def test_rows_by_numbers_of_their_own_and_limits(kernels: Any, dtype: torch.dtype, channels: int) -> None:
+    for tokens in TOKENS:
+        plain, factors = randn(tokens, channels, dtype=dtype), randn(tokens, dtype=torch.float32, seed=1)
+        plain[tokens // 2 :, channels // 2 :] = torch.nan
+        equal = partial(torch.testing.assert_close, rtol=0, atol=0, equal_nan=True)
+        wanted = (plain.float() * factors.unsqueeze(1)).to(dtype)
+        for layout in LAYOUTS:
+            x = layout(plain)
+            for own in (kernels, reference):
+                equal(own.multiply_rows(x, factors), wanted)
+                equal(own.clip(x, 0.3), plain.clamp(-0.3, 0.3))
+
+
 def check_company(kernels: Any, x: torch.Tensor, spans: list[tuple[int, int]]) -> None:
     """Every row of [T, 336] is the one that it is in other company."""
     weight, bias = randn(336, dtype=x.dtype, seed=1), randn(336, dtype=x.dtype, seed=2)
@@ -292,6 +307,7 @@ def check_company(kernels: Any, x: torch.Tensor, spans: list[tuple[int, int]]) -
         lambda x: kernels.xielu(x[:, :333], weight[:1], bias[:1], one, -one * 1e-6),
         lambda x: kernels.add(x[:, :333], x[:, 3:], 0.3),
         lambda x: kernels.scale(x[:, :333], 3.0, 2.0),
+        lambda x: kernels.multiply_rows(x[:, :333], 1.3 * one.expand(len(x)).contiguous()),
         *(lambda x, kind=kind: kernels.activation(x[:, :333], kind) for kind in ("mish", "tanh", "relu2")),
     ]
     for call in calls:

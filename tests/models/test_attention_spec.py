@@ -103,7 +103,7 @@ def step(attend: PagedAttention, tokens: int) -> tuple[torch.Tensor, torch.Tenso
 def test_every_field_reaches_the_kernel(each_kernel: None) -> None:
     """A call for query, key and value of their own sizes, and one for the merged projection."""
     scales, sinks = (0.5, 0.25, 0.125, 1.0), torch.tensor([0.5, -1.0, 3.0, 0.0])
-    spec = AttentionSpec(4, 2, 8, scales, 5, SLOPES, 6, 1.5, True)
+    spec = AttentionSpec(4, 2, 8, scales, 5, SLOPES, 6, 1.5, True, chunk=7)
     attend = PagedAttention.from_spec(spec)
     assert attend.spec == spec and (attend.size, attend.value_dim) == (24, 6)
     _, heads, ctx, cache = step(attend, 9)
@@ -111,7 +111,8 @@ def test_every_field_reaches_the_kernel(each_kernel: None) -> None:
     scores = (query.transpose(0, 1) @ key.permute(1, 2, 0).repeat_interleave(2, 0)) * torch.tensor(scales).view(4, 1, 1)
     distance = torch.arange(9).view(1, -1) - torch.arange(9).view(-1, 1)
     scores = (scores / 1.5).tanh() * 1.5 + torch.tensor(SLOPES).view(4, 1, 1) * distance
-    scores = scores.masked_fill((distance > 0) | (distance <= -5), -torch.inf)
+    before = torch.arange(9).view(-1, 1) // 7 != torch.arange(9).view(1, -1) // 7
+    scores = scores.masked_fill((distance > 0) | (distance <= -5) | before, -torch.inf)
     shares = torch.cat([scores, sinks.view(4, 1, 1).expand(4, 9, 1)], -1).softmax(-1)[..., :-1]
     expected = (shares @ value.transpose(0, 1).repeat_interleave(2, 0)).transpose(0, 1).reshape(9, -1)
     ours = attend.of(query.clone(), key.clone(), value, ctx, cache, sinks=sinks)

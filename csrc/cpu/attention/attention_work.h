@@ -29,8 +29,7 @@ struct KeyRange {
 
 // What the query in row `token`, at `position` of its sequence, sees. Within a sequence, neither number descends.
 inline KeyRange visible_keys(const AttentionArgs& args, int64_t token, int64_t position) {
-  const int64_t first = args.window > 0 ? position + 1 - args.window : 0;
-  return {first > 0 ? first : 0, args.visible_end ? args.visible_end[token] : position + 1};
+  return {first_visible(args, position), args.visible_end ? args.visible_end[token] : position + 1};
 }
 
 struct AttentionItem {
@@ -106,8 +105,9 @@ struct AttentionPlan {
   // Keys, and spans of them, that `tokens` neighbours of a sequence see at most.
   static int64_t most_keys(const AttentionArgs& args, int64_t s, int64_t tokens) {
     const int64_t length = args.context_len[s];
-    if (args.window <= 0 || args.visible_end || args.window >= length) return length;
-    const int64_t keys = args.window - 1 + (own(args, s) < tokens ? own(args, s) : tokens);
+    const int64_t each = args.window > 0 && (args.chunk <= 0 || args.window < args.chunk) ? args.window : args.chunk;
+    if (each <= 0 || args.visible_end || each >= length) return length;
+    const int64_t keys = each - 1 + (own(args, s) < tokens ? own(args, s) : tokens);
     return keys < length ? keys : length;
   }
   static int64_t spans_of(const AttentionArgs& args, int64_t s, int64_t tokens) {

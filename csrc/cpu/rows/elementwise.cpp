@@ -1,4 +1,4 @@
-// Sums and multiples of rows, and a soft cap on them.
+// Sums and multiples of rows, and soft and hard limits on them.
 #include "cpu/common/kernels.h"
 #include "cpu/common/parallel.h"
 #include "cpu/common/simd.h"
@@ -27,16 +27,18 @@ void add_as(const AddArgs& args) {
 
 template <class T>
 void scale_as(const ScaleArgs& args) {
-  const Vec factor = set1(args.factor), cap = set1(args.cap);
-  const bool capped = args.cap != 0;
+  const Vec cap = set1(args.cap), most = set1(args.limit), least = set1(-args.limit);
+  const bool capped = args.cap != 0, limited = args.limit != 0;
   parallel_for(args.tokens, kGrainElements / (args.channels + 1), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const T* x = static_cast<const T*>(args.x) + t * args.x_stride;
       T* y = static_cast<T*>(args.y) + t * args.channels;
+      const Vec factor = set1(args.rows ? args.factor * args.rows[t] : args.factor);
       for (int64_t c = 0; c < args.channels; c += kLanes) {
         const int n = static_cast<int>(args.channels - c < kLanes ? args.channels - c : kLanes);
         Vec v = mul(load_first(x + c, n), factor);
         if (capped) v = mul(tanh(div(v, cap)), cap);
+        if (limited) v = max(least, min(most, v));  // a NaN stays one
         store_first(y + c, v, n);
       }
     }

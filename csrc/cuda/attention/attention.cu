@@ -53,6 +53,7 @@ Attention prepare(const AttentionArgs& args, const AttentionSizes& sizes) {
   // A tile beyond the last key must not overflow.
   to.capacity = static_cast<int>(min(args.block_size * sizes.table_width, int64_t{1} << 30));
   to.window = args.window > 0 ? static_cast<int>(min(args.window, int64_t{INT_MAX})) : INT_MAX;
+  to.chunk = static_cast<int>(min(args.chunk, int64_t{INT_MAX}));
   // Never 0: -inf has no weight then either.
   to.factor = fmaxf(fabsf(args.scale) * (args.softcap > 0 ? 1.0f / args.softcap : kLog2e), 1.17549435e-38f);
   to.cap = args.softcap > 0 ? args.softcap * kLog2e : 0.0f;

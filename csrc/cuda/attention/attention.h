@@ -30,6 +30,7 @@ struct Attention {
   int tokens, sequences, heads, kv_heads, group, head_dim, value_dim, block_size, table_width;
   int capacity;   // keys that a row of the table has room for
   int window;     // as AttentionArgs', but large where there is none
+  int chunk;      // as AttentionArgs'
   float factor;   // |scale| log2(e): weights are powers of 2; with a soft cap |scale| / cap
   float cap;      // the soft cap times log2(e), or 0
   bool negative;  // of scale: the query is negated instead, so that the largest product is the largest score
@@ -55,13 +56,15 @@ __host__ __device__ constexpr int partial_stride(int value_dim) { return (value_
 struct Range {
   int first, last;
 };
-// The first key that a row at a position >= 0 sees.
-__device__ __forceinline__ int first_visible(int position, int window) {
-  return position < window ? 0 : position - window + 1;
+// The first key that a row at a position sees; 0 below position 0, where there is none. It does not descend from one
+// position to the next.
+__device__ __forceinline__ int first_visible(const Attention& args, int position) {
+  const int first = position < args.window ? 0 : position - args.window + 1;
+  return args.chunk > 0 && position > 0 ? max(first, position - position % args.chunk) : first;
 }
 // What rows from position `low` on may see, of the keys up to `high`; both are >= 0.
-__device__ __forceinline__ Range visible_tiles(int low, int high, int window) {
-  return {first_visible(low, window) / kKeys, high / kKeys};
+__device__ __forceinline__ Range visible_tiles(const Attention& args, int low, int high) {
+  return {first_visible(args, low) / kKeys, high / kKeys};
 }
 
 __device__ __forceinline__ int context_of(const Attention& args, int sequence) {

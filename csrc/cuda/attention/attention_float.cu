@@ -40,10 +40,10 @@ __global__ void __launch_bounds__(kWarps * kWarp, 4) float_kernel(Attention args
   const int context = context_of(args, sequence);
   const int position = context - (args.query_start[sequence + 1] - token);
   const int end = args.visible_end ? min(max(args.visible_end[token], position + 1), context) : position + 1;
-  const int first = first_visible(position, args.window) / kWarp * kWarp;
-  for (int base = first; base < end && position >= 0; base += kWarp) {
+  const int begin = first_visible(args, position);
+  for (int base = begin / kWarp * kWarp; base < end && position >= 0; base += kWarp) {
     const int key = base + lane;
-    const bool seen = key < end && position - key < args.window;
+    const bool seen = key < end && key >= begin;
     const int64_t row = seen ? row_at(args, block_at(args, table, key), kv_head, key) : -1;
     float score = 0;
     if (row >= 0)

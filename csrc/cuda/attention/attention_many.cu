@@ -51,8 +51,9 @@ __global__ void __launch_bounds__(kWarps * kWarp) many_kernel(Attention args) {
   state.clear();
   Total totals[2];
   if (high >= 0) {
-    const int begin = first_visible(low, args.window), end = min(tile_rows[kRows - 1].end, context);
-    const Range range = visible_tiles(max(low, 0), end - 1, args.window);
+    const int begin = first_visible(args, low), last_begin = first_visible(args, high);
+    const int end = min(tile_rows[kRows - 1].end, context);
+    const Range range = visible_tiles(args, max(low, 0), end - 1);
     TilesOf<T, kD, kWarps> tiles(args, shared, place.sequence, kv_head, range, begin, end);
     shared += TilesOf<T, kD, kWarps>::kBytes;
     QueryOf<T, kD> query;
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kWarps * kWarp) many_kernel(Attention args) {
     for (int tile = range.first; tile <= range.last; ++tile) {
       const int key = tile * kKeys;
       const bool seen = key < warp_end;
-      const bool edge = key + kKeys > low + 1 || high - key >= args.window;
+      const bool edge = key + kKeys > low + 1 || key < last_begin;
       uint32_t weights[4][4];
       const T* keys = tiles.keys(tile);
       if (seen) {

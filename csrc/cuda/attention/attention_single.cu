@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) single_kernel(Attention args, float*
     const int row = static_cast<int>(threadIdx.x);
     tile_rows[row] = {context - 1, context, row < count ? token : -1, first_head + min(row, count - 1)};
   }
-  const int begin = first_visible(context - 1, args.window);
+  const int begin = first_visible(args, context - 1);
   Pipeline tiles(args, shared + kRowBytes + kScoreBytes, sequence, kv_head, range, begin, context);
 
   const Row* rows = tile_rows + lane / 4;  // there since the pipeline's first barrier
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) single_kernel(Attention args, float*
   float total[kTiles][4] = {};
   for (int tile = range.first; tile <= range.last; ++tile) {
     const int key = tile * kKeys;
-    const bool edge = key + kKeys > context || context - 1 - key >= args.window;
+    const bool edge = key + kKeys > context || key < begin;
     {
       float own[2][4];  // of the warp's 16 keys
       multiply_keys<T, kD>(own, query, tiles.keys(tile), 16 * warp);

@@ -254,16 +254,17 @@ __device__ __forceinline__ void mask(float (&scores)[kTiles][4], const Attention
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const Row row = rows[8 * half];
+    const int begin = edge ? first_visible(args, row.position) : 0;
     Shape shape;
     if (kShaped) shape = Shape(args, row.head);
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = key + 8 * n + i, distance = row.position - at;
+        const int at = key + 8 * n + i;
         float& score = scores[n][2 * half + i];
-        if (kShaped) score = shape.score(score, distance, args.cap);
-        if (edge && (at >= row.end || distance >= args.window)) score = -INFINITY;
+        if (kShaped) score = shape.score(score, row.position - at, args.cap);
+        if (edge && (at >= row.end || at < begin)) score = -INFINITY;
       }
     }
   }

@@ -72,8 +72,9 @@ __global__ void __launch_bounds__(kThreads) wide_kernel(Attention args, float* p
   float total[kTiles][4] = {};
   bool whole = true;
   if (high >= 0) {
-    const int begin = first_visible(low, args.window), end = min(tile_rows[kRows - 1].end, context);
-    const Range all = visible_tiles(max(low, 0), end - 1, args.window);
+    const int begin = first_visible(args, low), last_begin = first_visible(args, high);
+    const int end = min(tile_rows[kRows - 1].end, context);
+    const Range all = visible_tiles(args, max(low, 0), end - 1);
     const int before_span = all.first / kSpanTiles, spans = all.last / kSpanTiles - before_span + 1;
     const int share = static_cast<int>(divide_up(spans, work.shares)), first_span = before_span + work.share * share;
     const Range range{max(all.first, first_span * kSpanTiles), min(all.last, (first_span + share) * kSpanTiles - 1)};
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) wide_kernel(Attention args, float* p
     state.clear();
     for (int tile = range.first; tile <= range.last; ++tile) {
       const int key = tile * kKeys;
-      const bool edge = key + kKeys > low + 1 || high - key >= args.window;
+      const bool edge = key + kKeys > low + 1 || key < last_begin;
       {
         float own[1][4];  // of the warp's 8 keys
         multiply_keys<T, kMostKeyDim>(own, query, tiles.keys(tile), 8 * warp);

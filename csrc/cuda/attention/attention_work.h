@@ -90,7 +90,7 @@ struct Spans {
 };
 // What the last row of a context sees.
 __device__ __forceinline__ Spans spans_of(const Attention& args, int context) {
-  const Range tiles = visible_tiles(context - 1, context - 1, args.window);
+  const Range tiles = visible_tiles(args, context - 1, context - 1);
   const int first = tiles.first / kSpanTiles;
   return {tiles, first, tiles.last / kSpanTiles - first + 1};
 }

@@ -69,9 +69,11 @@ struct Scale {
   template <int kStep>
   __device__ __forceinline__ void make(float (&values)[kStep], int64_t token, int64_t c) const {
     load<kStep>(values, static_cast<const T*>(args.x) + token * args.x_stride + c);
+    const float factor = args.rows ? args.factor * args.rows[token] : args.factor, limit = args.limit;
     for (int i = 0; i < kStep; ++i) {
-      values[i] *= args.factor;
+      values[i] *= factor;
       if (args.cap != 0) values[i] = tanhf(values[i] / args.cap) * args.cap;
+      if (limit != 0) values[i] = values[i] > limit ? limit : values[i] < -limit ? -limit : values[i];
     }
   }
 };

@@ -61,6 +61,8 @@ ROWS: dict[str, tuple[str, ...] | str] = {
     "Starcoder2ForCausalLM": ("starcoder2",),
     "InternLM2ForCausalLM": ("chatml_with_bos",),
     "MiniCPMForCausalLM": ("minicpm",),
+    "Llama4ForCausalLM": ("llama4",),
+    "Llama4ForConditionalGeneration": ("llama4",),
     "CwmForCausalLM": _OTHERS.format("CWM"),
     "Dots1ForCausalLM": ("dots1",),
     "ExaoneMoeForCausalLM": _OTHERS.format("K-EXAONE"),

@@ -29,7 +29,7 @@ ROWS = (
         "GraniteMoeSharedConfig",
         base={**SIZES, **_NUMBERS, "num_local_experts": 8, "num_experts_per_tok": 3, "shared_intermediate_size": 40},
         quick=("shared",),
-        gain=4.0,
+        gain=2.0,
         variants={
             "shared": {"num_local_experts": 32, "num_experts_per_tok": 8},
             "none_shared": {"shared_intermediate_size": 0},

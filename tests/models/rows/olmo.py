@@ -14,7 +14,6 @@ ROWS = (
         "OlmoForCausalLM",
         "OlmoConfig",
         quick=("as_published", "clip"),
-        unrecorded=frozenset({"clip"}),
         saved=(),
         variants={
             "as_published": {"num_key_value_heads": 4},
