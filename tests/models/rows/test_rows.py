@@ -27,8 +27,14 @@ CASES = [
     for variant in row.variants
 ]
 PAIRS = [(architecture, variant) for architecture, row in ROWS.items() for variant in row.compared]
-# Of CodeGen transformers keeps the turned queries and keys in float32; the pool has them in bfloat16.
-WIDER = {("CodeGenForCausalLM", "published")}
+# Of CodeGen transformers keeps the turned queries and keys in float32; the pool has them in bfloat16. Of the others
+# some token's router has two experts nearly equal: which of them rounding chooses is chance, and either may be nearer.
+WIDER = {
+    ("CodeGenForCausalLM", "published"),
+    ("Dots1ForCausalLM", "groups"),
+    ("HunYuanMoEV1ForCausalLM", "by_layer"),
+    ("MiniMaxM2ForCausalLM", "few"),
+}
 ADAPTERS = [(architecture, name) for architecture, row in ROWS.items() for name in row.adapters()]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
