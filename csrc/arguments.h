@@ -139,6 +139,57 @@ inline int64_t first_visible(const AttentionArgs& args, int64_t position) {
   return first > 0 ? first : 0;
 }
 
+// Where a layer with states has those of the step's sequences. A block has two, each behind so many tokens of its
+// sequence as `ends` says: a step reads the one in front of its first token and writes the other, so that it can be run
+// again. Where the table has a block, a state is left behind the last of its tokens; the last token's has one.
+struct PastArgs {
+  const int32_t* block_table;  // [S, B], rows table_stride apart; below 0: no block
+  const int32_t* query_start;  // [S + 1]
+  const int32_t* context_len;  // [S]
+  int64_t* ends;               // [N, 2]; -1: nothing is there
+  int64_t sequences, places, table_stride, block_size, num_blocks;
+};
+
+// A convolution of each channel with its own past, then SiLU.
+struct CausalConvArgs {
+  const void* x;        // [T, C], rows x_stride apart
+  const void* weight;   // [C, K], contiguous
+  const void* bias;     // [C] or null
+  const float* scales;  // [C], of x; or null
+  void* tails;          // [N, 2, K - 1, C]: the last inputs
+  void* y;              // [T, C], contiguous
+  int64_t channels, kernel, x_stride;
+  DType dtype;
+  PastArgs past;
+};
+
+// Mamba-2's recurrence (arXiv:2405.21060), token by token: h = h exp(dt A) + dt B x, y = C h + D x.
+struct SelectiveScanArgs {
+  const void* x;        // [T, H P + 2 G Z]: of each head x, of each group B, then of each C; rows x_stride apart
+  const void* dt;       // [T, H], rows dt_stride apart
+  const void* a_log;    // [H]: A is -exp of it
+  const void* dt_bias;  // [H]
+  const void* d;        // [H]
+  float* states;        // [N, 2, H, Z, P]
+  void* y;              // [T, H P], contiguous
+  int64_t x_stride, dt_stride, heads, head_dim, state_size, groups;
+  float dt_scale, dt_min, dt_max;  // dt becomes softplus(dt * dt_scale + dt_bias), then within these
+  DType dtype;
+  PastArgs past;
+};
+
+// x or its norm, by groups of channels, times silu(gate * gate_scale).
+struct GatedNormArgs {
+  const void* x;       // [T, C], rows x_stride apart
+  const void* gate;    // [T, C], rows gate_stride apart
+  const void* weight;  // [C]; null: there is no norm
+  void* y;             // [T, C], contiguous
+  int64_t tokens, channels, x_stride, gate_stride, groups;
+  float eps, gate_scale;
+  bool norm_first;  // the norm is of x alone; else of the product
+  DType dtype;
+};
+
 struct EmbeddingArgs {
   const int64_t* ids;  // [T], rows of the table
   const void* table;   // [V, C], contiguous

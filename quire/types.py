@@ -81,6 +81,33 @@ class KVGroup:
     latent: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """What a layer with a state instead of keys keeps of a sequence: one state, whatever its length (arXiv:2405.21060).
+
+    num_heads, head_dim, state_size: of the state, float32. channels, kernel: of the convolution before it, whose last
+    `kernel` - 1 inputs are kept in the model's dtype.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    channels: int
+    kernel: int
+
+    def __post_init__(self) -> None:
+        if min(self.num_heads, self.head_dim, self.state_size, self.channels) < 1 or self.kernel < 2:
+            raise ValueError(f"{self}: sizes must be 1 at least, and the convolution's 2")
+
+    def shapes(self, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, int]]:
+        """Of `StateCache.states`, of its tails and of the ends of both, for so many blocks."""
+        states = blocks, 2, self.num_heads, self.state_size, self.head_dim
+        return states, (blocks, 2, self.kernel - 1, self.channels), (blocks, 2)
+
+
+# In the place of a group's window: its layers have states.
+STATE = -1
+
 # Where the size of groups is chosen: a layer that keeps all keeps so many times what one with a window does. A group
 # has a block table in every step, which is worth one such part of the memory.
 _FULL_IN_WINDOWS = 8
@@ -94,6 +121,7 @@ class KVSpec:
     head_dim is the size of one key, and of one value unless `value_dim` is; every layer has the same. windows: the
     `reach` of each layer's `AttentionSpec`; empty: all see all before them. latent: as of `AttentionSpec`: a row has a
     key alone.
+    num_states: layers that have states, counted by themselves, which are as `state` says; None: there are none.
     """
 
     num_layers: int
@@ -102,6 +130,8 @@ class KVSpec:
     windows: tuple[int, ...] = ()
     value_dim: int | None = None
     latent: bool = False
+    num_states: int = 0
+    state: StateSpec | None = None
 
     @classmethod
     def of(cls, layers: Iterable[AttentionSpec]) -> KVSpec:
@@ -150,6 +180,12 @@ class KVSpec:
             for first in range(0, len(layers), size)
         )
 
+    @property
+    def group_windows(self) -> tuple[int, ...]:
+        """Of each group, as the caches number them; STATE for that of the layers with states, which is the last."""
+        states = () if self.state is None else (STATE,)
+        return (*(group.window for group in self.groups), *states)
+
     def _group(self, layers: Sequence[int], window: int) -> KVGroup:
         return KVGroup(layers, self.num_kv_heads, self.head_dim, window, self.value_dim, self.latent)
 
@@ -186,6 +222,34 @@ class KVCache:
     keys: torch.Tensor
     values: torch.Tensor
     group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateCache:
+    """One layer's states of all sequences. The engine allocates it once; models hand it to the kernels.
+
+    A block of the layer's group holds no run of tokens, but what is left of a sequence behind the last token that was
+    computed of such a run. It has room for two, so that a step reads one and writes the other: it can be run again.
+
+    states: [N, 2, num_heads, state_size, head_dim] float32. tails: [N, 2, kernel - 1, channels], the model's dtype.
+    state_ends, tail_ends: [N, 2] int64, how many tokens each of them is behind; -1: nothing is there. block_size: of a
+    run of tokens. group: as of `KVCache`. Raises ValueError where numbers of blocks differ.
+    """
+
+    states: torch.Tensor
+    tails: torch.Tensor
+    state_ends: torch.Tensor
+    tail_ends: torch.Tensor
+    block_size: int
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if len({len(tensor) for tensor in self.tensors}) > 1:
+            raise ValueError("a layer's states and what comes with them must have the same blocks")
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.states, self.tails, self.state_ends, self.tail_ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The kernels: one Python function for each, whose implementation is chosen by the device of the tensors.
 
-`ops.py`, `row_ops.py` and `expert_ops.py` are the table of them: signatures, shapes, dtypes, checks. `backends.py` says
-which back end answers: the compiled kernels of the CPU (`native.py`) or of a GPU (`cuda.py`), or plain torch
-(`reference.py`).
+`ops.py`, `row_ops.py`, `expert_ops.py` and `state_ops.py` are the table of them: signatures, shapes, dtypes, checks.
+`backends.py` says which back end answers: the compiled kernels of the CPU (`native.py`) or of a GPU (`cuda.py`), or
+plain torch (`reference.py`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from quire.kernels.row_ops import (
     scale,
     xielu,
 )
+from quire.kernels.state_ops import causal_conv1d, gated_norm, selective_scan
 
 __all__ = [
     "ACTIVATION_KINDS",
@@ -38,11 +39,13 @@ __all__ = [
     "add_to",
     "backend",
     "backend_of",
+    "causal_conv1d",
     "clamped_swiglu",
     "clip",
     "combine",
     "cuda_backend",
     "embedding",
+    "gated_norm",
     "grouped_linear",
     "join_heads",
     "layer_norm",
@@ -55,6 +58,7 @@ __all__ = [
     "rotary",
     "route",
     "scale",
+    "selective_scan",
     "sort_by_expert",
     "write_kv",
     "xielu",

@@ -23,6 +23,7 @@ from quire.errors import QuireError
 from quire.kernels.adapters import ENTRY_BYTES, SEGMENT_BYTES, LoraSegments, LoraTable, check_tables
 from quire.kernels.binding import DTYPES, Numbers, column
 from quire.kernels.experts import ExpertWeights
+from quire.kernels.table import TABLE
 
 # "cuda"; "cpu" where the module is the kernels' emulation, as tests build it.
 DEVICE: str = _cuda.device
@@ -178,12 +179,20 @@ def _paged_attention(
     _cuda.paged_attention(*numbers, address, _stream(query))
 
 
+def _refusal(what: str) -> Callable[[], None]:
+    def refuse() -> None:
+        raise QuireError(f"quire's CUDA kernels have none for {what}: run such a model with device='cpu'.")
+
+    return refuse
+
+
 def functions(extension: Any, device: str) -> dict[str, Callable[..., Any]]:
     """The GPU's column of the table, over a compiled module, for tensors on `device`."""
     done_by: dict[str, Callable[..., None]] = {
         "linear": _linear,
         "paged_attention": _paged_attention,
         "grouped_linear": _grouped_linear,
+        **{name: _refusal(op.cpu_only) for name, op in TABLE.items() if op.cpu_only},
     }
     return column(device, extension, _stream, done_by, gpu=True)
 

@@ -19,6 +19,9 @@ from quire.kernels.experts import ExpertWeights, expert_segments
 from quire.kernels.reference_experts import combine as combine
 from quire.kernels.reference_experts import route as route
 from quire.kernels.reference_experts import sort_by_expert as sort_by_expert
+from quire.kernels.reference_states import causal_conv1d as causal_conv1d
+from quire.kernels.reference_states import gated_norm as gated_norm
+from quire.kernels.reference_states import selective_scan as selective_scan
 
 # B of an adapter lies as the native kernels read it.
 ROW_MAJOR_B = False

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from quire.kernels.binding import column
+from quire.kernels.table import TABLE
 
 _target: ContextVar[_Target] = ContextVar("target")
 
@@ -103,6 +104,14 @@ def _attend_once(
     )  # fmt: skip
 
 
+def _refusal(what: str) -> Callable[[], None]:
+    def refuse_gpu() -> None:
+        if _target.get().device.type not in ("cpu", "meta"):
+            raise RuntimeError(f"{what} have kernels for the CPU alone")
+
+    return refuse_gpu
+
+
 def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def called(*arguments: Any, **named: Any) -> Any:
@@ -114,7 +123,8 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-_done_by: dict[str, Callable[..., None]] = {"paged_attention": _paged_attention}
+_done_by: dict[str, Callable[..., None]] = {name: _refusal(op.cpu_only) for name, op in TABLE.items() if op.cpu_only}
+_done_by["paged_attention"] = _paged_attention
 # What heads have of their own is looked at where it is used, on the device.
 _unchecked = frozenset({"slopes", "sinks", "head_scales"})
 _functions = column("meta", done_by=_done_by, unchecked=_unchecked)

@@ -99,6 +99,8 @@ class Op:
     lets: Sequence[Let] = ()
     """Like the rules, as soon as all that they name is known."""
     gpu_only: bool = False
+    cpu_only: str = ""
+    """What it is for, in words, where the GPU's column refuses it: models that need it are not loaded there."""
 
     @property
     def signature(self) -> inspect.Signature:

@@ -8,6 +8,7 @@ from quire.layers.factors import PositionFactors
 from quire.layers.heads import HeadOrder, grouped_heads, head_order
 from quire.layers.latent import LatentProjection, LatentRotary, LatentTable
 from quire.layers.linear import Linear, MergedLinear
+from quire.layers.mamba import Mamba2, MambaSpec
 from quire.layers.norm import LayerNorm, RMSNorm
 from quire.layers.rotary import ROTARY_FIELDS, RotaryEmbedding, RotaryTable
 from quire.layers.rows import gathered, repeated
@@ -23,6 +24,8 @@ __all__ = [
     "LatentTable",
     "LayerNorm",
     "Linear",
+    "Mamba2",
+    "MambaSpec",
     "MergedLinear",
     "PagedAttention",
     "PositionFactors",

@@ -147,7 +147,8 @@ class CausalLM(nn.Module):
         """Run one step: write the tokens' keys and values to the pool and return the hidden states.
 
         embeddings: [T, E], as `embed` returns them; they may be overwritten. kv: one cache for each of
-        `kv_spec.num_layers`. Returns [T, C] in the model's dtype, after the final norm: what `logits` takes.
+        `kv_spec.num_layers`, and then one `StateCache` for each of `kv_spec.num_states`. Returns [T, C] in the model's
+        dtype, after the final norm: what `logits` takes.
         """
         raise NotImplementedError
 

@@ -16,7 +16,7 @@ from quire import kernels
 from quire.errors import UnsupportedModelError
 from quire.kernels.rehearsal import RefusedError, rehearsing
 from quire.models.base import CausalLM
-from quire.types import ForwardContext, KVCache
+from quire.types import ForwardContext, KVCache, KVSpec, StateCache
 
 _TOKENS = 2
 _BLOCK = 16
@@ -77,9 +77,22 @@ def _step(model: CausalLM, dtype: torch.dtype, device: torch.device) -> None:
     make: Callable[..., torch.Tensor] = torch.empty if device.type == "meta" else torch.zeros
     with torch.inference_mode():
         pairs = [[make((*shape, n), dtype=dtype, device=device) for n in sizes] for _ in range(spec.num_layers)]
-        caches = [KVCache(keys, keys[..., : sizes[1]] if spec.latent else values) for keys, values in pairs]
+        keys_of = [KVCache(keys, keys[..., : sizes[1]] if spec.latent else values) for keys, values in pairs]
+        caches = [*keys_of, *_states(spec, dtype, device)]
         hidden = model(model.embed(numbers([0] * tokens, torch.int64)), context, caches)
         model.logits(hidden[-1:])
+
+
+def _states(spec: KVSpec, dtype: torch.dtype, device: torch.device) -> list[StateCache]:
+    """Of one block, for the layers that have states."""
+    state = spec.state
+    if state is None:
+        return []
+    states, tails, ends = (torch.zeros(shape, device=device) for shape in state.shapes(1))
+    return [
+        StateCache(states.clone(), tails.to(dtype, copy=True), ends.long(), ends.long(), _BLOCK)
+        for _ in range(spec.num_states)
+    ]
 
 
 def _text(model: CausalLM, error: BaseException, device: torch.device) -> str:

@@ -93,7 +93,8 @@ class SparseDecoderForCausalLM(DecoderForCausalLM):
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
         super().check_config(config)
-        experts, chosen = _number(config, _EXPERTS, cls.fewest), _number(config, _CHOSEN, 1)
+        experts = _number(config, _EXPERTS, cls.fewest)
+        chosen = _number(config, _CHOSEN, 1 if experts is None or experts[1] else 0)
         if experts and experts[1] and chosen and chosen[1] > experts[1]:
             refuse(config, chosen[0], f"there are {experts[0]}={experts[1]}")
         for field in _FROM_ONE:

@@ -51,7 +51,7 @@ def _family(kind: type) -> str:
 
 def _takes(row: registry.Row, kind: Any) -> list[str]:
     takes = ["text alone" if row.text_alone else "text", *sorted(row.capabilities - {"text"}), "LoRA"]
-    bounds = {"windows": "sliding_window", "chunks": "attention_chunk_size"}
+    bounds = {"windows": "sliding_window", "chunks": "attention_chunk_size", "states": "mamba_conv_bias"}
     return [*takes, *(name for name, field in bounds.items() if field in kind.supported_fields)]
 
 

@@ -17,6 +17,26 @@ F32 = torch.float32
 CHECKED = [*CPU[:1], "emulated"]
 
 
+def state_arguments(rows: torch.Tensor, starts: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """The calls of the kernels of layers with states."""
+    past = {
+        "block_table": torch.arange(4, dtype=torch.int32).view(2, 2),
+        "query_start": starts,
+        "context_len": torch.tensor([2, 3], dtype=torch.int32),
+        "block_size": 4,
+    }
+    return {
+        "causal_conv1d": {"x": rows, "weight": randn(32, 4, dtype=F32), "bias": randn(32, dtype=F32),
+                          "scales": randn(32, dtype=F32), "tails": torch.zeros(4, 2, 3, 32),
+                          "tail_ends": torch.full((4, 2), -1), **past},
+        "selective_scan": {"x": rows, "dt": randn(5, 2, dtype=F32), "a_log": randn(2, dtype=F32),
+                           "dt_bias": randn(2, dtype=F32), "d": randn(2, dtype=F32),
+                           "states": torch.zeros(4, 2, 2, 4, 12), "state_ends": torch.full((4, 2), -1), **past,
+                           "groups": 1, "dt_scale": 1.0, "dt_min": 0.0, "dt_max": 9.0},
+        "gated_norm": {"x": rows, "gate": rows.clone(), "weight": randn(32, dtype=F32), "groups": 2, "eps": 1e-5},
+    }  # fmt: skip
+
+
 def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
     """For each kernel that a back end has, a call that is accepted."""
     pool = {"keys": randn(6, 2, 4, 16, dtype=F32), "values": randn(6, 2, 4, 16, dtype=F32)}
@@ -75,7 +95,7 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
         "multiply_rows": {"x": rows, "factors": randn(5, dtype=F32)},
         "clip": {"x": rows, "limit": 0.5},
         **experts,
-        **(only_there if gpu else {}),
+        **(only_there if gpu else state_arguments(rows, starts)),
     }  # fmt: skip
 
 
@@ -116,6 +136,8 @@ FINE = {
     ("sample", "draws", "too long"),
     ("copy_blocks", "caches", "too long"),
     ("sort_by_expert", "starts", "too long"),
+    ("causal_conv1d", "block_table", "too long"),
+    ("selective_scan", "block_table", "too long"),
 }
 CASES = [
     case(back_end, kernel, name, fault)
@@ -152,7 +174,7 @@ def test_a_right_call_is_taken(kernels: Any, kernel: str) -> None:
 
 
 def test_every_kernel_has_its_call() -> None:
-    assert set(valid_arguments()) == set(TABLE)
+    assert {*valid_arguments(), *valid_arguments("cpu")} == set(TABLE)
 
 
 WRONG = [
@@ -203,6 +225,21 @@ WRONG = [
     ("grouped_linear", {"weights": ExpertWeights([[torch.zeros(3, 31)]])}, ValueError, r"weights: .*\[3, 31\]"),
     ("grouped_linear", {"weights": ExpertWeights([[torch.zeros(3, 32).half()]])}, ValueError, "weights: .*float16"),
 ]
+WRONG_STATES = [
+    ("causal_conv1d", {"weight": torch.zeros(32, 1)}, ValueError, r"weight: .*from 2 to 16"),
+    ("causal_conv1d", {"tails": torch.zeros(4, 2, 4, 32)}, ValueError, "tails: "),
+    ("causal_conv1d", {"block_size": 0}, ValueError, "block_size: .*got 0"),
+    ("causal_conv1d", {"query_start": torch.tensor([0, 3, 4]).int()}, IndexError, "query_start: .*context_len"),
+    ("causal_conv1d", {"query_start": torch.tensor([0, 6, 5]).int()}, IndexError, "query_start: "),
+    ("causal_conv1d", {"context_len": torch.tensor([1, 3]).int()}, IndexError, "query_start: "),
+    ("causal_conv1d", {"context_len": torch.tensor([9, 3]).int()}, IndexError, "block_table: .*more tokens"),
+    ("selective_scan", {"groups": 3}, ValueError, "groups: .*2 heads"),
+    ("selective_scan", {"x": torch.zeros(5, 33)}, ValueError, "x: "),
+    ("selective_scan", {"dt_min": 10.0}, ValueError, "dt_min: .*9.0"),
+    ("selective_scan", {"block_table": torch.full((2, 2), 4).int()}, IndexError, "block_table: "),
+    ("selective_scan", {"block_table": torch.full((2, 2), -1).int()}, IndexError, "block_table: "),
+    ("gated_norm", {"groups": 3}, ValueError, "groups: .*32 channels"),
+]
 # What cannot be read without waiting for a GPU.
 WRONG_NUMBERS = [
     ("embedding", {"ids": torch.tensor([0, 1, 2, 3, 7])}, IndexError, "ids: "),
@@ -243,7 +280,7 @@ WRONG_THERE = [
 @pytest.mark.parametrize(
     ("kernels", "kernel", "change", "error", "message"),
     [
-        *(case(back_end, *wrong) for back_end in CPU[:1] for wrong in [*WRONG, *WRONG_NUMBERS]),
+        *(case(one, *wrong) for one in CPU[:1] for wrong in [*WRONG, *WRONG_NUMBERS, *WRONG_STATES]),
         *(case("emulated", *wrong) for wrong in [*WRONG, *WRONG_THERE]),
     ],
     indirect=["kernels"],

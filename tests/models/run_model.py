@@ -9,7 +9,7 @@ import torch
 
 from quire.models.base import CausalLM
 from quire.platform.execution.kv_tensors import allocate_cache, poison
-from quire.types import ForwardContext, KVCache
+from quire.types import ForwardContext, KVCache, StateCache
 
 
 def logits(
@@ -32,13 +32,15 @@ def logits(
     return torch.cat(parts)
 
 
-def pool(model: CausalLM, tokens: int, block_size: int) -> tuple[list[KVCache], torch.Tensor]:
+def pool(model: CausalLM, tokens: int, block_size: int) -> tuple[list[KVCache | StateCache], torch.Tensor]:
     """A pool poisoned with NaN, and the block table [1, B] of a sequence whose blocks are scattered."""
     blocks = -(-tokens // block_size)
     dtype, size = next(model.parameters()).dtype, 2 * blocks + 1
     spec = dataclasses.replace(model.kv_spec, windows=())  # one group, which keeps all
-    caches = allocate_cache(spec, size, block_size, dtype, torch.device("cpu"))
+    caches = allocate_cache(spec, size, block_size, dtype, torch.device("cpu"), size if spec.state else 0)
     poison(caches)
+    # States stand in blocks of the same numbers, in tensors of their own.
+    caches = [dataclasses.replace(cache, group=0) for cache in caches]
     order = torch.randperm(size, generator=torch.Generator().manual_seed(2))[:blocks]
     return caches, order.to(torch.int32).unsqueeze(0)
 

@@ -45,8 +45,9 @@ def test_a_configuration_is_taken(name: str, tmp_path: Path) -> None:
     config = config_of(name, tmp_path)
     with torch.device("meta"):
         model = registry.resolve(PUBLISHED[name]["architectures"])(config)
-    layers = getattr(config, "text_config", config).num_hidden_layers
-    assert model.max_model_len > 0 and model.kv_spec.num_layers == layers
+    spec, layers = model.kv_spec, getattr(config, "text_config", config).num_hidden_layers
+    assert model.max_model_len > 0 and spec.num_layers + spec.num_states in (layers, 2 * layers)
+    assert spec.num_states or spec.num_layers == layers
 
 
 @pytest.mark.slow

@@ -23,6 +23,9 @@ struct Kernels {
   void (*sort_by_expert)(const SortByExpertArgs&);
   void (*grouped_linear)(const GroupedLinearArgs&);
   void (*combine)(const CombineArgs&);
+  void (*causal_conv)(const CausalConvArgs&);
+  void (*selective_scan)(const SelectiveScanArgs&);
+  void (*gated_norm)(const GatedNormArgs&);
 };
 
 // Defined by the files that are compiled once for each instruction set.
@@ -45,6 +48,9 @@ void route(const RouteArgs&);
 void sort_by_expert(const SortByExpertArgs&);
 void grouped_linear(const GroupedLinearArgs&);
 void combine(const CombineArgs&);
+void causal_conv(const CausalConvArgs&);
+void selective_scan(const SelectiveScanArgs&);
+void gated_norm(const GatedNormArgs&);
 
 extern const Kernels kernels;
 }  // namespace QUIRE_ISA

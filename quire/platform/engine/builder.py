@@ -90,7 +90,8 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
         executor.connect_adapters(registry.weights)
     adapter_budget = DeviceAdapterBudget(config.lora, registry) if registry else None
     size = config.cache.block_size
-    pool = BlockPool(facts.num_blocks, size, PrefixIndex() if config.cache.enable_prefix_caching else None)
+    index = PrefixIndex() if config.cache.enable_prefix_caching else None
+    pool = BlockPool(facts.num_blocks, size, index, facts.num_states)
     if config.debug:
         pool.freed = []
     swap = SwapSpace(facts.num_swap_blocks, size, facts.windows)

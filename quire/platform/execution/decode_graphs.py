@@ -17,8 +17,9 @@ from quire.kernels.adapters import LoraSegments, Segment, times_named
 from quire.lora import AdapterMix, AdapterSlots, capacity_for
 from quire.models.base import CausalLM
 from quire.platform.execution.batch import StepInputs, tensors
+from quire.platform.execution.kv_tensors import keys_of
 from quire.platform.execution.sequences import WorkerSequence
-from quire.types import KVCache
+from quire.types import KVCache, StateCache
 
 logger = logging.getLogger("quire")
 
@@ -67,7 +68,7 @@ class DecodeGraphRunner:
     def __init__(
         self,
         model: CausalLM,
-        caches: Sequence[KVCache],
+        caches: Sequence[KVCache | StateCache],
         enforce_eager: bool = False,
         adapter_slots: AdapterSlots | None = None,
     ) -> None:
@@ -76,9 +77,9 @@ class DecodeGraphRunner:
         self._generation = 0  # of the adapter slots, when the recordings with adapters were made
         self._caches = caches
         self._groups = 1 + max(cache.group for cache in caches)
-        self._device = caches[0].keys.device
+        self._device = keys_of(caches)[0].device
         self._shapes: OrderedDict[Shape, _Recorded | None] = OrderedDict()
-        self._recording = None if enforce_eager else _recording_module(caches[0].keys)
+        self._recording = None if enforce_eager else _recording_module(keys_of(caches)[0])
         self._workspace = self._recording.Workspace(self._device) if self._recording else None
 
     def forget(self) -> None:

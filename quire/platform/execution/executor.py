@@ -23,9 +23,9 @@ class WorkerFacts:
 
     max_model_len: the model's, or what was asked for. rope_threshold, crosses_threshold: the model's (`CausalLM`).
     num_blocks, num_swap_blocks: of `block_size` tokens, of the KV pool and in main memory; pool_bytes: of the former.
-    windows: of the groups of layers that the pool serves, 0 for one that keeps every token. embedding_size: of one
-    token's embedding, and feature_bytes: of one placeholder's features; 0 for a model that does not see. kernels: the
-    back end.
+    windows: of the groups of layers that the pool serves, 0 for one that keeps every token. num_states: blocks of the
+    pool for layers with states. embedding_size: of one token's embedding, and feature_bytes: of one placeholder's
+    features; 0 for a model that does not see. kernels: the back end.
     """
 
     vocab_size: int
@@ -39,6 +39,7 @@ class WorkerFacts:
     device: str
     kernels: str
     windows: tuple[int, ...] = (0,)
+    num_states: int = 0
     embedding_size: int = 0
     feature_bytes: int = 0
 

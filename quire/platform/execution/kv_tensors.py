@@ -8,24 +8,26 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quire import huge_pages
-from quire.types import KVCache, KVSpec
+from quire.types import KVCache, KVSpec, StateCache
 
 
 def allocate_cache(
-    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-) -> list[KVCache]:
+    spec: KVSpec, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device, num_states: int = 0
+) -> list[KVCache | StateCache]:
     """The pool's tensors: a pair for each layer of a group, which serves a layer of every group; or one, where values
     are a part of the keys. Memory is committed as blocks are first used.
 
-    Returns the caches of the layers, in their order.
+    num_states: blocks of the layers with states. They have the first numbers, so there is room for them in the tensors
+    of keys and values too, which nobody touches.
+    Returns the caches of the layers, in their order, and then those of the layers with states.
     """
 
-    def tensor(shape: tuple[int, ...]) -> torch.Tensor:
+    def tensor(shape: tuple[int, ...], kind: torch.dtype = dtype) -> torch.Tensor:
         if device.type == "cpu":
-            return huge_pages.allocate(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-        return torch.empty(shape, dtype=dtype, device=device)
+            return huge_pages.allocate(math.prod(shape) * kind.itemsize).view(kind).view(shape)
+        return torch.empty(shape, dtype=kind, device=device)
 
-    shape = (num_blocks, spec.num_kv_heads, block_size)
+    shape = (num_states + num_blocks, spec.num_kv_heads, block_size)
     value_dim = spec.value_dim or spec.head_dim
 
     def make() -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,26 +39,51 @@ def allocate_cache(
     caches: dict[int, KVCache] = {}
     for number, group in enumerate(groups):
         caches.update({layer: KVCache(*pair, number) for layer, pair in zip(group.layers, pairs, strict=False)})
-    return [caches[layer] for layer in range(spec.num_layers)]
+    states = []
+    if spec.state is not None:
+        shape_of_states, shape_of_tails, ends = spec.state.shapes(num_states)
+        for _ in range(spec.num_states):
+            own = tensor(shape_of_states, torch.float32), tensor(shape_of_tails)
+            states.append(
+                StateCache(*own, tensor(ends, torch.int64), tensor(ends, torch.int64), block_size, len(groups))
+            )
+    return [*(caches[layer] for layer in range(spec.num_layers)), *states]
 
 
-def tensors_of(caches: Sequence[KVCache]) -> list[torch.Tensor]:
-    """Keys and values, each tensor once, though several layers may have it, and values may be a part of the keys."""
+def tensors_of(caches: Sequence[KVCache | StateCache]) -> list[torch.Tensor]:
+    """Keys and values, states and what comes with them."""
+    return keys_of(caches) + states_of(caches)
+
+
+def keys_of(caches: Sequence[KVCache | StateCache]) -> list[torch.Tensor]:
+    """Keys and values, the first keys first: each tensor once, though several layers may have it, and values may be a
+    part of the keys."""
     found: dict[int, torch.Tensor] = {}
     for cache in caches:
-        found.setdefault(cache.keys.data_ptr(), cache.keys)
-        found.setdefault(cache.values.data_ptr(), cache.values)
+        if isinstance(cache, KVCache):
+            found.setdefault(cache.keys.data_ptr(), cache.keys)
+            found.setdefault(cache.values.data_ptr(), cache.values)
     return list(found.values())
 
 
-def poison(caches: Sequence[KVCache], blocks: Sequence[int] | None = None) -> None:
-    """Overwrite blocks with NaN, or all there are: what reads them must not go unseen."""
-    where = slice(None) if blocks is None else list(blocks)
+def states_of(caches: Sequence[KVCache | StateCache]) -> list[torch.Tensor]:
+    """The tensors of the layers with states, whose blocks have the first numbers of the pool."""
+    return [tensor for cache in caches if isinstance(cache, StateCache) for tensor in cache.tensors]
+
+
+def poison(caches: Sequence[KVCache | StateCache], blocks: Sequence[int] | None = None) -> None:
+    """Overwrite blocks with NaN, or all there are: what reads them must not go unseen. No state is where one was."""
+    states = states_of(caches)
+    count = len(states[0]) if states else 0
+    own = {id(tensor) for tensor in states}
     for tensor in tensors_of(caches):
-        tensor[where] = torch.nan
+        where: slice | list[int] = slice(None)
+        if blocks is not None:
+            where = [block for block in blocks if (block < count) == (id(tensor) in own)]
+        tensor[where] = torch.nan if tensor.is_floating_point() else -1
 
 
-def release(caches: Sequence[KVCache]) -> Callable[[], None]:
+def release(caches: Sequence[KVCache | StateCache]) -> Callable[[], None]:
     """Give the pool's memory back; the function that is returned takes it again."""
     back = [huge_pages.release(tensor) for tensor in tensors_of(caches)]
 

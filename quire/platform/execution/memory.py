@@ -19,6 +19,7 @@ _CPU_FRACTION = 0.5
 _GPU_FRACTION = 0.9
 # What attention may set aside where it splits long sequences of one token: kMostPartialBytes of csrc/cuda.
 SPLIT_BYTES = 256 << 20
+_LEAST_STATES = 2  # one that is read and one that is written
 
 
 def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
@@ -34,6 +35,35 @@ def useful_blocks(spec: KVSpec, block_size: int, config: SchedulerConfig, max_mo
     new = config.max_num_batched_tokens // block_size
     each = sum(min(places, (group.window - 2) // block_size + 2) if group.window else places for group in spec.groups)
     return config.max_num_seqs * each + sum(new + config.max_num_seqs for group in spec.groups if group.window)
+
+
+def state_bytes(spec: KVSpec, itemsize: int) -> int:
+    """Bytes of one block over all layers with states: two states, with what comes with them."""
+    state = spec.state
+    if state is None:
+        return 0
+    floats = state.num_heads * state.head_dim * state.state_size
+    return spec.num_states * 2 * (4 * floats + itemsize * (state.kernel - 1) * state.channels + 16)
+
+
+def count_states(config: CacheConfig, spec: KVSpec, bytes_a_state: int, most_sequences: int, share: int) -> int:
+    """How many states the pool has: half of its memory at most, unless its size is given in blocks.
+
+    most_sequences: that run at a time; each reads a state and writes another, and as many again stay for prefixes.
+    share: bytes that the pool takes at most. Raises QuireError where not even one sequence's fit.
+    """
+    if spec.state is None:
+        return 0
+    if config.num_blocks is not None:
+        states = config.num_blocks
+    else:
+        states = min(4 * most_sequences, (config.memory_bytes or share) // 2 // bytes_a_state)
+    if states < _LEAST_STATES:
+        raise QuireError(
+            f"{states} states, each of which takes {bytes_a_state:,} bytes, fit what the KV pool may take, and a "
+            f"sequence needs {_LEAST_STATES}: raise kv_cache_memory_bytes or gpu_memory_utilization."
+        )
+    return states
 
 
 def host_share(config: CacheConfig, available: int) -> int:
@@ -61,18 +91,18 @@ def count_swap_blocks(config: CacheConfig, bytes_a_block: int, device: torch.dev
 
 
 def count_blocks(
-    config: CacheConfig, bytes_a_block: int, useful: int, available: int, share: int, groups: int = 1
+    config: CacheConfig, bytes_a_block: int, useful: int, available: int, share: int, groups: int = 1, taken: int = 0
 ) -> int:
     """The pool's size in blocks; QuireError when not even one fits, or more are asked for than memory holds.
 
     useful: blocks that can be in use. available: bytes of the device's memory that can be taken; share: as many of them
     as the pool takes at most, unless its size is given. groups: of layers; a number of blocks that is given is that of
-    each.
+    each. taken: bytes of the pool that something else than blocks of keys takes.
     """
     if config.num_blocks is not None:
         blocks = config.num_blocks * groups
     elif config.memory_bytes is not None:
-        blocks = config.memory_bytes // bytes_a_block
+        blocks = (config.memory_bytes - taken) // bytes_a_block
     else:
         blocks = min(useful, share // bytes_a_block)
     if blocks < 1:
@@ -96,7 +126,7 @@ def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int) -> int
     weight = next(model.parameters())
     block_size, settings = config.cache.block_size, config.model
     spec = model.kv_spec.within(max_model_len)
-    windows = tuple(group.window for group in spec.groups)
+    windows = spec.group_windows
     plan = full_step(config.scheduler, block_size, max_model_len, len(windows))
     blocks = max(len(chunk.block_ids) for chunk in plan.chunks)
     caches = allocate_cache(spec, blocks, block_size, weight.dtype, weight.device)

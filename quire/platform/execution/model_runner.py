@@ -20,13 +20,14 @@ from quire.platform.execution import batch, kv_tensors
 from quire.platform.execution.decode_graphs import DecodeGraphRunner
 from quire.platform.execution.encoder_runner import EncoderRunner
 from quire.platform.execution.host_cache import HostCache
+from quire.platform.execution.kv_tensors import keys_of
 from quire.platform.execution.pool_blocks import PoolBlocks
 from quire.platform.execution.sequences import Sequences, WorkerSequence
 from quire.platform.execution.staging import Staging
 from quire.platform.sampling.results import TopLogprobs
 from quire.platform.sampling.sampler import Sampling, TokenDraw, begin, top_logprobs
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
-from quire.types import KVCache
+from quire.types import KVCache, StateCache
 
 # Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
 _SCORE_ROWS = 64
@@ -71,7 +72,7 @@ class ModelRunner:
     def __init__(
         self,
         model: CausalLM,
-        caches: Sequence[KVCache],
+        caches: Sequence[KVCache | StateCache],
         device: torch.device,
         enforce_eager: bool = False,
         adapter_slots: AdapterSlots | None = None,
@@ -81,7 +82,7 @@ class ModelRunner:
         self.model = model
         self.caches = caches
         self.device = device
-        self.block_size = caches[0].keys.shape[2]
+        self.block_size = keys_of(caches)[0].shape[2]
         self.adapter_slots = adapter_slots
         self._decode = DecodeGraphRunner(model, caches, enforce_eager, adapter_slots)
         # Whether a step may be planned and started while the one before it runs.

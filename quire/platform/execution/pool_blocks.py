@@ -9,18 +9,23 @@ import torch
 
 from quire import kernels
 from quire.kernels.transfer import send
-from quire.platform.execution.kv_tensors import tensors_of
-from quire.types import KVCache
+from quire.platform.execution.kv_tensors import keys_of, states_of
+from quire.types import KVCache, StateCache
 
 Move = tuple[int, int]  # (from, to)
 
 
 class PoolBlocks:
     """Keys and values of all layers: a block is its group's share of each tensor. On a GPU each call is one kernel, or
-    two where values have another size than keys, in the order of the stream; nobody waits."""
+    two where values have another size than keys, in the order of the stream; nobody waits.
 
-    def __init__(self, caches: Sequence[KVCache]) -> None:
-        tensors = tensors_of(caches)
+    States are copied too; no GPU has any, and they are neither gathered nor scattered.
+    """
+
+    def __init__(self, caches: Sequence[KVCache | StateCache]) -> None:
+        self._states = states_of(caches)
+        self._num_states = len(self._states[0]) if self._states else 0
+        tensors = keys_of(caches)
         self.device = tensors[0].device
         self._kernels: ModuleType | None = kernels.cuda_backend() if self.device.type == "cuda" else None
         alike: dict[int, list[torch.Tensor]] = {}
@@ -37,6 +42,8 @@ class PoolBlocks:
 
     def copy(self, moves: Sequence[Move]) -> None:
         """Copy blocks one after the other: a target may be a later move's source."""
+        if self._states:
+            moves = self._copy_states(moves)
         for run in independent(moves):
             sources, targets = (self._send(side) for side in zip(*run, strict=True))
             for part in self._parts:
@@ -45,6 +52,14 @@ class PoolBlocks:
                     continue
                 for blocks in part.blocks:
                     blocks[targets] = blocks[sources]
+
+    def _copy_states(self, moves: Sequence[Move]) -> Sequence[Move]:
+        """Copy those of the blocks that are states; returns the others."""
+        for source, target in moves:
+            if source < self._num_states:
+                for blocks in self._states:
+                    blocks[target] = blocks[source]
+        return [move for move in moves if move[0] >= self._num_states]
 
     def gather(self, sources: Sequence[int]) -> torch.Tensor:
         """Blocks in memory of their own, packed: [blocks, bytes]."""

@@ -25,9 +25,11 @@ from quire.platform.execution.memory import (
     SPLIT_BYTES,
     block_bytes,
     count_blocks,
+    count_states,
     count_swap_blocks,
     device_share,
     host_share,
+    state_bytes,
     step_bytes,
     useful_blocks,
 )
@@ -71,9 +73,9 @@ class Worker:
             self.reader = AdapterReader(model, config.lora.max_lora_rank, most)
             adapter_slots = AdapterSlots(model, self._adapter)
         spec = model.kv_spec.within(max_model_len)
-        windows = tuple(group.window for group in spec.groups)
-        num_blocks, num_swap_blocks = _count_blocks(config, model, spec, max_model_len)
-        caches = allocate_cache(spec, num_blocks, config.cache.block_size, weight.dtype, weight.device)
+        windows = spec.group_windows
+        num_blocks, num_swap_blocks, num_states = _count_blocks(config, model, spec, max_model_len)
+        caches = allocate_cache(spec, num_blocks, config.cache.block_size, weight.dtype, weight.device, num_states)
         if config.debug:
             poison(caches)
         settings = config.model
@@ -89,6 +91,7 @@ class Worker:
             crosses_threshold=model.crosses_threshold,
             num_blocks=num_blocks,
             num_swap_blocks=num_swap_blocks,
+            num_states=num_states,
             pool_bytes=sum(tensor.nbytes for tensor in tensors_of(caches)),
             windows=windows,
             dtype=weight.dtype,
@@ -140,22 +143,29 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
     return device_share(config.cache, total, available, others)
 
 
-def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model_len: int) -> tuple[int, int]:
-    """(blocks of the pool, blocks in main memory)"""
+def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model_len: int) -> tuple[int, int, int]:
+    """(blocks of the pool, blocks in main memory, states of the pool)"""
     weight = next(model.parameters())
     size = config.cache.block_size
     available = huge_pages.available_bytes(weight.device)
     bytes_a_block = block_bytes(spec, size, weight.element_size())
+    bytes_a_state = state_bytes(spec, weight.element_size())
+    share = _pool_share(config, model, max_model_len, available)
+    num_states = count_states(config.cache, spec, bytes_a_state, config.scheduler.max_num_seqs, share)
+    taken = num_states * bytes_a_state
     num_blocks = count_blocks(
         config.cache,
         bytes_a_block,
         useful_blocks(spec, size, config.scheduler, max_model_len),
-        available,
-        _pool_share(config, model, max_model_len, available),
+        available - taken,
+        share - taken,
         len(spec.groups),
+        taken,
     )
-    num_swap_blocks = count_swap_blocks(config.cache, bytes_a_block, weight.device)
+    # A sequence with states is computed anew, from the last state that the prefix cache has of it.
+    num_swap_blocks = 0 if spec.state else count_swap_blocks(config.cache, bytes_a_block, weight.device)
     swapped = f"; {num_swap_blocks} more in main memory" if num_swap_blocks else ""
     groups = f", each for one of {len(spec.groups)} groups of layers" if len(spec.groups) > 1 else ""
-    logger.info("KV pool: %d blocks of %d tokens%s%s", num_blocks, size, groups, swapped)
-    return num_blocks, num_swap_blocks
+    states = f"; {num_states} states" if num_states else ""
+    logger.info("KV pool: %d blocks of %d tokens%s%s%s", num_blocks, size, groups, swapped, states)
+    return num_blocks, num_swap_blocks, num_states

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from quire.platform.kv.block_pool import BlockPool
 
 _NO_BLOCKS: Sequence[int] = ()
+_NO_COPIES: Sequence[tuple[int, int]] = ()
 
 
 class BlockTables:
@@ -46,19 +47,26 @@ class BlockTables:
         """How many blocks of tokens were found."""
         return len(found)
 
-    def needed(self, tokens: int, found: Sequence[int]) -> int:
-        """How many free blocks a sequence of so many tokens takes that starts from what was found."""
+    def fits(self, tokens: int, found: Sequence[int]) -> bool:
+        """Whether there are blocks for a sequence of so many tokens that starts from what was found."""
         revived = sum(self._pool.references(block) == 0 for block in found)
-        return self._pool.blocks_for(tokens) - len(found) + revived
+        return self._pool.blocks_for(tokens) - len(found) + revived <= self._pool.num_free
 
-    def missing(self, sequence_id: int, start: int, count: int) -> int:
-        """How many blocks more a sequence needs to write tokens `start` .. `start + count`.
+    def reserve(self, sequence_id: int, start: int, count: int) -> Sequence[tuple[int, int]] | None:
+        """Get blocks of its own for a sequence's tokens `start` .. `start + count`.
 
-        A block that another sequence reads is copied before it is written to, and so counts too.
+        A block that another sequence reads is copied before it is written to: returns (from, to) of it. None: there are
+        too few blocks.
         """
         table = self._tables[sequence_id]
         missing = max(0, -(-(start + count) // self._size) - len(table))
-        return missing + 1 if self._is_shared(table, start) else missing
+        shared = self._is_shared(table, start)
+        if missing + shared > self._pool.num_free:
+            return None
+        copies = self._copy(table, start, sequence_id) if shared else _NO_COPIES
+        if missing:
+            table += self._pool.allocate(missing)
+        return copies
 
     def _is_shared(self, table: Sequence[int], start: int) -> bool:
         place, offset = divmod(start, self._size)
@@ -80,19 +88,13 @@ class BlockTables:
         """How many of what `held` returns, the first of them, were found."""
         return len(found)
 
-    def extend(self, sequence_id: int, start: int, count: int) -> Sequence[tuple[int, int]]:
-        """Add the blocks that `missing` has counted; returns (from, to) of a block to copy first, if there is one."""
-        table = self._tables[sequence_id]
-        copies: Sequence[tuple[int, int]] = ()
-        if self._is_shared(table, start):
-            place = start // self._size
-            copy = table[place], self._pool.allocate(1)[0]
-            self._pool.release([table[place]])
-            table[place] = copy[1]
-            self._told[sequence_id] = min(place, self._told[sequence_id])
-            copies = (copy,)
-        table += self._pool.allocate(self._pool.blocks_for(start + count) - len(table))
-        return copies
+    def _copy(self, table: list[int], start: int, sequence_id: int) -> Sequence[tuple[int, int]]:
+        place = start // self._size
+        copy = table[place], self._pool.allocate(1)[0]
+        self._pool.release([table[place]])
+        table[place] = copy[1]
+        self._told[sequence_id] = min(place, self._told[sequence_id])
+        return (copy,)
 
     def publish(self, sequence_id: int, keys: Sequence[bytes], first: int, last: int) -> None:
         """Make blocks `first` .. `last` of a sequence findable by their keys."""

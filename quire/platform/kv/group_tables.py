@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quire.platform.kv.block_pool import BlockPool
-from quire.platform.kv.windows import Footprint, first_place
+from quire.platform.kv.windows import STATE_WINDOW, Footprint, first_place
+from quire.types import STATE
 
 # In a table, where a group has no block: what stood there has left its window.
 NO_BLOCK = -1
@@ -41,16 +42,16 @@ class GroupTables:
     same time, and copy it at the same time. A group with a window gives back those that hold nothing which the next
     token reads.
 
-    windows: of each group, 0: it keeps every token.
+    windows: of each group, 0: it keeps every token. `StateTables` serves a group with states beside them.
     """
 
     def __init__(self, pool: BlockPool, windows: Sequence[int]) -> None:
         self._pool = pool
         self._size = pool.block_size
-        self._windows = tuple(windows)
+        self._windows = tuple(STATE_WINDOW if window == STATE else window for window in windows)
         self._count = len(windows)
-        self._full = [group for group, window in enumerate(windows) if not window]
-        self._bounded = [(group, window) for group, window in enumerate(windows) if window]
+        self._full = [group for group, window in enumerate(self._windows) if not window]
+        self._bounded = [(group, window) for group, window in enumerate(self._windows) if window]
         # What a group's prefix keys end with: the first's are those of a model with one group.
         self._suffixes = [group.to_bytes(2) if group else b"" for group in range(self._count)]
         self._footprint = Footprint(pool.num_blocks, pool.block_size, windows)
@@ -124,7 +125,11 @@ class GroupTables:
         """How many blocks of tokens were found."""
         return len(found) // self._count
 
-    def needed(self, tokens: int, found: Sequence[int]) -> int:
+    def fits(self, tokens: int, found: Sequence[int]) -> bool:
+        """Whether there are blocks for a sequence of so many tokens that starts from what was found."""
+        return self._needed(tokens, found) <= self._pool.num_free
+
+    def _needed(self, tokens: int, found: Sequence[int]) -> int:
         """How many free blocks a sequence of so many tokens takes at most at a time, from what was found on."""
         new = self._pool.blocks_for(tokens) - self.places(found)
         needed = 0
@@ -144,9 +149,12 @@ class GroupTables:
         for column in columns:  # all before any is taken, which might be one of them
             self._pool.share(column)
         for group, (first, column) in enumerate(zip(firsts, columns, strict=True)):
-            new = self._pool.allocate(places - first - len(column))
-            blocks[first * self._count + group :: self._count] = [*column, *new]
+            blocks[first * self._count + group :: self._count] = self._column(group, column, start, places - first)
         self._tables[sequence_id] = _Table(blocks, firsts, self._due(firsts))
+
+    def _column(self, group: int, found: Sequence[int], start: int, places: int) -> list[int]:
+        """The first blocks of a group, of so many places, for a sequence that goes on behind token `start`."""
+        return [*found, *self._pool.allocate(places - len(found))]
 
     def held(self, sequence_id: int, tokens: int) -> list[int]:
         """The blocks that hold what the token behind a sequence's first `tokens` reads, in their order."""
@@ -167,17 +175,33 @@ class GroupTables:
 
     # -- a sequence that runs -------------------------------------------------------------------------------------
 
-    def missing(self, sequence_id: int, start: int, count: int) -> int:
-        """How many blocks more a sequence needs to write tokens `start` .. `start + count`, once it has given back
-        those that token `start` does not read any more, which it does here.
+    def reserve(self, sequence_id: int, start: int, count: int) -> list[tuple[int, int]] | None:
+        """Get blocks of its own for a sequence's tokens `start` .. `start + count`, once it has given back those that
+        token `start` does not read any more.
 
-        A block that another sequence reads is copied before it is written to, and so counts too.
+        A block that another sequence reads is copied before it is written to: returns (from, to) of those to copy
+        first. None: there are too few.
         """
-        table = self._tables[sequence_id]
+        table, end = self._tables[sequence_id], start + count
         if start >= table.due:
             self._give_back(table, start)
-        missing = max(0, -(-(start + count) // self._size) * self._count - len(table.blocks))
-        return missing + self._count if self._is_shared(table, start) else missing
+        shared = self._is_shared(table, start)
+        if not shared and self._has_all(table, end):
+            return []
+        if not self._can_take(table, end, shared):
+            return None
+        copies = self._copy(table, start) if shared else []
+        self._extend(table, start, end)
+        return copies
+
+    def _has_all(self, table: _Table, end: int) -> bool:
+        """Whether there are blocks for all tokens up to `end`."""
+        return self._pool.blocks_for(end) * self._count <= len(table.blocks)
+
+    def _can_take(self, table: _Table, end: int, shared: bool) -> bool:
+        """Whether there are free blocks for these, and for copies of those of one place where they are shared."""
+        missing = max(0, self._pool.blocks_for(end) * self._count - len(table.blocks))
+        return missing + shared * self._count <= self._pool.num_free
 
     def _give_back(self, table: _Table, start: int) -> None:
         gone: list[int] = []
@@ -186,7 +210,7 @@ class GroupTables:
             gone += range(before * self._count + group, first * self._count + group, self._count)
             table.firsts[group] = first
         gone.sort()
-        self._pool.release([table.blocks[place] for place in gone])
+        self._pool.release([block for place in gone if (block := table.blocks[place]) != NO_BLOCK])
         for place in gone:
             table.blocks[place] = NO_BLOCK
         table.due = self._due(table.firsts)
@@ -201,20 +225,23 @@ class GroupTables:
         place, offset = divmod(start, self._size)
         return offset > 0 and self._pool.references(table.blocks[place * self._count]) > 1
 
-    def extend(self, sequence_id: int, start: int, count: int) -> list[tuple[int, int]]:
-        """Add the blocks that `missing` has counted; returns (from, to) of those to copy first."""
-        table, copies = self._tables[sequence_id], []
-        if self._is_shared(table, start):
-            first = start // self._size * self._count
-            places = slice(first, first + self._count)
-            shared, own = table.blocks[places], self._pool.allocate(self._count)
-            copies = list(zip(shared, own, strict=True))
-            self._pool.release(shared)
-            table.blocks[places] = own
-            table.told = min(first, table.told)
-        places_to_come = self._pool.blocks_for(start + count) * self._count - len(table.blocks)
-        table.blocks += self._pool.allocate(places_to_come)
-        return copies
+    def _copy(self, table: _Table, start: int) -> list[tuple[int, int]]:
+        """Have blocks of its own in the place of token `start`: (from, to)."""
+        first = start // self._size * self._count
+        places = slice(first, first + self._count)
+        shared, own = table.blocks[places], self._of_a_place()
+        self._pool.release(shared)
+        table.blocks[places] = own
+        table.told = min(first, table.told)
+        return list(zip(shared, own, strict=True))
+
+    def _of_a_place(self) -> list[int]:
+        """A new block of each group."""
+        return self._pool.allocate(self._count)
+
+    def _extend(self, table: _Table, start: int, end: int) -> None:
+        """Add the blocks of all tokens up to `end`."""
+        table.blocks += self._pool.allocate(max(0, self._pool.blocks_for(end) * self._count - len(table.blocks)))
 
     def publish(self, sequence_id: int, keys: Sequence[bytes], first: int, last: int) -> None:
         """Make blocks `first` .. `last` of a sequence findable by their keys: those that it still has."""
@@ -255,11 +282,16 @@ class GroupTables:
         places = self._pool.blocks_for(computed)
         if any(len(column) < places for column in columns) or len(set(map(len, columns))) > 1:
             raise AssertionError(f"sequence {sequence_id} has computed tokens without a block")
-        for column, first, window in zip(columns, table.firsts, self._windows, strict=True):
-            if NO_BLOCK in column[first:] or set(column[:first]) - {NO_BLOCK}:
+        for group, (column, first) in enumerate(zip(columns, table.firsts, strict=True)):
+            window = self._windows[group]
+            if self._lacks(group, column, first, computed) or set(column[:first]) - {NO_BLOCK}:
                 raise AssertionError(f"sequence {sequence_id}: blocks behind its windows, or none within")
             if first > first_place(window, computed, self._size):
                 raise AssertionError(f"sequence {sequence_id} has given back what its next token reads")
         partial = places - 1
         if computed % self._size and len({self._pool.references(column[partial]) for column in columns}) > 1:
             raise AssertionError(f"sequence {sequence_id}: its groups share its last block with different sequences")
+
+    def _lacks(self, group: int, column: Sequence[int], first: int, computed: int) -> bool:
+        """Whether a group has no block where it must have one, from its first place on."""
+        return NO_BLOCK in column[first:]

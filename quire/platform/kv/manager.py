@@ -11,16 +11,17 @@ from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.block_tables import BlockTables
 from quire.platform.kv.group_tables import GroupTables
 from quire.platform.kv.prefix_index import KeyChain
+from quire.platform.kv.state_tables import StateTables
 from quire.platform.kv.swap import Moves, SwapSpace
 from quire.platform.kv.windows import Footprint, first_place
-from quire.types import PlaceholderRange
+from quire.types import STATE, PlaceholderRange
 
 
 class KVManager:
     """The blocks of all sequences.
 
-    windows: of each group of the model's layers (`KVSpec.groups`); 0: it keeps every token. All groups take from the
-    same pool.
+    windows: of each group of the model's layers (`KVSpec.group_windows`); 0: it keeps every token. All groups take from
+    the same pool.
     tables: of sequences. most_at_once: tokens that a chunk may have.
 
     A sequence is opened once, admitted and preempted any number of times, and closed.
@@ -30,7 +31,7 @@ class KVManager:
     def __init__(self, pool: BlockPool, swap: SwapSpace | None = None, windows: Sequence[int] = (0,)) -> None:
         self.pool = pool
         self.swap = SwapSpace(0, pool.block_size, windows) if swap is None else swap
-        self.tables = BlockTables(pool) if tuple(windows) == (0,) else GroupTables(pool, windows)
+        self.tables = _tables(pool, windows)
         self._windows = tuple(windows)
         self.most_at_once = Footprint(pool.num_blocks, pool.block_size, windows).most_at_once
         self.prefix_queries = 0
@@ -51,7 +52,9 @@ class KVManager:
     def used_slots(self, tokens: int) -> int:
         """How many slots of a sequence's blocks hold something, of all groups, that the token behind `tokens` others
         may read."""
-        return sum(tokens - first_place(window, tokens, self._size) * self._size for window in self._windows)
+        return sum(
+            tokens - first_place(window, tokens, self._size) * self._size for window in self._windows if window != STATE
+        )
 
     def new_blocks(self, sequence_id: int) -> tuple[int, tuple[int, ...]]:
         """The blocks of a sequence that the worker does not know, and the place of the first; it knows them from here
@@ -77,7 +80,7 @@ class KVManager:
 
     def fits(self, tokens: int, found: Sequence[int]) -> bool:
         """Whether there are blocks for so many tokens, the first of which are in blocks that were found."""
-        return self.tables.needed(tokens, found) <= self.pool.num_free
+        return self.tables.fits(tokens, found)
 
     def start_of(self, sequence_id: int, found: Sequence[int]) -> int:
         """How many of a sequence's tokens need not be computed: they are in the cache, or in main memory."""
@@ -101,11 +104,11 @@ class KVManager:
 
     def reserve(self, sequence_id: int, start: int, count: int) -> bool:
         """Get blocks of its own for a sequence's tokens `start` .. `start + count`. False: there are too few."""
-        missing = self.tables.missing(sequence_id, start, count)
-        if missing > self.pool.num_free:
+        copies = self.tables.reserve(sequence_id, start, count)
+        if copies is None:
             return False
-        if missing:
-            self._copies += self.tables.extend(sequence_id, start, count)
+        if copies:
+            self._copies += copies
         return True
 
     def publish(self, sequence_id: int, token_ids: Sequence[int], start: int, end: int) -> None:
@@ -170,3 +173,9 @@ class KVManager:
         self.swap.check_integrity(waiting)
         if self._chains.keys() != running.keys() | waiting.keys():
             raise AssertionError("a sequence that has ended has prefix keys, or one that goes on has none")
+
+
+def _tables(pool: BlockPool, windows: Sequence[int]) -> BlockTables | GroupTables:
+    if tuple(windows) == (0,):
+        return BlockTables(pool)
+    return StateTables(pool, windows) if STATE in windows else GroupTables(pool, windows)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from quire.types import STATE
+
+# What a token reads of a group with states is what the one before it has left: as with a window of these two.
+STATE_WINDOW = 2
 # A chunk may take so much of the pool in the groups that have a window, as 1 / this.
 _SHARE_OF_A_CHUNK = 4
 
 
 def first_place(window: int, tokens: int, block_size: int) -> int:
-    """The first place in a block table that the token behind `tokens` others reads. window: as of `AttentionSpec`."""
+    """The first place in a block table that the token behind `tokens` others reads. window: as of `AttentionSpec`, or
+    STATE."""
+    if window == STATE:
+        window = STATE_WINDOW
     return max(0, tokens + 1 - window) // block_size if window else 0
 
 
@@ -21,9 +28,9 @@ def count_held(windows: Sequence[int], tokens: int, block_size: int) -> int:
 
 
 class Footprint:
-    """How many blocks of a pool a sequence takes at most, over all groups of layers.
+    """How many blocks of a pool a sequence takes at most, over all groups of layers that keep keys.
 
-    windows: of each group; 0: it keeps every token.
+    windows: of each group; 0: it keeps every token. STATE, which is the last, is left out.
     most_at_once: tokens that a chunk may have. While it is computed, a group with a window holds all of the chunk and
     the window before it; so chunks are kept to a part of the pool, and a prompt longer than the pool can be served.
     spans: of each group, the blocks that it holds at most, whatever the sequence's length; None: there is no such
@@ -32,10 +39,10 @@ class Footprint:
 
     def __init__(self, num_blocks: int, block_size: int, windows: Sequence[int] = (0,)) -> None:
         self.num_blocks = num_blocks
-        self.windows = tuple(windows)
+        self.windows = tuple(window for window in windows if window != STATE)
         self._size = block_size
         self.most_at_once = self._most_at_once()
-        self.spans = [self._span(window, self.most_at_once) if window else None for window in windows]
+        self.spans = [self._span(window, self.most_at_once) if window else None for window in self.windows]
 
     def _span(self, window: int, chunk: int) -> int:
         """Over how many blocks a chunk and the window of its first token spread at most."""

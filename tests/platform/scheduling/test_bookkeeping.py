@@ -22,6 +22,7 @@ from quire.platform.scheduling.beam import BeamGroup
 from quire.platform.scheduling.plan import StepPlan, StepResult
 from quire.platform.scheduling.request import Request, SequenceState
 from quire.platform.scheduling.scheduler import Scheduler
+from quire.types import STATE
 
 EOS = 0
 VOCAB = 6
@@ -30,15 +31,18 @@ VOCAB = 6
 class RecordingRunner:
     """Instead of keys and values, each slot records the whole history that they would depend on.
 
-    What it knows of sequences, the plans have said. windows: of each group of layers; a slot also records its group.
+    What it knows of sequences, the plans have said. windows: of each group of layers; a slot also records its group. A
+    block of a group with states records the history that its state is behind.
     """
 
     def __init__(self, pool: BlockPool, faults: float = 0.0, windows: tuple[int, ...] = (0,)) -> None:
         self.sequences = Sequences()
         self.size = pool.block_size
+        self.num_states = pool.num_states
         self.windows = windows
         self.faults = faults  # the share of draws that end in an error
         self.slots: dict[int, tuple] = {}
+        self.states: dict[int, tuple] = {}
         self.hosts: dict[int, list[tuple]] = {}
         self.computed = 0  # tokens
 
@@ -50,6 +54,7 @@ class RecordingRunner:
         for source, target in plan.copies:
             for offset in range(self.size):
                 self.slots[target * self.size + offset] = self.slots.get(source * self.size + offset, ())
+            self.states[target] = self.states.get(source, ())
         live = {s.id: s for s in scheduler.sequences()}
         for chunk in plan.chunks:
             known, sequence = self.sequences[chunk.sequence_id], live[chunk.sequence_id]
@@ -59,16 +64,42 @@ class RecordingRunner:
         assert len(self.sequences) <= len(live), "the worker remembers sequences that have ended"
         for chunk in plan.chunks:  # all writes come before all reads, as in a layer's forward pass
             history = live[chunk.sequence_id].token_ids
-            for group, _ in enumerate(self.windows):
-                for position in range(chunk.start, chunk.end):
+            for group, window in enumerate(self.windows):
+                for position in range(chunk.start, chunk.end) if window != STATE else ():
                     self.slots[self._slot(chunk, position, group)] = group, tuple(history[: position + 1])
         for chunk in plan.chunks:
             history = live[chunk.sequence_id].token_ids
             for group, window in enumerate(self.windows):
-                for position in range(max(0, chunk.start + 1 - window) if window else 0, chunk.end):
+                reads = range(max(0, chunk.start + 1 - window) if window else 0, chunk.end)
+                for position in reads if window != STATE else ():
                     assert self.slots[self._slot(chunk, position, group)] == (group, tuple(history[: position + 1]))
+        if STATE in self.windows:
+            self._go_on_from_states(plan, live)
         sampled = tuple(tuple(self._sample(live[c.sequence_id], seed) for seed in c.draws) for c in plan.chunks)
         return StepResult(sampled, ((),) * len(plan.chunks))
+
+    def _go_on_from_states(self, plan: StepPlan, live: dict[int, SequenceState]) -> None:
+        """Each chunk reads the state in front of it and leaves some behind, in blocks that no other chunk looks at."""
+        read, written = [], []
+        for chunk in plan.chunks:
+            history = live[chunk.sequence_id].token_ids
+            blocks = self.sequences[chunk.sequence_id].block_ids[len(self.windows) - 1 :: len(self.windows)]
+            if chunk.start:
+                read.append(blocks[(chunk.start - 1) // self.size])
+                assert self.states[read[-1]] == tuple(history[: chunk.start])
+            own = {
+                blocks[place]: min((place + 1) * self.size, chunk.end)
+                for place in range(chunk.start // self.size, (chunk.end - 1) // self.size + 1)
+                if blocks[place] >= 0
+            }
+            assert chunk.end in own.values() and all(block < self.num_states for block in own)
+            written += [(block, tuple(history[:end])) for block, end in own.items()]
+        changed = [block for block, _ in written]
+        assert len(set(changed)) == len(changed)
+        for chunk, block in zip([chunk for chunk in plan.chunks if chunk.start], read, strict=True):
+            assert block not in changed or chunk.start % self.size, "another chunk's state is overwritten"
+        assert len(set(read) & set(changed)) == sum(changed.count(block) for block in read)
+        self.states.update(written)
 
     def _swap(self, plan: StepPlan) -> None:
         """What moves at once must not depend on any order: no block is written twice, none is read after that."""
@@ -76,9 +107,10 @@ class RecordingRunner:
             assert len({target for _, target in moves}) == len(moves)
         for source, target in plan.swap_out:
             places = range(source * self.size, (source + 1) * self.size)
-            self.hosts[target] = [self.slots.get(place, ()) for place in places]
+            self.hosts[target] = [self.states.get(source, ()), *(self.slots.get(place, ()) for place in places)]
         for source, target in plan.swap_in:
-            for offset, history in enumerate(self.hosts[source]):
+            self.states[target] = self.hosts[source][0]
+            for offset, history in enumerate(self.hosts[source][1:]):
                 self.slots[target * self.size + offset] = history
 
     def _slot(self, chunk, position: int, group: int) -> int:
@@ -116,6 +148,7 @@ class Life(RuleBasedStateMachine):
     """Arrivals, steps and aborts in any order, on a pool in which little more than one sequence fits."""
 
     windows: tuple[int, ...] = (0,)  # of the groups of layers
+    num_states = 0
 
     @initialize(
         blocks=st.integers(8, 24),
@@ -127,7 +160,7 @@ class Life(RuleBasedStateMachine):
         hosts=st.sampled_from([0, 5, 100]),
     )
     def start(self, blocks, size, seqs, budget, cached, faults, hosts):
-        self.pool = BlockPool(blocks, size, PrefixIndex() if cached else None)
+        self.pool = BlockPool(blocks, size, PrefixIndex() if cached else None, self.num_states)
         self.swap = SwapSpace(hosts, size, self.windows)
         self.scheduler = Scheduler(SchedulerConfig(seqs, budget), KVManager(self.pool, self.swap, self.windows))
         self.runner = RecordingRunner(self.pool, faults, self.windows)
@@ -186,6 +219,7 @@ class Life(RuleBasedStateMachine):
             steps += 1
             assert steps < 20_000, "the engine does not come to an end"
         assert self.pool.num_owned == 0 and self.pool.num_free == self.pool.num_blocks
+        assert self.pool.num_free_states == self.pool.num_states
         assert self.swap.num_free == self.swap.num_blocks
         for request in self.requests:
             self._check_finished(request)

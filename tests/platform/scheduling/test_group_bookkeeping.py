@@ -15,6 +15,7 @@ from quire.platform.kv.swap import SwapSpace
 from quire.platform.kv.windows import Footprint
 from quire.platform.scheduling.request import Request
 from quire.platform.scheduling.scheduler import Scheduler
+from quire.types import STATE
 from tests.platform.scheduling.test_bookkeeping import Life, RecordingRunner, make_request, run_alone
 
 MIXED = (0, 6, 6)
@@ -42,6 +43,29 @@ GroupLife.TestCase.settings = settings(
     max_examples=150, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestGroupLife = GroupLife.TestCase
+
+
+class StateLife(Life):
+    """The lives of `Life`, with layers that have states; there is room for those of one sequence at least."""
+
+    @initialize(
+        windows=st.sampled_from([(0, STATE), (5, STATE), (0, 3, STATE)]),
+        states=st.sampled_from([2, 3, 5, 20]),
+        blocks=st.integers(10, 40),
+        size=st.integers(1, 4),
+        seqs=st.integers(1, 6),
+        budget=st.integers(1, 16),
+        cached=st.booleans(),
+        faults=st.sampled_from([0.0, 0.05]),
+        hosts=st.sampled_from([0, 8, 200]),
+    )
+    def start(self, windows, states, blocks, size, seqs, budget, cached, faults, hosts):
+        self.windows, self.num_states = windows, states
+        super().start(blocks, size, seqs, budget, cached, faults, hosts)
+
+
+StateLife.TestCase.settings = GroupLife.TestCase.settings
+TestStateLife = StateLife.TestCase
 
 
 def scene(
