@@ -15,11 +15,11 @@ from tests.models.tiny import make, save
 from tests.platform.engine.parity import prompts
 
 
-def bfloat16_errors(architecture: str, variant: str, folder: Path) -> tuple[float, float]:
+def bfloat16_errors(architecture: str, variant: str, folder: Path, seed: int) -> tuple[float, float]:
     """Mean distances of all log-probabilities to those in float64, of the same weights: quire's and transformers'."""
-    theirs = make(architecture, variant).to(torch.bfloat16)
+    theirs = make(architecture, variant, seed).to(torch.bfloat16)
     ours = load_model(save(theirs, folder), torch.bfloat16)
-    exact = make(architecture, variant).double()  # its tables of positions have not been rounded
+    exact = make(architecture, variant, seed).double()  # its tables of positions have not been rounded
     exact.load_state_dict(theirs.state_dict())
     sums, count = torch.zeros(2, dtype=torch.float64), 0
     for ids in prompts(theirs.config.vocab_size):
