@@ -10,7 +10,7 @@ ROWS = (
         base={**SIZES, "head_dim": 8, "intermediate_size": 24, "intermediate_size_mlp": 48, "num_local_experts": 4,
               "attention_chunk_size": 16, "floor_scale": 16, "no_rope_layer_interval": 2, "num_hidden_layers": 4},
         quick=("scout", "maverick"),
-        gain=1.5,
+        gain=2.5,
         variants={
             "scout": {"num_local_experts": 16, **rope("llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0,
                                                       original_max_position_embeddings=32)},
