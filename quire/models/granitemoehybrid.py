@@ -15,10 +15,10 @@ from torch import nn
 
 from quire.checkpoint.weights import StoredPart
 from quire.kernels.experts import Routing
-from quire.layers import Linear, Mamba2, RotaryEmbedding, RotaryTable, gated_activation
-from quire.models.decoder import Biases, DecoderForCausalLM, DecoderLayer, hidden_act
+from quire.layers import Mamba2, RotaryEmbedding, RotaryTable
+from quire.models.decoder import Biases, DecoderForCausalLM, DecoderLayer
 from quire.models.fields import refuse
-from quire.models.granitemoe import GraniteMoeForCausalLM
+from quire.models.granitemoe import GraniteMoeForCausalLM, SharedMLP
 from quire.models.hybrid import MAMBA_FIELDS, check_mamba, mamba_spec, with_states
 from quire.models.sparse import SparseMLP
 from quire.types import ForwardContext, KVSpec
@@ -27,20 +27,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _ATTENTION, _STATE = "full_attention", "linear_attention"
-
-
-class SharedMLP(nn.Module):
-    """What all tokens go through; gate and up are one layer."""
-
-    def __init__(self, config: PretrainedConfig) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.shared_intermediate_size
-        self.input_linear = Linear(hidden, 2 * inner, bias=False)
-        self.output_linear = Linear(inner, hidden, bias=False)
-        self.activate = gated_activation(hidden_act(config))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.output_linear(self.activate(self.input_linear(x)))
 
 
 class AddedSparseMLP(SparseMLP):
