@@ -35,7 +35,8 @@ class CacheConfig(Checked):
     num_blocks: int | None = setting(
         None,
         "The KV pool's blocks, wherever it lies.",
-        more="Where a model's layers form several groups, as windows make them, so many for each.",
+        more="Where a model's layers form several groups, as windows make them, so many for each. "
+        "At most so many states, where layers keep these instead of keys.",
         group=_STEPS,
         name="num_gpu_blocks_override",
         at_least=1,

@@ -118,7 +118,7 @@ class _EngineCollector(Collector):
             ("sequences_running", "Sequences that hold KV blocks.", stats.running),
             ("sequences_waiting", "Sequences that wait for KV blocks.", stats.waiting),
             ("requests_preparing_images", "Requests whose images are being prepared.", stats.arriving),
-            ("kv_cache_usage_ratio", "Share of the KV blocks in use.", stats.kv_blocks_used / stats.kv_blocks),
+            ("kv_cache_usage_ratio", "Share of the KV blocks in use, or of the states.", stats.kv_usage),
             ("kv_cache_blocks", "KV blocks in the pool.", stats.kv_blocks),
             ("image_feature_bytes", "Features of images that are kept.", stats.media_bytes),
             ("adapters_loading", "Adapters whose files are being read.", stats.adapters_loading),

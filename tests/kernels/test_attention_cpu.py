@@ -38,6 +38,16 @@ def test_bits_do_not_depend_on_threads_or_splitting(cpu: Any, dtype: torch.dtype
     assert all(same_bits(out, outs[0]) for out in outs[1:])
 
 
+def test_bits_of_one_token_alone_among_denormals(cpu: Any) -> None:
+    """Products of floats are another way to the sums of vdpbf16ps, which takes denormals for zeros."""
+    plain = stream(40, (4, 2), 64, torch.bfloat16)
+    subject = replace(plain, query=plain.query * 1e-19, key=plain.key * 1e-19)
+    chunk = page([(subject, 0, 40)], scale=1e37).run(cpu)
+    assert not same_bits(chunk, page([(replace(plain, query=plain.query * 0), 0, 40)]).run(cpu))  # scores tell
+    for p in (0, 1, 17, 39):
+        assert same_bits(page([(subject, p, p + 1)], scale=1e37).run(cpu), chunk[p : p + 1]), p
+
+
 def test_arguments_are_checked(cpu: Any) -> None:
     call = page([(stream(20, (4, 2), 16, torch.float32), 10, 20)], 8)
     bad = [

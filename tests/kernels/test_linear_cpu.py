@@ -9,6 +9,8 @@ import torch
 from kernel_helpers import assert_close, misaligned, randn, same_bits, strided_rows
 from linear_cases import exact_linear, operands
 
+from quire.kernels.experts import ExpertWeights
+
 pytestmark = pytest.mark.usefixtures("one_thread")  # more threads need wider weights before it is used
 
 
@@ -41,6 +43,10 @@ def test_the_bits_of_one_token_alone_among_denormals(cpu: Any, size: float) -> N
     alone = torch.cat([cpu.linear(x[i : i + 1], [weight], [None]) for i in range(len(x))])
     for tokens in (2, 3, 12, 13, 40):
         assert same_bits(cpu.linear(x[:tokens], [weight], [None]), alone[:tokens]), tokens
+        rows = torch.arange(tokens)
+        starts = torch.tensor([0, tokens, tokens], dtype=torch.int32)
+        experts = ExpertWeights([[weight], [weight]])
+        assert same_bits(cpu.grouped_linear(x[:tokens], starts, rows, experts), alone[:tokens]), tokens
 
 
 def test_any_number_of_threads(cpu: Any, dtype: torch.dtype) -> None:

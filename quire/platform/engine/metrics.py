@@ -35,7 +35,7 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
     gauges = {
         "vllm:num_requests_running": stats.running,
         "vllm:num_requests_waiting": stats.waiting,
-        "vllm:kv_cache_usage_perc": stats.kv_blocks_used / stats.kv_blocks,  # a share, for all its name
+        "vllm:kv_cache_usage_perc": stats.kv_usage,  # a share, for all its name
         "quire_requests_preparing_images": stats.arriving,
         "quire_kv_cache_blocks": stats.kv_blocks,
         "quire_image_feature_bytes": stats.media_bytes,

@@ -15,6 +15,7 @@ class EngineStats:
     """Gauges of this moment, and counts since the engine began.
 
     running, waiting: sequences that hold blocks, and that do not. arriving: requests whose images are being prepared.
+    kv_usage: share of the blocks in use, or of the states where that is more.
     swaps: preemptions whose sequences were kept in main memory.
     prompt_tokens: of requests that began to run. generated_tokens: sampled.
     prefix_queries, prefix_hits: tokens looked for in the prefix cache, and found there.
@@ -33,6 +34,7 @@ class EngineStats:
     generated_tokens: int
     kv_blocks: int
     kv_blocks_used: int
+    kv_usage: float
     prefix_queries: int
     prefix_hits: int
     encoder_queries: int
@@ -60,6 +62,7 @@ def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arrivin
         generated_tokens=scheduler.generated_tokens,
         kv_blocks=pool.num_blocks,
         kv_blocks_used=pool.num_blocks - pool.num_free,
+        kv_usage=pool.usage,
         prefix_queries=scheduler.kv.prefix_queries,
         prefix_hits=scheduler.kv.prefix_hits,
         encoder_queries=features.hits + features.misses,

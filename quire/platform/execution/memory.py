@@ -47,17 +47,15 @@ def state_bytes(spec: KVSpec, itemsize: int) -> int:
 
 
 def count_states(config: CacheConfig, spec: KVSpec, bytes_a_state: int, most_sequences: int, share: int) -> int:
-    """How many states the pool has: half of its memory at most, unless its size is given in blocks.
+    """How many states the pool has: half of its memory at most, or as many as its blocks where these are given.
 
     most_sequences: that run at a time; each reads a state and writes another, and as many again stay for prefixes.
     share: bytes that the pool takes at most. Raises QuireError where not even one sequence's fit.
     """
     if spec.state is None:
         return 0
-    if config.num_blocks is not None:
-        states = config.num_blocks
-    else:
-        states = min(4 * most_sequences, (config.memory_bytes or share) // 2 // bytes_a_state)
+    room = config.num_blocks if config.num_blocks is not None else (config.memory_bytes or share) // 2 // bytes_a_state
+    states = min(4 * most_sequences, room)
     if states < _LEAST_STATES:
         raise QuireError(
             f"{states} states, each of which takes {bytes_a_state:,} bytes, fit what the KV pool may take, and a "
@@ -111,9 +109,10 @@ def count_blocks(
             "may take: raise kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size."
         )
     if blocks * bytes_a_block > available:
+        states = f" beside {taken:,} bytes of states" if taken else ""
         raise QuireError(
-            f"the KV pool of {blocks:,} blocks would take {blocks * bytes_a_block:,} bytes, and {available:,} are "
-            "available: lower kv_cache_memory_bytes or num_gpu_blocks_override."
+            f"the KV pool of {blocks:,} blocks would take {blocks * bytes_a_block:,} bytes{states}, and "
+            f"{max(available, 0):,} are available: lower kv_cache_memory_bytes or num_gpu_blocks_override."
         )
     return blocks
 

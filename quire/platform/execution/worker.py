@@ -20,7 +20,7 @@ from quire.models.vision.base import VisionLanguageModel
 from quire.platform.execution import device as devices
 from quire.platform.execution.executor import WorkerFacts
 from quire.platform.execution.given_memory import GivenMemory
-from quire.platform.execution.kv_tensors import allocate_cache, poison, tensors_of
+from quire.platform.execution.kv_tensors import allocate_cache, poison
 from quire.platform.execution.memory import (
     SPLIT_BYTES,
     block_bytes,
@@ -74,7 +74,7 @@ class Worker:
             adapter_slots = AdapterSlots(model, self._adapter)
         spec = model.kv_spec.within(max_model_len)
         windows = spec.group_windows
-        num_blocks, num_swap_blocks, num_states = _count_blocks(config, model, spec, max_model_len)
+        num_blocks, num_swap_blocks, num_states, pool_bytes = _count_blocks(config, model, spec, max_model_len)
         caches = allocate_cache(spec, num_blocks, config.cache.block_size, weight.dtype, weight.device, num_states)
         if config.debug:
             poison(caches)
@@ -92,7 +92,7 @@ class Worker:
             num_blocks=num_blocks,
             num_swap_blocks=num_swap_blocks,
             num_states=num_states,
-            pool_bytes=sum(tensor.nbytes for tensor in tensors_of(caches)),
+            pool_bytes=pool_bytes,
             windows=windows,
             dtype=weight.dtype,
             device=str(weight.device),
@@ -143,8 +143,8 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
     return device_share(config.cache, total, available, others)
 
 
-def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model_len: int) -> tuple[int, int, int]:
-    """(blocks of the pool, blocks in main memory, states of the pool)"""
+def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model_len: int) -> tuple[int, int, int, int]:
+    """(blocks of the pool, blocks in main memory, states of the pool, bytes of the pool)"""
     weight = next(model.parameters())
     size = config.cache.block_size
     available = huge_pages.available_bytes(weight.device)
@@ -168,4 +168,4 @@ def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model
     groups = f", each for one of {len(spec.groups)} groups of layers" if len(spec.groups) > 1 else ""
     states = f"; {num_states} states" if num_states else ""
     logger.info("KV pool: %d blocks of %d tokens%s%s%s", num_blocks, size, groups, swapped, states)
-    return num_blocks, num_swap_blocks, num_states
+    return num_blocks, num_swap_blocks, num_states, num_blocks * bytes_a_block + taken

@@ -45,6 +45,12 @@ class BlockPool:
         """Blocks that some sequence holds."""
         return self.num_blocks - self.num_free
 
+    @property
+    def usage(self) -> float:
+        """The share of blocks that are held, or of states where that is more."""
+        states = 1 - self.num_free_states / self.num_states if self.num_states else 0.0
+        return max(1 - self.num_free / self.num_blocks, states)
+
     def blocks_for(self, tokens: int) -> int:
         """How many blocks so many tokens fill."""
         return -(-tokens // self.block_size)
