@@ -16,7 +16,7 @@ import torch
 from quire.kernels.backends import backend_of
 from quire.kernels.table import Contiguous, Let, Rows, Rule, kernel
 
-_MOST_TAPS = 16
+MOST_TAPS = 16
 _FOR = "layers with states (Mamba-2)"
 _PAST = {
     "block_table": Rows("S B", "int32"),
@@ -33,7 +33,7 @@ _PAST_PASSES = "block_table_at, S, B, block_table_stride, query_start_at, contex
         "x": Rows("T C"), "weight": Contiguous("C K"), "bias": Contiguous("C"), "scales": Contiguous("C", "float32"),
         "tails": Contiguous("N 2 K-1 C"), "tail_ends": Contiguous("N 2", "int64"), **_PAST,
     },
-    rules=(Rule(f"2 <= K <= {_MOST_TAPS}", "weight", f"[{{C}}, from 2 to {_MOST_TAPS}]"), _SIZE),
+    rules=(Rule(f"2 <= K <= {MOST_TAPS}", "weight", f"[{{C}}, from 2 to {MOST_TAPS}]"), _SIZE),
     out="T C",
     passes="x_at, T, C, x_stride, weight_at, K, bias_at, scales_at, tails_at, N, tail_ends_at, "
     f"{_PAST_PASSES}, y_at, code",

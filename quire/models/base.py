@@ -37,11 +37,14 @@ NUMBERS: Mapping[str, bool] = {"rms_norm_eps": True, "layer_norm_eps": True, "la
 FACTORS: Mapping[str, str] = {
     **dict.fromkeys(
         ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_scale", "scale_emb",
-         "scale_depth", "router_jitter_noise", "swiglu_alpha", "swiglu_limit", "moe_norm_min", "clip_qkv"),
+         "scale_depth", "router_jitter_noise", "swiglu_alpha", "swiglu_limit", "moe_norm_min", "clip_qkv",
+         "attn_scale"),
         "",
     ),
     **dict.fromkeys(("logits_scaling", "dim_model_base"), "other than 0"),
-    **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), "above 0"),
+    **dict.fromkeys(
+        ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "floor_scale"), "above 0"
+    ),
 }  # fmt: skip
 # As `NUMBERS`, among the rotary parameters.
 ROPE_NUMBERS: Mapping[str, bool] = {
@@ -169,7 +172,7 @@ def _check_values(config: PretrainedConfig) -> None:
     for field, beside in FACTORS.items():
         value = getattr(config, field, None)
         is_none = type(value) not in (int, float) and value in NEUTRAL
-        if field not in aliases and not is_none and not _is_factor(value, beside):
+        if field not in aliases and not is_none and not is_factor(value, beside):
             refuse(config, field, f"it must be a finite number {beside}".strip())
     rope = rope_parameters(config)
     _check_rope_values(config, rope)
@@ -202,10 +205,11 @@ def _is_number(value: Any, zero: bool) -> bool:
     return bool(value > 0 or (zero and value == 0))
 
 
-def _is_factor(value: Any, beside: str) -> bool:
+def is_factor(value: Any, beside: str = "") -> bool:
+    """Whether it is a finite number, and what `beside` says as in `FACTORS`."""
     if type(value) not in (int, float) or not -_LARGEST < value < _LARGEST:
         return False
     return bool(value > 0 or not beside or (value < 0 and beside != "above 0"))
 
 
-__all__ = ["CausalLM", "refuse"]
+__all__ = ["CausalLM", "is_factor", "refuse"]

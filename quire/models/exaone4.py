@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import nn
 
 from quire.layers import ROTARY_FIELDS
-from quire.models.base import refuse
 from quire.models.decoder import (
     WINDOW_FIELDS,
     Biases,
@@ -23,7 +22,7 @@ from quire.models.decoder import (
     HeadNormAttention,
     PostNormLayer,
 )
-from quire.models.sparse import CorrectedMLP, SparseDecoderForCausalLM
+from quire.models.sparse import CorrectedMLP, SparseDecoderForCausalLM, check_mlp_layer_types
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -42,6 +41,8 @@ class Exaone4ForCausalLM(DecoderForCausalLM):
 
 
 class ExaoneMoeForCausalLM(Exaone4ForCausalLM, SparseDecoderForCausalLM):
+    """K-EXAONE: Exaone 4's mixtures of experts."""
+
     layer_class: ClassVar = DecoderLayer
     supported_fields: ClassVar = Exaone4ForCausalLM.supported_fields | {
         "mlp_layer_types", "norm_topk_prob", "routed_scaling_factor",
@@ -52,8 +53,7 @@ class ExaoneMoeForCausalLM(Exaone4ForCausalLM, SparseDecoderForCausalLM):
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
         super().check_config(config)
-        if len(config.mlp_layer_types) != config.num_hidden_layers or set(config.mlp_layer_types) - {"dense", "sparse"}:
-            refuse(config, "mlp_layer_types", "it must have one of dense, sparse for each layer")
+        check_mlp_layer_types(config)
 
     @classmethod
     def mlp(cls, config: PretrainedConfig, biases: Biases, layer: int) -> nn.Module:

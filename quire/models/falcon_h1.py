@@ -19,8 +19,8 @@ from torch import nn
 
 from quire import kernels
 from quire.layers import ROTARY_FIELDS, Linear, Mamba2, MambaSpec, MergedLinear, RMSNorm, RotaryTable
+from quire.models.base import is_factor, refuse
 from quire.models.decoder import Biases, DecoderForCausalLM, DecoderLayer, Multipliers
-from quire.models.fields import refuse
 from quire.models.hybrid import MAMBA_FIELDS, check_mamba, mamba_spec, with_states
 from quire.types import AttentionSpec, ForwardContext
 
@@ -113,12 +113,13 @@ class FalconH1ForCausalLM(DecoderForCausalLM):
         super().check_config(config)
         check_mamba(config)
         for field in _NUMBERS:
-            if type(getattr(config, field)) not in (int, float):
-                refuse(config, field, "it must be a number")
+            if not is_factor(getattr(config, field)):
+                refuse(config, field, "it must be a finite number")
         for field, count in _LISTS.items():
             given = getattr(config, field)
-            if len(given) != count or any(type(one) not in (int, float) for one in given):
-                refuse(config, field, f"it must have {count} numbers")
+            fits = isinstance(given, (list, tuple)) and len(given) == count
+            if not fits or not all(map(is_factor, given)):
+                refuse(config, field, f"it must have {count} finite numbers")
 
     @classmethod
     def attention_spec(cls, config: PretrainedConfig, layer: int) -> AttentionSpec:

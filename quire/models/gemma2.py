@@ -46,4 +46,6 @@ class VaultGemmaLayer(DecoderLayer):
 
 
 class VaultGemmaForCausalLM(Gemma2ForCausalLM):
+    """VaultGemma (arXiv:2510.15001)."""
+
     layer_class: ClassVar = VaultGemmaLayer

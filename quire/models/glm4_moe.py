@@ -16,7 +16,7 @@ from torch import nn
 
 from quire.layers import ROTARY_FIELDS, RMSNorm
 from quire.models.decoder import Biases, DecoderAttention
-from quire.models.sparse import CorrectedMLP, SparseDecoderForCausalLM
+from quire.models.sparse import CorrectedMLP, SparseDecoderForCausalLM, further_layers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -45,10 +45,7 @@ class Glm4MoeForCausalLM(SparseDecoderForCausalLM):
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
-        last = config.num_hidden_layers
-        further = "|".join(str(last + place) for place in range(getattr(config, "num_nextn_predict_layers", 0) or 0))
-        if further:
-            self.checkpoint_ignored = (*self.checkpoint_ignored, rf"model\.layers\.({further})\..+")
+        self.checkpoint_ignored = (*self.checkpoint_ignored, *further_layers(config))
 
     @classmethod
     def biases(cls, config: PretrainedConfig) -> Biases:

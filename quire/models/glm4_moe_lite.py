@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from quire.models.deepseek_v3 import DeepseekV3ForCausalLM
+from quire.models.sparse import check_mlp_layer_types
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 class Glm4MoeLiteForCausalLM(DeepseekV3ForCausalLM):
     supported_fields: ClassVar = DeepseekV3ForCausalLM.supported_fields | {"mlp_layer_types"}
     fixed_fields: ClassVar = {**DeepseekV3ForCausalLM.fixed_fields, "first_k_dense_replace": 1}
+
+    @classmethod
+    def check_config(cls, config: PretrainedConfig) -> None:
+        super().check_config(config)
+        check_mlp_layer_types(config)
 
     @classmethod
     def has_experts(cls, config: PretrainedConfig, layer: int) -> bool:

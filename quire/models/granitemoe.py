@@ -101,6 +101,8 @@ class SharedSparseMLP(SparseMLP):
 
 
 class GraniteMoeSharedForCausalLM(GraniteMoeForCausalLM):
+    """GraniteMoeShared: GraniteMoE with a feed-forward for all tokens beside the experts."""
+
     checkpoint_renames = (
         *GraniteMoeForCausalLM.checkpoint_renames,
         (r"(.+\.\d+)\.shared_mlp\.(.+)", r"\1.mlp.shared_mlp.\2"),

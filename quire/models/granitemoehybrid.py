@@ -15,7 +15,7 @@ from torch import nn
 
 from quire.checkpoint.weights import StoredPart
 from quire.kernels.experts import Routing
-from quire.layers import Mamba2, RotaryEmbedding, RotaryTable
+from quire.layers import Mamba2, MambaSpec, RotaryEmbedding, RotaryTable
 from quire.models.decoder import Biases, DecoderForCausalLM, DecoderLayer
 from quire.models.fields import refuse
 from quire.models.granitemoe import GraniteMoeForCausalLM, SharedMLP
@@ -63,8 +63,8 @@ class GraniteHybridLayer(DecoderLayer):
         return shared if self.mlp is None else self.mlp(x, shared)
 
 
-def granite_mamba(config: PretrainedConfig) -> Any:
-    """A `MambaSpec`: the norm is of the gated result, over groups; both projections have a bias, or none."""
+def granite_mamba(config: PretrainedConfig) -> MambaSpec:
+    """What a layer's state is: the norm is of the gated result, over groups; both projections have a bias, or none."""
     return mamba_spec(config, out_bias=bool(config.mamba_proj_bias))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import UnsupportedModelError
+from quire.kernels.state_ops import MOST_TAPS
 from quire.layers import MambaSpec
 from quire.models.fields import refuse
 from quire.types import KVSpec
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 MAMBA_FIELDS = frozenset({"mamba_conv_bias", "mamba_proj_bias", "layer_types"})
 _COUNTS = ("mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv")
-_MOST_TAPS = 16  # of the kernel
 
 
 def check_mamba(config: PretrainedConfig) -> None:
@@ -33,8 +33,8 @@ def check_mamba(config: PretrainedConfig) -> None:
             refuse(config, field, "it must be a whole number from 1")
     if config.mamba_n_heads % config.mamba_n_groups:
         refuse(config, "mamba_n_groups", f"it must divide mamba_n_heads={config.mamba_n_heads}")
-    if not 2 <= config.mamba_d_conv <= _MOST_TAPS:
-        refuse(config, "mamba_d_conv", f"it must be from 2 to {_MOST_TAPS}")
+    if not 2 <= config.mamba_d_conv <= MOST_TAPS:
+        refuse(config, "mamba_d_conv", f"it must be from 2 to {MOST_TAPS}")
     if config.hidden_act not in ("silu", "swish"):
         refuse(config, "hidden_act", "the convolution and the gate have a kernel for 'silu' alone")
     low, high = limits(config)

@@ -31,6 +31,7 @@ from quire.layers import (
 from quire.layers.rotary import rope_parameters
 from quire.models.base import refuse
 from quire.models.decoder import Biases, DecoderAttention, DecoderForCausalLM
+from quire.models.sparse import further_layers
 from quire.types import AttentionSpec, ForwardContext, KVCache
 
 if TYPE_CHECKING:
@@ -90,10 +91,7 @@ class LatentDecoderForCausalLM(DecoderForCausalLM):
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
-        # Layers behind the last, which predict further tokens.
-        further = range(getattr(config, "num_nextn_predict_layers", None) or 0)
-        more = (rf"model\.layers\.{config.num_hidden_layers + layer}\..+" for layer in further)
-        self.checkpoint_ignored = (*self.checkpoint_ignored, *more)
+        self.checkpoint_ignored = (*self.checkpoint_ignored, *further_layers(config))
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:

@@ -26,7 +26,7 @@ from quire import kernels
 from quire.checkpoint.weights import StoredPart
 from quire.kernels.experts import Routing
 from quire.layers import ROTARY_FIELDS, Experts, PositionFactors, RMSNorm, RotaryEmbedding, RotaryTable, Router
-from quire.models.base import refuse
+from quire.models.base import is_factor, refuse
 from quire.models.decoder import Biases, DecoderAttention, GatedMLP, hidden_act
 from quire.models.sparse import SparseDecoderForCausalLM
 
@@ -107,8 +107,9 @@ class Llama4ForCausalLM(SparseDecoderForCausalLM):
         size = config.attention_chunk_size
         if _CHUNKED in config.layer_types and not (type(size) is int and size >= 1):
             refuse(config, "attention_chunk_size", "layer_types has chunked layers, and it must be a number from 1")
-        if config.attn_temperature_tuning and not config.floor_scale > 0:
-            refuse(config, "floor_scale", "it must be a number above 0")
+        for field in ("floor_scale", "attn_scale") if config.attn_temperature_tuning else ():
+            if not is_factor(getattr(config, field)):  # null: what numbers must be, all models check
+                refuse(config, field, "attn_temperature_tuning is set, and it must be a number")
 
     @classmethod
     def attention_spec(cls, config: PretrainedConfig, layer: int) -> AttentionSpec:

@@ -35,9 +35,8 @@ class MiniCPM3Config(PretrainedConfig):  # type: ignore[misc]  # transformers gi
     def __init__(self, **fields: Any) -> None:
         known = {**self.DEFAULTS, **fields}
         known["v_head_dim"] = known["v_head_dim"] or known["hidden_size"] // known["num_attention_heads"]
-        self.max_position_embeddings = known[
-            "max_position_embeddings"
-        ]  # transformers looks at it when it reads "longrope"
+        # transformers looks at it when it reads "longrope"
+        self.max_position_embeddings = known["max_position_embeddings"]
         super().__init__(**known)
 
 

@@ -105,6 +105,21 @@ class SparseDecoderForCausalLM(DecoderForCausalLM):
         return _replaced(name, self.old_names), _replaced(name, self.new_names)
 
 
+def check_mlp_layer_types(config: PretrainedConfig) -> None:
+    """Raise UnsupportedModelError unless mlp_layer_types says of each layer whether it has experts."""
+    given = config.mlp_layer_types
+    fits = isinstance(given, (list, tuple)) and len(given) == config.num_hidden_layers
+    if not fits or any(one not in ("dense", "sparse") for one in given):
+        refuse(config, "mlp_layer_types", "it must have one of dense, sparse for each layer")
+
+
+def further_layers(config: PretrainedConfig) -> tuple[str, ...]:
+    """Patterns for `checkpoint_ignored`: the layers behind the last, which guess further tokens
+    (num_nextn_predict_layers)."""
+    count = getattr(config, "num_nextn_predict_layers", None) or 0
+    return tuple(rf"model\.layers\.{config.num_hidden_layers + place}\..+" for place in range(count))
+
+
 def _number(config: PretrainedConfig, names: Sequence[str], least: int) -> tuple[str, int] | None:
     """The name of these that config.json has, and its whole number; None: it has none of them."""
     aliases = getattr(config, "attribute_map", {})

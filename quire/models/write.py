@@ -44,8 +44,9 @@ def _table() -> str:
 
 
 def _family(kind: type) -> str:
-    """The first sentence of the file's docstring, as far as its first colon."""
-    text = " ".join((sys.modules[kind.__module__].__doc__ or "").split()).partition(". ")[0]
+    """The first sentence of the class's docstring, or of its file's, as far as its first colon."""
+    doc = vars(kind).get("__doc__") or sys.modules[kind.__module__].__doc__ or ""
+    text = " ".join(doc.split()).partition(". ")[0]
     return text.partition(": ")[0].rstrip(".").replace("|", "/")
 
 

@@ -39,8 +39,9 @@ def test_a_family_has_variants(architecture: str) -> None:
     row = ROWS[architecture]
     named = {*row.quick, *row.by_length, *row.token_by_token, *row.upcasts}
     assert len(row.variants) >= 6 and named <= set(row.variants) and 1 <= len(row.quick) <= 3
-    windows = [{**row.base, **settings}.get("sliding_window") for settings in row.variants.values()]
-    assert min(filter(None, windows), default=0) < max(map(len, prompts(VOCAB)))
+    for bound in ("sliding_window", "attention_chunk_size"):
+        sizes = [{**row.base, **settings}.get(bound) for settings in row.variants.values()]
+        assert min(filter(None, sizes), default=0) < max(map(len, prompts(VOCAB)))
 
 
 @pytest.mark.parametrize(("architecture", "variant"), CASES)
