@@ -130,6 +130,6 @@ class _Scales:
             return None
         tensor = self._tensors.get(device)
         if tensor is None:
-            runs = [torch.full((size,), scale) for scale, size in zip(self._scales, self._sizes, strict=True)]
-            tensor = self._tensors[device] = torch.cat(runs).to(device)
+            pairs = zip(self._scales, self._sizes, strict=True)
+            tensor = self._tensors[device] = torch.cat([torch.full((n,), scale, device=device) for scale, n in pairs])
         return tensor

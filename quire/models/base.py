@@ -38,7 +38,7 @@ FACTORS: Mapping[str, str] = {
     **dict.fromkeys(
         ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logit_scale", "scale_emb",
          "scale_depth", "router_jitter_noise", "swiglu_alpha", "swiglu_limit", "moe_norm_min", "clip_qkv",
-         "attn_scale"),
+         "attn_scale", "routed_scaling_factor"),
         "",
     ),
     **dict.fromkeys(("logits_scaling", "dim_model_base"), "other than 0"),

@@ -20,6 +20,7 @@ from quire.checkpoint.weights import StoredPart
 from quire.kernels.experts import Routing
 from quire.layers import ROTARY_FIELDS, Linear, gated_activation
 from quire.models.decoder import Biases, Multipliers, hidden_act
+from quire.models.fields import refuse
 from quire.models.sparse import SparseDecoderForCausalLM, SparseMLP
 
 if TYPE_CHECKING:
@@ -43,6 +44,13 @@ class GraniteMoeForCausalLM(SparseDecoderForCausalLM):
         (r"\.mlp\.gate\b", ".block_sparse_moe.router"),
         (r"\.mlp\b", ".block_sparse_moe"),
     )
+
+    @classmethod
+    def check_config(cls, config: PretrainedConfig) -> None:
+        super().check_config(config)
+        for field in ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"):
+            if getattr(config, field) is None:
+                refuse(config, field, "it must be a number")
 
     @classmethod
     def attention_spec(cls, config: PretrainedConfig, layer: int) -> AttentionSpec:
