@@ -344,7 +344,10 @@ def test_images(tmp_path, kind):
     assert crowd.llm_engine.scheduler.encoder.features.misses == 8
     tight = opened(media_cache_bytes=room_for(kind.most_tokens), max_num_batched_tokens=9, block_size=4, max_loras=3,
                    num_gpu_blocks_override=2 * (kind.most_tokens + 12) // 4 + 1)  # fmt: skip
-    assert run(tight, range(15)) == alone
+    for _ in range(5):  # images come when they are ready: beside other load, perhaps one after the other
+        assert run(tight, range(15)) == alone
+        if tight.llm_engine.scheduler.num_preemptions:
+            break
     assert tight.llm_engine.scheduler.num_preemptions > 0
 
 
