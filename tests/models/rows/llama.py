@@ -4,18 +4,9 @@ from typing import Any
 
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from tests.models.rows.row import VOCAB, ModelRow, rope
+from tests.models.rows.row import SIZES, ModelRow, rope
 
-BASE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-}
+BASE = {name: SIZES[name] for name in SIZES if not name.endswith("_token_id")}
 # head_dim of the Llama base is 8: four frequencies.
 LONGROPE = {"short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.5, 2.0, 3.0, 4.5]}
 ROPE: dict[str, dict[str, Any]] = {
