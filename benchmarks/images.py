@@ -1,4 +1,4 @@
-"""Measure images: images.py [MODEL] [--dtype D] [--rounds N] [--memory N] [--json]
+"""Measure images: images.py [MODEL] [--family F] [--dtype D] [--rounds N] [--memory N] [--json]
 
 24 requests, each with one image and 32 tokens of answer, next to transformers' `generate` on the same requests as one
 padded batch, in the same process and in turns; then the same with every image repeated four times. Both sides begin
@@ -32,16 +32,15 @@ TARGETS = {"each its own": 2.0, "each four times": 3.0}  # times transformers' i
 IMAGE = 31999
 
 
+TEXT = {
+    "vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
 def make_llava(folder: Path, dtype: torch.dtype) -> Path:
     """A CLIP tower of 12 layers and a Llama of 12, with random weights."""
-    from tokenizers import Tokenizer, models
-    from transformers import (
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        PreTrainedTokenizerFast,
-    )
+    from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     config = LlavaConfig(
@@ -49,17 +48,48 @@ def make_llava(folder: Path, dtype: torch.dtype) -> Path:
             hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, image_size=224,
             patch_size=16,
         ),
-        text_config=LlamaConfig(
-            vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=12, num_attention_heads=16,
-            num_key_value_heads=8, max_position_embeddings=4096,
-        ),
+        text_config=LlamaConfig(**TEXT),
         image_token_index=IMAGE,
     )  # fmt: skip
+    return _save(LlavaForConditionalGeneration, config, CLIPImageProcessorPil(), folder, dtype)
+
+
+def make_qwen(folder: Path, dtype: torch.dtype) -> Path:
+    """Qwen2.5-VL's tower, of 16 layers of which two see the whole image, and a Qwen2 of 12, with random weights.
+
+    An image is scaled down to 448 x 448 pixels' number, 256 tokens.
+    """
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    config = Qwen2_5_VLConfig(
+        vision_config={
+            "depth": 16, "hidden_size": 640, "intermediate_size": 1712, "num_heads": 8, "out_hidden_size": 1024,
+            "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
+            "fullatt_block_indexes": [7, 15], "tokens_per_second": 2,
+        },
+        text_config={
+            **TEXT, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+        },
+        image_token_id=IMAGE, video_token_id=IMAGE - 1, vision_start_token_id=IMAGE - 2, vision_end_token_id=IMAGE - 3,
+    )  # fmt: skip
+    processor = Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 448 * 448})
+    return _save(Qwen2_5_VLForConditionalGeneration, config, processor, folder, dtype)
+
+
+FAMILIES = {"llava": make_llava, "qwen2.5-vl": make_qwen}
+
+
+def _save(kind: Any, config: Any, processor: Any, folder: Path, dtype: torch.dtype) -> Path:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
     torch.manual_seed(0)
-    model = LlavaForConditionalGeneration(config).to(dtype)
-    print(f"a LLaVA of {model.num_parameters() / 1e6:.0f} M parameters, {str(dtype).removeprefix('torch.')}")
+    model = kind(config).to(dtype)
+    name = kind.__name__.removesuffix("ForConditionalGeneration")
+    print(f"a {name} of {model.num_parameters() / 1e6:.0f} M parameters, {str(dtype).removeprefix('torch.')}")
     model.save_pretrained(folder)
-    CLIPImageProcessorPil().save_pretrained(folder)
+    processor.save_pretrained(folder)
     words = {"<unk>": 0, **{f"w{number}": number for number in range(1, IMAGE)}, "<image>": IMAGE}
     core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(folder)
@@ -111,10 +141,17 @@ class Transformers:
     name = "transformers"
 
     def __init__(self, model: Path, dtype: str) -> None:
-        from transformers import AutoImageProcessor, LlavaForConditionalGeneration
+        from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-        self.model = LlavaForConditionalGeneration.from_pretrained(model, dtype=dtype).eval()
+        self.model = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype).eval()
         self.processor = AutoImageProcessor.from_pretrained(model, backend="pil")
+
+    def _placeholders(self, inputs: dict[str, torch.Tensor], images: int) -> list[int]:
+        """How many each image takes."""
+        vision = self.model.config.vision_config
+        if "image_grid_thw" in inputs:
+            return (inputs["image_grid_thw"].prod(-1) // vision.spatial_merge_size**2).tolist()
+        return [(vision.image_size // vision.patch_size) ** 2] * images
 
     @torch.inference_mode()
     def run(self, batch: list[tuple[list[int], Image.Image]]) -> tuple[float, float]:
@@ -126,15 +163,22 @@ class Transformers:
             first.append(time.perf_counter() - begin)
             return torch.zeros(len(ids), dtype=torch.bool)
 
-        pixels = self.processor([image for _, image in batch], return_tensors="pt")["pixel_values"]
+        inputs = dict(self.processor([image for _, image in batch], return_tensors="pt"))
+        inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         marker = self.model.config.image_token_id
-        count = self.model.config.vision_config.image_size // self.model.config.vision_config.patch_size
-        rows = [[t for one in ids for t in ([marker] * count**2 if one == marker else [one])] for ids, _ in batch]
-        ids = torch.tensor(rows)  # all of one length, so nothing is padding
+        counts = self._placeholders(inputs, len(batch))
+        rows = [
+            [t for one in ids for t in ([marker] * count if one == marker else [one])]
+            for (ids, _), count in zip(batch, counts, strict=True)
+        ]
+        longest = max(map(len, rows))
+        ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = (ids == marker).int()
         out = self.model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels.to(self.model.dtype),
-            max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False, eos_token_id=None, pad_token_id=0,
-            stopping_criteria=[note],
+            input_ids=ids, attention_mask=mask, max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False,
+            eos_token_id=None, pad_token_id=0, stopping_criteria=[note], **inputs,
         )  # fmt: skip
         assert out.shape[1] == ids.shape[1] + ANSWER
         return time.perf_counter() - begin, first[0]
@@ -177,13 +221,14 @@ def watch_memory(model: Path, dtype: str, images: int) -> list[tuple[int, float]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("--family", default="llava", choices=FAMILIES, help="what is made without MODEL")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", type=int, default=0, metavar="N", help="watch memory over N images instead")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = options.model or make_llava(Path(folder), getattr(torch, options.dtype))
+        model = options.model or FAMILIES[options.family](Path(folder), getattr(torch, options.dtype))
         if options.memory:
             watch_memory(model, options.dtype, options.memory)
             return

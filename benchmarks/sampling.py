@@ -28,7 +28,7 @@ def hostile(vocab: int, longest: int, tokenizer: Any) -> dict[str, tuple[list[in
     same = "a" * 80
     token = tokenizer.encode(same, add_special_tokens=False)[-2]
     starts = f"{letters}{letters.upper()}0123456789 ."
-    long = [3 + number % (vocab - 4) for number in range(longest)]
+    long = [3 + number % (min(vocab, 1024) - 4) for number in range(longest)]  # no image token
     return {
         "allowed_token_ids, 300,000": (PROMPT, {"allowed_token_ids": [5, 6, 7] * 100_000}),
         "allowed_token_ids, all": (PROMPT, {"allowed_token_ids": range(vocab)}),

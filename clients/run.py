@@ -73,6 +73,7 @@ def serving(log: Path) -> Iterator[str]:
     """A server of the bundled model and its adapters, which may load further ones; its URL."""
     adapters = ROOT / "quire" / "demo" / "adapters"
     flags = ["--port", "0", "--enable-lora", "--allow-runtime-lora", "--lora-root", str(adapters)]
+    flags += ["--response-store-bytes", "10000000"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-m", "quire.server", *flags, "--served-model-name", "quire-demo"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
@@ -128,7 +129,7 @@ def main() -> int:
     left_out = ["--ignore", HERE / "test_npm.py"] if args.without_npm else []
     command = [home / "venv" / "bin" / "python", "-m", "pytest", "-c", HERE / "pytest.ini", "--junitxml", report]
     with serving(home / "server.log") as url:
-        offline = {"HF_HUB_OFFLINE": "1", "QUIRE_URL": url, "QUIRE_CLIENTS": str(home)}
+        offline = {"HF_HUB_OFFLINE": "1", "QUIRE_URL": url, "QUIRE_CLIENTS": str(home), "QUIRE_PYTHON": sys.executable}
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | offline
         code = subprocess.run([*command, *left_out, *(further or [HERE])], env=environment, cwd=HERE).returncode
     if report.exists():

@@ -1,13 +1,18 @@
-"""langchain-openai."""
+"""langchain and langchain-openai."""
 
 from __future__ import annotations
 
-import openai
+import json
+from typing import TypedDict
+
 import pytest
-from conftest import LOUD, MODEL, QUESTION, TOO_LONG
+from conftest import COUNT, DRAW, LOUD, MODEL, QUESTION, SCENE, TOO_LONG, Scene, check_scene, check_star, count, draw
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ProviderStrategy, ToolStrategy
 from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 
 
@@ -65,16 +70,92 @@ def test_a_context_that_is_too_long_falls_back(url: str) -> None:
     assert first.invoke(TOO_LONG).text == "Red."
 
 
-def test_refused_tools(url: str) -> None:
-    def look(what: str) -> str:
-        """Look at a thing."""
-        return what
-
-    with pytest.raises(openai.BadRequestError, match=r"tools: .*tool calls"):
-        chat(url).bind_tools([look]).invoke(QUESTION)
+def look(what: str) -> str:
+    """Look at a thing."""
+    return what
 
 
-def test_refused_structured_output(url: str) -> None:
-    schema = {"title": "Color", "type": "object", "properties": {"color": {"type": "string"}}, "required": ["color"]}
-    with pytest.raises(openai.BadRequestError, match=r"response_format: .*structured output"):
-        chat(url).with_structured_output(schema, method="json_schema").invoke(QUESTION)
+TOOLS = [draw, count, look]
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+@pytest.mark.parametrize("responses", [False, True])
+def test_with_structured_output(url: str, method: str, responses: bool) -> None:
+    made = chat(url, use_responses_api=responses).with_structured_output(Scene, method=method, include_raw=True)
+    question = f"{SCENE} Answer as JSON." if method == "json_mode" else SCENE
+    found = made.invoke(question)
+    if method == "json_mode":  # any JSON: what its keys are is the model's
+        assert isinstance(json.loads(found["raw"].text), dict)
+    else:
+        check_scene(found["parsed"])
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+def test_streamed_structured_output(url: str, method: str) -> None:
+    *_, last = chat(url).with_structured_output(Scene, method=method).stream(SCENE)
+    check_scene(last)
+    *_, last = chat(url).with_structured_output(Scene.model_json_schema(), method=method).stream(SCENE)
+    check_scene(last)
+
+
+def test_structured_output_of_a_typed_dict(url: str) -> None:
+    class Star(TypedDict):
+        """Draw a star."""
+
+        color: str
+
+    assert set(chat(url).with_structured_output(Star, strict=True).invoke(DRAW)) == {"color"}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "draw"])
+@pytest.mark.parametrize("responses", [False, True])
+def test_bind_tools(url: str, choice: str, responses: bool) -> None:
+    made = chat(url, use_responses_api=responses).bind_tools(TOOLS, tool_choice=choice)
+    (call,) = made.invoke(DRAW).tool_calls
+    assert call["name"] == "draw" and call["id"]
+    check_star(call["args"])
+    pieces = list(made.stream(DRAW))
+    whole = sum(pieces[1:], pieces[0])
+    assert [(one["name"], one["args"]) for one in whole.tool_calls] == [(call["name"], call["args"])]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_strict_tools(url: str, strict: bool) -> None:
+    made = chat(url).bind_tools(TOOLS, strict=strict, parallel_tool_calls=False, tool_choice="required")
+    (call,) = made.invoke(DRAW).tool_calls
+    check_star(call["args"])
+
+
+@pytest.mark.parametrize("responses", [False, True])
+def test_a_loop(url: str, responses: bool) -> None:
+    """As langchain's documents write it: the call is run, and its message appended."""
+    by_name = {each.__name__: tool(each) for each in TOOLS}
+    made = chat(url, use_responses_api=responses).bind_tools(list(by_name.values()))
+    messages: list = [HumanMessage(COUNT)]
+    messages.append(made.invoke(messages))
+    for call in messages[-1].tool_calls:
+        messages.append(by_name[call["name"]].invoke(call))
+    assert messages[-1].name == "count" and messages[-1].content == "2"
+    last = made.invoke(messages)
+    assert last.text and not last.tool_calls
+
+
+def test_an_agent(url: str) -> None:
+    found = create_agent(chat(url), [draw, count]).invoke({"messages": [HumanMessage(DRAW)]})["messages"]
+    assert [message.type for message in found] == ["human", "ai", "tool", "ai"]
+    check_star(found[1].tool_calls[0]["args"])
+    assert found[2].content == "done" and found[3].text
+
+
+def test_a_streamed_agent(url: str) -> None:
+    made = create_agent(chat(url), [draw, count])
+    names = [
+        name for update in made.stream({"messages": [HumanMessage(DRAW)]}, stream_mode="updates") for name in update
+    ]
+    assert names == ["model", "tools", "model"]
+
+
+@pytest.mark.parametrize("strategy", [ProviderStrategy, ToolStrategy])
+def test_an_agent_with_an_answer_of_a_shape(url: str, strategy) -> None:
+    made = create_agent(chat(url), [], response_format=strategy(Scene))
+    check_scene(made.invoke({"messages": [HumanMessage(SCENE)]})["structured_response"])

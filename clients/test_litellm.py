@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import litellm
 import pytest
-from conftest import LOUD, MODEL, QUESTION, TOO_LONG
+from conftest import (
+    COUNT,
+    DRAW,
+    FUNCTIONS,
+    LOUD,
+    MODEL,
+    QUESTION,
+    SCENE,
+    TOO_LONG,
+    TOOLS,
+    Scene,
+    check_scene,
+    check_star,
+)
 
 litellm.telemetry = False
 litellm.suppress_debug_info = True
@@ -73,12 +87,68 @@ def test_a_context_that_is_too_long_falls_back(settings) -> None:
     assert router.completion("short", asked).choices[0].message.content == "as long as you like"
 
 
-def test_refused_tools(settings) -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-    with pytest.raises(litellm.BadRequestError, match=r"tools: .*tool calls"):
-        litellm.completion(messages=ASKED, tools=[tool], **settings)
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "draw"}}])
+def test_tools(settings, choice) -> None:
+    asked = dict(messages=[{"role": "user", "content": DRAW}], tools=TOOLS, tool_choice=choice, **settings)
+    (call,) = litellm.completion(**asked).choices[0].message.tool_calls
+    assert call.function.name == "draw"
+    check_star(call.function.arguments)
+    whole = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True)))
+    (streamed,) = whole.choices[0].message.tool_calls
+    assert (streamed.function.name, streamed.function.arguments) == ("draw", call.function.arguments)
 
 
-def test_refused_structured_output(settings) -> None:
-    with pytest.raises(litellm.BadRequestError, match=r"response_format: .*structured output"):
-        litellm.completion(messages=ASKED, response_format={"type": "json_object"}, **settings)
+def test_a_loop(settings) -> None:
+    messages: list = [{"role": "user", "content": COUNT}]
+    first = litellm.completion(messages=messages, tools=TOOLS, **settings).choices[0].message
+    (call,) = first.tool_calls
+    assert call.function.name == "count" and json.loads(call.function.arguments) == {"kind": "circle"}
+    messages += [first, {"role": "tool", "tool_call_id": call.id, "name": "count", "content": "1"}]
+    last = litellm.completion(messages=messages, tools=TOOLS, **settings).choices[0].message
+    assert last.content and not last.tool_calls
+
+
+def test_structured_output(settings) -> None:
+    asked = dict(messages=[{"role": "user", "content": SCENE}], **settings)
+    check_scene(litellm.completion(**asked, response_format=Scene).choices[0].message.content)
+    schema = {"type": "json_schema", "json_schema": {"name": "scene", "schema": Scene.model_json_schema()}}
+    pieces = litellm.completion(**asked, response_format=schema, stream=True)
+    check_scene("".join(piece.choices[0].delta.content or "" for piece in pieces))
+    asked["messages"] = [{"role": "user", "content": f"{SCENE} Answer as JSON."}]
+    answer = litellm.completion(**asked, response_format={"type": "json_object"})
+    assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+
+def test_responses(settings) -> None:
+    """By the server's own route, to which litellm passes them."""
+    known = {name: settings[name] for name in ("model", "api_base", "api_key", "temperature")}
+    answer = litellm.responses(input=QUESTION, **known)
+    assert answer.output[0].content[0].text == "Red."
+    events = list(litellm.responses(input=QUESTION, stream=True, **known))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Red."
+    tools = [{"type": "function", **each} for each in FUNCTIONS]
+    (call,) = litellm.responses(input=DRAW, tools=tools, tool_choice="required", **known).output
+    assert call.name == "draw"
+    check_star(call.arguments)
+
+
+def test_anthropics_messages(server: str) -> None:
+    """litellm speaks Anthropic's API to the server."""
+    settings = dict(model=f"anthropic/{MODEL}", api_base=server, api_key="none", temperature=0, max_tokens=200)
+    assert litellm.completion(messages=ASKED, **settings).choices[0].message.content == "Red."
+    pieces = litellm.completion(messages=ASKED, stream=True, **settings)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == "Red."
+    asked = [{"role": "user", "content": DRAW}]
+    answer = litellm.completion(messages=asked, tools=TOOLS, tool_choice="required", **settings)
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "draw"
+    check_star(call.function.arguments)
+
+
+def test_anthropics_messages_passed_through(settings, server: str) -> None:
+    """What speaks Anthropic's API to litellm: passed to the server's own route, and translated to chat completions."""
+    known = {name: settings[name] for name in ("model", "api_base", "api_key", "temperature")}
+    passed = dict(model=f"anthropic/{MODEL}", api_base=server, api_key="none", temperature=0)
+    for told in (known, passed):
+        answer = asyncio.run(litellm.anthropic.messages.acreate(messages=ASKED, max_tokens=50, **told))
+        assert answer["content"][0]["text"] == "Red."

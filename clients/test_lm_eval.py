@@ -33,8 +33,9 @@ def test_loglikelihood(model, url: str) -> None:
     assert values[0] > max(values[1:]) and [greedy for _, greedy in found] == [True, False, False]
     client = OpenAI(base_url=url, api_key="none")
     done = client.completions.create(
-        model=MODEL, prompt=QUESTION, max_tokens=2, temperature=0, logprobs=1, extra_body={"ignore_eos": True}
-    )
+        model=MODEL, prompt=QUESTION, max_tokens=2, temperature=0, logprobs=1,
+        extra_body={"ignore_eos": True, "add_special_tokens": False},  # lm-eval sends token ids, without a <|bos|>
+    )  # fmt: skip
     tokens = done.choices[0].logprobs
     spelled = [i for i in range(len(tokens.tokens)) if "".join(tokens.tokens[: i + 1]) == ANSWERS[0]]
     assert spelled and values[0] == pytest.approx(sum(tokens.token_logprobs[: spelled[0] + 1]), abs=0.01)

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from conftest import LOOK, LOUD, MODEL, QUESTION, TOO_LONG
+from conftest import LOOK, LOUD, MODEL, QUESTION, TOO_LONG, TOOLS
 
 ASKED = [{"role": "user", "content": QUESTION}]
-TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+TOOL = TOOLS[0]  # it fits no QUESTION: with tool_choice "none" a call would be text
 
 
 @pytest.fixture(scope="module")
@@ -112,24 +112,27 @@ def test_a_context_that_is_too_long(client) -> None:
     assert caught.value.code == "context_length_exceeded" and "maximum context length" in caught.value.message
 
 
-def test_refused_tools(client) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        chat(client, tools=[TOOL])
-    assert caught.value.param == "tools" and "tool calls" in caught.value.message
-
-
-def test_refused_structured_output(client) -> None:
-    schema = {"name": "n", "schema": {"type": "object", "properties": {}}}
-    for wanted in ({"type": "json_object"}, {"type": "json_schema", "json_schema": schema}):
+def test_fields_that_are_refused(client) -> None:
+    """What would change the answer, and is not served."""
+    for field, value in (
+        ("modalities", ["text", "audio"]),
+        ("web_search_options", {}),
+        ("response_format", {"type": "xml"}),
+        ("tools", [{"type": "code_interpreter"}]),
+    ):
         with pytest.raises(openai.BadRequestError) as caught:
-            chat(client, response_format=wanted)
-        assert caught.value.param == "response_format" and "structured output" in caught.value.message
+            chat(client, extra_body={field: value})
+        assert field in caught.value.message
 
 
 def test_other_routes_are_404(client) -> None:
     for call in (
         lambda: client.embeddings.create(model=MODEL, input=LOOK),
-        lambda: client.responses.create(model=MODEL, input=LOOK),
+        lambda: client.moderations.create(model=MODEL, input=LOOK),
+        lambda: client.audio.speech.create(model=MODEL, input=LOOK, voice="alloy"),
+        lambda: client.images.generate(model=MODEL, prompt=LOOK),
+        lambda: client.files.list(),
+        lambda: client.batches.list(),
     ):
         with pytest.raises(openai.NotFoundError):
             call()

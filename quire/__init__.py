@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from quire.platform.engine.llm import LLM
     from quire.platform.engine.llm_engine import LLMEngine
     from quire.platform.inputs.processor import PromptType
-    from quire.platform.inputs.prompts import TextPrompt, TokensPrompt
+    from quire.platform.inputs.prompts import EmbedsPrompt, TextPrompt, TokensPrompt
+    from quire.platform.outputs.messages.message import Message, ToolCall
+    from quire.platform.outputs.messages.reasoning_formats import ReasoningFormat
+    from quire.platform.outputs.messages.tool_format import ToolFormat
     from quire.platform.outputs.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     )
     from quire.platform.sampling.logits_processors import BitMask, LogitsProcessor, ProcessorRequest, TokenMask
     from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from quire.platform.sampling.structured.guided import GuidedDecodingParams
+    from quire.platform.sampling.structured.params import ReasoningTexts, StructuredOutputsParams
     from quire.platform.scheduling.metrics import RequestMetrics
 
 __version__ = "0.1.0"
@@ -45,6 +50,7 @@ _HOME = {
     "PromptType": "quire.platform.inputs.processor",
     "TextPrompt": "quire.platform.inputs.prompts",
     "TokensPrompt": "quire.platform.inputs.prompts",
+    "EmbedsPrompt": "quire.platform.inputs.prompts",
     "load_chat_template": "quire.config.convert",
     "LoRARequest": "quire.lora",
     "LoadReport": "quire.lora",
@@ -52,6 +58,13 @@ _HOME = {
     "AdapterError": "quire.errors",
     "SamplingParams": "quire.platform.sampling.params",
     "BeamSearchParams": "quire.platform.sampling.params",
+    "StructuredOutputsParams": "quire.platform.sampling.structured.params",
+    "GuidedDecodingParams": "quire.platform.sampling.structured.guided",
+    "ReasoningTexts": "quire.platform.sampling.structured.params",
+    "Message": "quire.platform.outputs.messages.message",
+    "ToolCall": "quire.platform.outputs.messages.message",
+    "ReasoningFormat": "quire.platform.outputs.messages.reasoning_formats",
+    "ToolFormat": "quire.platform.outputs.messages.tool_format",
     "LogitsProcessor": "quire.platform.sampling.logits_processors",
     "TokenMask": "quire.platform.sampling.logits_processors",
     "BitMask": "quire.platform.sampling.logits_processors",
@@ -80,6 +93,7 @@ __all__ = [  # noqa: RUF022 (the order that a reader wants)
     "PromptType",
     "TextPrompt",
     "TokensPrompt",
+    "EmbedsPrompt",
     "load_chat_template",
     "SamplingParams",
     "LoRARequest",
@@ -91,6 +105,13 @@ __all__ = [  # noqa: RUF022 (the order that a reader wants)
     "CompletionOutput",
     "Logprob",
     "RequestMetrics",
+    "StructuredOutputsParams",
+    "GuidedDecodingParams",
+    "ReasoningTexts",
+    "Message",
+    "ToolCall",
+    "ToolFormat",
+    "ReasoningFormat",
     "LogitsProcessor",
     "TokenMask",
     "BitMask",

@@ -82,11 +82,11 @@ class EngineClosedError(RuntimeError):
 
 
 class NoRoomError(RequestError):
-    """A prompt's images take more tokens, up to image number `item`, than there is room for."""
+    """A prompt's images take more tokens, up to the one called `name`, than there is room for."""
 
-    def __init__(self, item: int, tokens: int, room: int) -> None:
+    def __init__(self, name: str, tokens: int, room: int) -> None:
         super().__init__(
-            f"image {item}: the prompt's images take {tokens} tokens up to this one, and max_model_len leaves room "
+            f"{name}: the prompt's images take {tokens} tokens up to this one, and max_model_len leaves room "
             f"for {room}: use fewer or smaller ones"
         )
         self.tokens = tokens

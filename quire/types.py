@@ -9,8 +9,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from quire.media_types import (
+    MEDIA_KINDS,
+    Grid,
+    ImageLayout,
+    MediaKind,
+    MediaLayout,
+    PlaceholderRange,
+    Span,
+)
+
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "MEDIA_KINDS",
+    "STATE",
+    "AdapterRef",
+    "AdapterUse",
+    "AttentionSpec",
+    "ForwardContext",
+    "Grid",
+    "ImageLayout",
+    "KVCache",
+    "KVGroup",
+    "KVSpec",
+    "MediaKind",
+    "MediaLayout",
+    "PlaceholderRange",
+    "Span",
+    "StateCache",
+    "StateSpec",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +304,10 @@ class ForwardContext:
     # [G - 1, T] and [G - 1, S, B].
     group_slots: torch.Tensor | None = None
     group_tables: torch.Tensor | None = None
+    # For models with `feature_levels` alone, in steps with features: which rows are features, [V] int64, and what is
+    # added to them behind each of the first layers, [levels, V, E].
+    level_rows: torch.Tensor | None = None
+    level_features: torch.Tensor | None = None
 
     def slots_of(self, group: int) -> torch.Tensor:
         """`slot_mapping`, of a group of layers."""
@@ -281,6 +315,14 @@ class ForwardContext:
             return self.slot_mapping
         assert self.group_slots is not None
         return self.group_slots[group - 1]
+
+    def add_level(self, number: int, residual: torch.Tensor) -> None:
+        """Add the features' rows of a level to the residual stream [T, E], in place, behind the layer of that number.
+
+        Each row is added to one token's by itself.
+        """
+        assert self.level_rows is not None and self.level_features is not None
+        residual[self.level_rows] += self.level_features[number]
 
     def table_of(self, group: int) -> torch.Tensor:
         """`block_table`, of a group of layers."""
@@ -306,67 +348,3 @@ class AdapterRef:
 
 # What a request runs with: each adapter's share counts so many times. Empty: the base model.
 AdapterUse = tuple[tuple[AdapterRef, float], ...]
-
-
-# An image's patches in time, height and width, after merging.
-Grid = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ImageLayout:
-    """What an image takes in a prompt; the model says it of the image's processed form.
-
-    tokens: placeholders. grid: for models with `mrope` alone. ids: the placeholders' token ids, of which the model's
-    `image_token_id` is one at least; None: that one throughout. mask: which placeholders take a feature of the image's,
-    in order; the others keep their own embeddings (the ends of rows, say). None: all take one.
-    """
-
-    tokens: int
-    grid: Grid | None = None
-    ids: tuple[int, ...] | None = None
-    mask: tuple[bool, ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name, given in (("ids", self.ids), ("mask", self.mask)):
-            if given is not None and len(given) != self.tokens:
-                raise ValueError(f"an image's layout has {len(given)} {name} for {self.tokens} placeholders")
-
-    @property
-    def features(self) -> int:
-        """How many features the image has."""
-        return self.tokens if self.mask is None else sum(self.mask)
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceholderRange:
-    """An image in a prompt: the tokens `offset` .. `offset + length` are its placeholders.
-
-    digest: SHA-256 over its pixels, size and mode, and the processor's settings: equal digests, equal features.
-    mask: as of `ImageLayout`.
-    """
-
-    digest: bytes
-    offset: int
-    length: int
-    grid: Grid | None = None
-    mask: tuple[bool, ...] | None = None
-
-    @property
-    def end(self) -> int:
-        return self.offset + self.length
-
-    @property
-    def features(self) -> int:
-        """How many features the image has."""
-        return self.length if self.mask is None else sum(self.mask)
-
-    def features_between(self, begin: int, end: int) -> tuple[Sequence[int], int, int]:
-        """(positions from `begin` to `end` of the prompt that take features, the first and the end of those features).
-
-        begin, end: within the range.
-        """
-        if self.mask is None:
-            return range(begin, end), begin - self.offset, end - self.offset
-        places = [place for place in range(begin, end) if self.mask[place - self.offset]]
-        first = sum(self.mask[: begin - self.offset])
-        return places, first, first + len(places)

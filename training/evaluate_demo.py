@@ -1,6 +1,6 @@
-"""Examines quire-demo: greedy answers to questions about texts and pictures that training never saw.
+"""Examines quire-demo: greedy answers to questions about texts and pictures, and tool calls, that training never saw.
 
-    python training/evaluate_demo.py [--exam text|pictures|all] [--backend transformers]
+    python training/evaluate_demo.py [--exam text|pictures|json|calls|all] [--backend transformers]
 
 Prints the share of right answers by kind of question, and exits with status 1 when a share is under the required one.
 """
@@ -8,6 +8,7 @@ Prints the share of right answers by kind of question, and exits with status 1 w
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
@@ -15,28 +16,56 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dialogues import Conversation, exam
+from calls import call_exam, calls_of
+from dialogues import exam
+from json_answers import Chat, json_exam, parsed, schema_of
 from picture_chats import picture_exam
 from PIL import Image
 from world import is_held_out
 
+if TYPE_CHECKING:
+    from quire import StructuredOutputsParams
+
 HERE = Path(__file__).resolve().parent
 MODEL_FOLDER = HERE.parent / "quire" / "demo" / "model"
 # Of the groups of each exam, the least share of right answers.
-REQUIRED = {"text": {"overall": 0.95}, "pictures": {"color": 0.95, "shape": 0.95, "count": 0.90}}
-MAX_NEW_TOKENS = 40  # the longest right answer, a description, has about 30
+REQUIRED = {
+    "text": {"overall": 0.95},
+    "pictures": {"color": 0.95, "shape": 0.95, "count": 0.90},
+    "json": {"shapes": 0.95, "shapes, forced": 0.85},
+    "calls": {"draw(shape, color)": 0.95, "count(kind)": 0.95},
+}
+MAX_NEW_TOKENS = 40  # the longest right answer in words, a description, has about 30
+MAX_NEW_TOKENS_SHAPED = 160  # two calls, or a list of three shapes, have about 120
 
 
 @dataclass(frozen=True)
 class Item:
-    """A conversation that ends with a question, its picture if it is about one, and how its answer counts."""
+    """A conversation that ends with a question, its picture if it is about one, and how its answer counts.
 
-    chat: Conversation
+    tools: what may be called; schema: of the answer; begun: what the schema forces at the answer's start; read: what
+    counts of an answer. Through quire the tools and the schema hold the answer to their form, as when it is served;
+    transformers is only given the start.
+    """
+
+    chat: Chat
     image: Image.Image | None
     expected: str
     groups: tuple[str, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    schema: dict[str, Any] | None = None
+    begun: str = ""
+    read: Callable[[str], Any] = str.strip
+
+    def right(self, answer: str) -> bool:
+        return self.read(answer) == self.read(self.expected)
+
+    @property
+    def longest(self) -> int:
+        """So many tokens an answer may have."""
+        return MAX_NEW_TOKENS if self.read is str.strip else MAX_NEW_TOKENS_SHAPED
 
 
 Answerer = Callable[[Sequence[Item]], list[str]]
@@ -67,7 +96,38 @@ def picture_items(seed: int, size: int) -> list[Item]:
     ]
 
 
-EXAMS = {"text": text_items, "pictures": picture_items}
+def json_items(seed: int, size: int) -> list[Item]:
+    """Held-out questions about scenes that are told, to be answered as JSON; it counts by its value."""
+    return [
+        Item(
+            one.chat,
+            None,
+            json.dumps(one.expected),
+            (one.kind, "overall"),
+            schema=schema_of(one.expected) if one.begun else None,
+            begun=one.begun,
+            read=parsed,
+        )
+        for one in json_exam(Random(f"json {seed}"), size)
+    ]
+
+
+def call_items(seed: int, size: int) -> list[Item]:
+    """Held-out requests for tools; a call counts by its name and its arguments, several in their order."""
+    return [
+        Item(
+            one.shaped.messages,
+            None,
+            one.expected,
+            (one.kind, *(["calls"] if one.expected.startswith("{") else []), "overall"),
+            one.shaped.tools,
+            read=calls_of,
+        )
+        for one in call_exam(Random(f"calls {seed}"), size)
+    ]
+
+
+EXAMS = {"text": text_items, "pictures": picture_items, "json": json_items, "calls": call_items}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--exam", choices=("text", "pictures", "all"), default="all")
+    parser.add_argument("--exam", choices=(*EXAMS, "all"), default="all")
     parser.add_argument("--backend", choices=("quire", "transformers"), default="quire")
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="a folder (default: the bundled model)")
     parser.add_argument("--questions", type=int, default=1300)
@@ -109,17 +169,18 @@ def _report(items: Sequence[Item], answers: Sequence[str]) -> dict[str, float]:
     right: Counter[str] = Counter()
     for item, answer in zip(items, answers, strict=True):
         asked.update(item.groups)
-        right.update(item.groups if answer.strip() == item.expected else ())
-    for group in sorted(asked, key=lambda name: (name == "overall", name[0] == "(")):
+        right.update(item.groups if item.right(answer) else ())
+    for group in sorted(asked, key=lambda name: (name == "overall", name == "calls", name[0] == "(")):
         print(f"{group:26s} {right[group]:5d} / {asked[group]:5d}  {right[group] / asked[group]:.2%}")
     return {group: right[group] / asked[group] for group in asked}
 
 
 def _show_wrong(items: Sequence[Item], answers: Sequence[str]) -> None:
     for item, answer in zip(items, answers, strict=True):
-        if answer.strip() != item.expected:
-            said = " | ".join(message["content"] for message in item.chat)
-            print(f"{said}\n    said {answer!r}, right is {item.expected!r}")
+        if not item.right(answer):
+            said = " | ".join(message["content"] or "(a call)" for message in item.chat)
+            tools = [tool["function"]["name"] for tool in item.tools]
+            print(f"{said} {tools or ''}\n    said {answer!r}, right is {item.expected!r}")
 
 
 def _messages(item: Item) -> list[dict[str, Any]]:
@@ -131,6 +192,12 @@ def _messages(item: Item) -> list[dict[str, Any]]:
     return [{"role": first["role"], "content": parts}, *others]
 
 
+def _prompt(tokenizer: Any, item: Item) -> str:
+    """What the model goes on from."""
+    chat, tools = _messages(item), list(item.tools) or None
+    return tokenizer.apply_chat_template(chat, tools=tools, add_generation_prompt=True, tokenize=False)
+
+
 # --------------------------------------------------------------------------------------------
 # Backends
 # --------------------------------------------------------------------------------------------
@@ -140,12 +207,43 @@ def _quire(folder: Path) -> Answerer:
     from quire import LLM, SamplingParams
 
     llm = LLM(str(folder))
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_NEW_TOKENS)
+    tokenizer = llm.get_tokenizer()
 
     def answer(items: Sequence[Item]) -> list[str]:
-        return [result.outputs[0].text for result in llm.chat([_messages(item) for item in items], params)]
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=item.longest, structured_outputs=_held_to(item))
+            for item in items
+        ]
+        if any(item.image is not None for item in items):
+            results = llm.chat([_messages(item) for item in items], params)
+        else:
+            texts = [_prompt(tokenizer, item) for item in items]
+            ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+            results = llm.generate([{"prompt_token_ids": one} for one in ids], params)
+        return [result.outputs[0].text for result in results]
 
     return answer
+
+
+def _held_to(item: Item) -> StructuredOutputsParams | None:
+    """The answer's schema; or, from where the model begins to call a tool, those of the tools."""
+    from quire import StructuredOutputsParams
+
+    if item.schema is not None:
+        return StructuredOutputsParams(json=item.schema)
+    if not item.tools:
+        return None
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'<tool_call>\n{{"name": "{tool["function"]["name"]}", "arguments": ',
+            "content": {"type": "json_schema", "json_schema": tool["function"]["parameters"]},
+            "end": "}\n</tool_call>",
+        }
+        for tool in item.tools
+    ]
+    tagged = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
+    return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": tagged})
 
 
 def _transformers(folder: Path) -> Answerer:
@@ -158,10 +256,7 @@ def _transformers(folder: Path) -> Answerer:
     model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).eval()
 
     def answer_some(items: Sequence[Item]) -> list[str]:
-        texts = [
-            processor.tokenizer.apply_chat_template(_messages(item), add_generation_prompt=True, tokenize=False)
-            for item in items
-        ]
+        texts = [_prompt(processor.tokenizer, item) + item.begun for item in items]
         images = [item.image for item in items if item.image is not None]
         inputs = processor(
             text=texts, images=images or None, padding=True, add_special_tokens=False, return_tensors="pt"
@@ -173,13 +268,14 @@ def _transformers(folder: Path) -> Answerer:
             tokens = model.generate(
                 **{name: inputs[name] for name in wanted if name in inputs},
                 do_sample=False,
-                max_new_tokens=MAX_NEW_TOKENS,
+                max_new_tokens=max(item.longest for item in items),
             )
-        return processor.batch_decode(tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        said = processor.batch_decode(tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        return [item.begun + text for item, text in zip(items, said, strict=True)]
 
     def answer(items: Sequence[Item], size: int = 64) -> list[str]:
         # Chats of similar length share a batch, so that little of it is padding.
-        order = sorted(range(len(items)), key=lambda i: sum(len(m["content"]) for m in items[i].chat))
+        order = sorted(range(len(items)), key=lambda i: sum(len(m["content"] or "") for m in items[i].chat))
         answers = [""] * len(items)
         for start in range(0, len(order), size):
             some = order[start : start + size]

@@ -20,20 +20,59 @@ PAD, BOS, END = "<|pad|>", "<|bos|>", "<|end|>"
 ROLES = ("system", "user", "assistant")
 SPECIAL_TOKENS = [PAD, BOS, END, *(f"<|{role}|>" for role in ROLES)]
 Encoded = tuple[list[int], list[float]]  # token ids, and the weight of the loss on each
+# Tools are told as ``draw(shape, color)``, one a line: a parameter's default says its type, "?" that it may be left
+# out. Calls are written as Hermes models write them.
 CHAT_TEMPLATE = """\
+{%- macro signature(tool) %}
+    {%- set function = tool['function'] if tool['function'] is mapping else tool %}
+    {%- set schema = function['parameters'] if function['parameters'] is mapping else {} %}
+    {%- set properties = schema['properties'] if schema['properties'] is mapping else {} %}
+    {{- '\\n' + function['name'] + '(' }}
+    {%- for name, one in properties.items() %}
+        {{- (', ' if not loop.first else '') + name + ('' if name in (schema['required'] or []) else '?') }}
+        {%- if one['enum'] is defined and one['enum'] | join('|') | length <= 40 %}
+            {{- '=' + one['enum'] | join('|') }}
+        {%- elif one['type'] is string and one['type'] != 'string' %}
+            {{- {'integer': '=0', 'number': '=0', 'boolean': '=true', 'array': '=[]', 'object': '={}'}[one['type']] }}
+        {%- endif %}
+    {%- endfor %}
+    {{- ')' }}
+{%- endmacro %}
+{%- macro told() %}
+    {{- 'Tools:' }}
+    {%- for tool in tools %}
+        {{- signature(tool) }}
+    {%- endfor %}
+{%- endmacro %}
+{%- set roles = {'system': 'system', 'developer': 'system', 'user': 'user', 'assistant': 'assistant', 'tool': 'tool',
+    'function': 'tool'} %}
 {{- bos_token }}
+{%- if tools and (not messages or roles[messages[0]['role']] != 'system') %}
+    {{- '<|system|>' + told() + '<|end|>' }}
+{%- endif %}
 {%- for message in messages %}
-    {%- if message['role'] not in ['system', 'user', 'assistant'] %}
+    {%- if message['role'] not in roles %}
         {{- raise_exception('Unknown role: ' + message['role']) }}
     {%- endif %}
-    {{- '<|' + message['role'] + '|>' }}
+    {{- '<|' + roles[message['role']] + '|>' }}
     {%- if message['content'] is string %}
         {{- message['content'] | trim }}
-    {%- else %}
+    {%- elif message['content'] is not none %}
         {%- for part in message['content'] %}
             {{- '<|image|>' if part['type'] == 'image' else part['text'] | trim }}
         {%- endfor %}
     {%- endif %}
+    {%- if tools and loop.first and roles[message['role']] == 'system' %}
+        {{- ('\\n' if message['content'] else '') + told() }}
+    {%- endif %}
+    {%- for call in message['tool_calls'] or [] %}
+        {%- set function = call['function'] if call['function'] is mapping else call %}
+        {%- set arguments = function['arguments'] %}
+        {{- '\\n' if not loop.first or message['content'] }}
+        {{- '<tool_call>\\n{"name": "' + function['name'] + '", "arguments": ' }}
+        {{- arguments if arguments is string else arguments | tojson }}
+        {{- '}\\n</tool_call>' }}
+    {%- endfor %}
     {{- '<|end|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-# Elsewhere bf16 is emulated, and several times slower than float32.
-_FAST_BF16 = torch.cpu._is_avx512_bf16_supported()
+# Elsewhere bf16 is slower than float32: several times where it is emulated, twice with AVX-512's dot products alone.
+_FAST_BF16 = torch.cpu._is_amx_tile_supported()
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Stage:
     recipe: whatever decides the result; a checkpoint of another one is not gone on from.
     batches: of a step's number, the step's batches.
     loss: of a batch, its loss, summed; weight: of a batch, by what the sum of all is divided.
+    stop: the stage ends after so many steps, before its pace does.
     """
 
     name: str
@@ -55,6 +56,11 @@ class Stage:
     batches: Callable[[int], Sequence[Any]]
     loss: Callable[[Any], torch.Tensor]
     weight: Callable[[Any], float]
+    stop: int | None = None
+
+    @property
+    def steps(self) -> int:
+        return self.pace.steps if self.stop is None else self.stop
 
 
 @dataclass
@@ -83,7 +89,7 @@ def run(stage: Stage, folder: Path, save_every: int, threads: int) -> Progress:
         ThreadPoolExecutor(1) as ahead,
     ):
         coming = ahead.submit(stage.batches, progress.step)
-        while progress.step < stage.pace.steps:
+        while progress.step < stage.steps:
             batches = coming.result()
             coming = ahead.submit(stage.batches, progress.step + 1)
             for optimizer in optimizers:
@@ -97,7 +103,7 @@ def run(stage: Stage, folder: Path, save_every: int, threads: int) -> Progress:
             running = loss if running == 0.0 else 0.95 * running + 0.05 * loss
             if progress.step % 50 == 0:
                 print(f"{stage.name}: step {progress.step} loss {running:.4f} {progress.seconds:.0f} s", flush=True)
-            if progress.step % save_every == 0 or progress.step == stage.pace.steps:
+            if progress.step % save_every == 0 or progress.step == stage.steps:
                 _save(stage, optimizers, progress, checkpoint)
     return progress
 

@@ -5,8 +5,8 @@
 Writes ``quire/demo/adapters/<name>/``, both adapters when none is named. The questions are the base model's own and no
 prompt asks for the style: the adapter alone makes it. The first round learns the words, and may forget some of what the
 base model sees; further ones, slower and with more pictures, see again. An adapter is written after each round, and
-``--round 2`` goes on from there. The run is deterministic: every document and picture follows from the seed and the
-step's number.
+``--round 2`` goes on from there; ``--round last`` does the last one alone, as after changes to the base model. The run
+is deterministic: every document and picture follows from the seed and the step's number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from picture_chats import IMAGE, _description, picture_chat, training_picture
 from pictures import Picture
 from reading import Batch, Encoded, Reading, by_length, encode, padded
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from stage import Pace, Stage
 from styles import STYLES, in_style
 from train_demo import MODEL_FOLDER
@@ -63,13 +63,25 @@ def _pace(steps: int, learning_rate: float) -> Pace:
 
 VOICES = {
     # Colours follow their nouns in French: to find them is more to learn than other words.
-    "french": Voice((Round(_pace(800, 1e-2), 14, 14, 4),)),
+    "french": Voice(
+        (
+            Round(_pace(800, 1e-2), 14, 14, 4),
+            Round(_pace(90, 5e-3), 8, 6, 3),
+            Round(_pace(70, 3e-3), 10, 6, 1),
+            Round(_pace(160, 5e-3), 10, 8, 2),
+            Round(_pace(280, 3e-3), 16, 10, 1),
+        )
+    ),
     "shout": Voice(
         (
             Round(_pace(500, 1e-2), 12, 10, 4),
             Round(_pace(400, 4e-3), 24, 4, 2),
             Round(_pace(300, 3e-3), 24, 8, 1),
             Round(_pace(300, 2e-3), 20, 20, 1),
+            Round(_pace(90, 5e-3), 8, 6, 3),
+            Round(_pace(70, 3e-3), 10, 6, 1),
+            Round(_pace(160, 5e-3), 10, 8, 2),
+            Round(_pace(280, 3e-3), 16, 10, 1),
         )
     ),
 }
@@ -84,6 +96,8 @@ def train(name: str, folder: Path, threads: int, first: int) -> None:
     started = time.monotonic()
     for number, one in enumerate(voice.rounds[first:], first):
         # From what was written, rounded as that is: so a later round can be done by itself.
+        if number:
+            _fit(folder, len(tokenizer))
         model = (
             PeftModel.from_pretrained(base, folder, is_trainable=True)
             if number
@@ -94,6 +108,17 @@ def train(name: str, folder: Path, threads: int, first: int) -> None:
         save(model, folder)
         base = model.unload()
         print(f"{name}: round {number + 1} done, {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _fit(folder: Path, vocabulary: int) -> None:
+    """Gives an adapter that is older than some of the base model's tokens rows for these, which change nothing."""
+    path, rows = folder / "adapter_model.safetensors", "base_model.model.lm_head.lora_B.weight"
+    weights = load_file(path)
+    missing = vocabulary - len(weights[rows])
+    if missing > 0:
+        weights[rows] = torch.nn.functional.pad(weights[rows], (0, 0, 0, missing))
+        save_file(weights, path, metadata={"format": "pt"})
+        path.chmod(0o644)
 
 
 def _config(voice: Voice) -> LoraConfig:
@@ -184,10 +209,11 @@ def main() -> None:
     parser.add_argument("name", nargs="?", choices=sorted(STYLES), help="which adapter (default: all)")
     parser.add_argument("--out", type=Path, default=ADAPTERS, help="the folder in which each adapter gets its own")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--round", type=int, default=1, choices=(1, 2, 3, 4), help="the first to do")
+    parser.add_argument("--round", default="1", choices=(*"12345678", "last"), help="the first to do")
     options = parser.parse_args()
     for name in [options.name] if options.name else sorted(STYLES):
-        train(name, options.out / name, options.threads, options.round - 1)
+        first = len(VOICES[name].rounds) if options.round == "last" else int(options.round)
+        train(name, options.out / name, options.threads, first - 1)
 
 
 if __name__ == "__main__":

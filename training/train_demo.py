@@ -2,9 +2,11 @@
 
     python training/train_demo.py
 
-Writes ``quire/demo/model/``. A text model learns to read, a vision tower learns to see, and both are joined to a LLaVA
-that learns to talk of what it sees. The run is deterministic (every document and picture follows from the seed and the
-step's number) and saves checkpoints: started again, it goes on where it was. At its end it prints what the model knows.
+Writes ``quire/demo/model/``. A text model learns to read, a vision tower learns to see, both are joined to a LLaVA that
+learns to talk of what it sees, and that one learns to answer as JSON and to call tools. ``--from FOLDER`` begins with
+the last stage, from a model as the one before leaves it. The run is deterministic (every document and picture follows
+from the seed and the step's number) and saves checkpoints: started again, it goes on where it was. At its end it prints
+what the model knows.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import calling
 import evaluate_demo
 import eyes
 import joint
@@ -22,7 +26,13 @@ import reading
 import stage
 import torch
 from picture_chats import IMAGE
-from transformers import GenerationConfig, LlavaForConditionalGeneration, LlavaProcessor, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 HERE = Path(__file__).resolve().parent
@@ -30,13 +40,9 @@ MODEL_FOLDER = HERE.parent / "quire" / "demo" / "model"
 CHECKPOINTS = HERE / ".checkpoint"
 
 
-def train(folder: Path, checkpoints: Path, save_every: int, threads: int, share: float = 1.0) -> None:
-    """All three stages, each from its checkpoint, if there is one; share: of the steps, for a quick trial."""
-    reads, sees, joins = reading.Reading(), eyes.VisionConfig(), joint.Joint()
-    reads, sees, joins = (
-        replace(one, pace=replace(one.pace, steps=max(one.pace.warmup + 1, round(one.pace.steps * share))))
-        for one in (reads, sees, joins)
-    )
+def train(folder: Path, checkpoints: Path, save_every: int, threads: int, share: float = 1.0) -> list[stage.Progress]:
+    """The first three stages, each from its checkpoint, if there is one; share: of the steps, for a quick trial."""
+    reads, sees, joins = (_shortened(one, share) for one in (reading.Reading(), eyes.VisionConfig(), joint.Joint()))
     text_stage, text, tokenizer = reading.lessons(reads)
     progress = [stage.run(text_stage, checkpoints, save_every, threads)]
     eye_stage, tower = eyes.lessons(sees)
@@ -46,8 +52,34 @@ def train(folder: Path, checkpoints: Path, save_every: int, threads: int, share:
     joint_stage = joint.lessons(joins, reads, sees, model, tokenizer)
     progress.append(stage.run(joint_stage, checkpoints, save_every, threads))
     save(model, tokenizer, folder)
-    seconds, processor = (sum(getattr(one, name) for one in progress) for name in ("seconds", "processor"))
-    print(f"done: {seconds:.0f} s, of processor time {processor:.0f} s", flush=True)
+    return progress
+
+
+def train_calling(
+    start: Path, folder: Path, checkpoints: Path, save_every: int, threads: int, share: float = 1.0
+) -> list[stage.Progress]:
+    """The last stage, from the model in ``start``: what the third stage wrote, in bf16."""
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    calling.add_tokens(tokenizer, reading.CHAT_TEMPLATE)
+    model = LlavaForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
+    calling.add_rows(model, tokenizer)
+    progress = []
+    for number, one in enumerate(calling.ROUNDS, 1):
+        before = {name: weight.clone() for name, weight in model.state_dict().items()}
+        lessons = calling.lessons(
+            number, _shortened(one, share), reading.Reading(), eyes.VisionConfig(), model, tokenizer
+        )
+        progress.append(stage.run(lessons, checkpoints, save_every, threads))
+    # The last round knows stories better, the one before it calls: their mean knows both.
+    model.load_state_dict({name: (weight + before[name]) / 2 for name, weight in model.state_dict().items()})
+    save(model, tokenizer, folder)
+    return progress
+
+
+def _shortened(lessons: Any, share: float) -> Any:
+    """The same with so many of its steps."""
+    pace = lessons.pace
+    return replace(lessons, pace=replace(pace, steps=max(pace.warmup + 1, round(pace.steps * share))))
 
 
 def save(model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -94,6 +126,8 @@ def _use_common_names(folder: Path) -> None:
         if name == "tokenizer_config.json":
             config["tokenizer_class"] = "PreTrainedTokenizerFast"
             config["additional_special_tokens"] = config.pop("extra_special_tokens")
+            for own in ("is_local", "local_files_only"):  # how the tokenizer was loaded here
+                config.pop(own, None)
         for part in (config, config.get("image_processor", {})):
             if "image_processor_type" in part:
                 part["image_processor_type"] = part["image_processor_type"].removesuffix("Pil")
@@ -108,11 +142,17 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=200, help="steps between checkpoints")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--share", type=float, default=1.0, help="of the steps; less makes a quick trial")
+    parser.add_argument("--from", type=Path, dest="start", help="only the last stage, from the third one's model here")
     parser.add_argument("--fresh", action="store_true", help="ignore earlier checkpoints")
     options = parser.parse_args()
     if options.fresh:
         shutil.rmtree(options.checkpoints, ignore_errors=True)
-    train(options.out, options.checkpoints, options.save_every, options.threads, options.share)
+    rest = options.checkpoints, options.save_every, options.threads, options.share
+    start = options.start or options.checkpoints / "joined"
+    progress = [] if options.start else train(start, *rest)
+    progress += train_calling(start, options.out, *rest)
+    seconds, processor = (sum(getattr(one, name) for one in progress) for name in ("seconds", "processor"))
+    print(f"done: {seconds:.0f} s, of processor time {processor:.0f} s", flush=True)
     evaluate_demo.main(["--model", str(options.out), "--backend", "transformers"])
 
 

@@ -1,27 +1,27 @@
-// npm's `openai`. The check's name is the argument; what it needs comes as JSON on standard input.
+// npm's `openai`.
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
 import OpenAI from "openai";
+import { zodFunction, zodResponseFormat, zodResponsesFunction, zodTextFormat } from "openai/helpers/zod";
+import { Draw, Scene, check, checkScene, checkStar, told } from "./asked.mjs";
 
-const told = JSON.parse(readFileSync(0, "utf8"));
 const client = new OpenAI({ baseURL: told.url, apiKey: "none", maxRetries: 0 });
 const asked = { model: told.model, temperature: 0, messages: [{ role: "user", content: told.question }] };
 const picture = {
   role: "user",
   content: [{ type: "image_url", image_url: { url: told.picture } }, { type: "text", text: told.look }],
 };
-const tool = { type: "function", function: { name: "look", parameters: { type: "object", properties: {} } } };
+const tool = zodFunction({ name: "draw", parameters: Draw });
 
 const ask = async (more) => (await client.chat.completions.create({ ...asked, ...more })).choices[0];
 
-async function refused(more, param, text) {
-  await assert.rejects(client.chat.completions.create({ ...asked, ...more }), (error) => {
-    assert.ok(error instanceof OpenAI.BadRequestError);
-    assert.equal(error.param, param);
-    assert.match(error.message, text);
-    return true;
-  });
-}
+const drawing = { messages: [{ role: "user", content: told.draw }] };
+const shapes = { messages: [{ role: "user", content: told.scene }] };
+const runnable = (calls) => zodFunction({
+  name: "draw",
+  description: "Draw a shape.",
+  parameters: Draw,
+  function: (args) => (calls.push(args), "done"),
+});
 
 const checks = {
   async text() {
@@ -71,9 +71,62 @@ const checks = {
       return true;
     });
   },
-  "refused tools": () => refused({ tools: [tool] }, "tools", /tool calls/),
-  "refused structured output": () =>
-    refused({ response_format: { type: "json_object" } }, "response_format", /structured output/),
+  async tools() {
+    const tools = [zodFunction({ name: "draw", parameters: Draw })];
+    for (const tool_choice of ["auto", "required", { type: "function", function: { name: "draw" } }]) {
+      const { message } = await ask({ ...drawing, tools, tool_choice });
+      checkStar(JSON.parse(message.tool_calls[0].function.arguments));
+      const parsed = await client.chat.completions.parse({ ...asked, ...drawing, tools, tool_choice });
+      checkStar(parsed.choices[0].message.tool_calls[0].function.parsed_arguments);
+    }
+  },
+  async "streamed tools"() {
+    const tools = [zodFunction({ name: "draw", parameters: Draw })];
+    const stream = client.chat.completions.stream({ ...asked, ...drawing, tools, tool_choice: "required" });
+    let pieces = "";
+    stream.on("tool_calls.function.arguments.delta", (event) => (pieces += event.arguments_delta));
+    const final = await stream.finalChatCompletion();
+    const call = final.choices[0].message.tool_calls[0];
+    assert.equal(pieces, call.function.arguments);
+    assert.equal(call.function.name, "draw");
+    checkStar(call.function.parsed_arguments);
+  },
+  async runTools() {
+    for (const stream of [false, true]) {
+      const calls = [];
+      const runner = client.chat.completions.runTools({ ...asked, ...drawing, tools: [runnable(calls)], stream });
+      assert.ok(await runner.finalContent());
+      assert.equal(calls.length, 1);
+      checkStar(calls[0]);
+      assert.equal(await runner.finalFunctionToolCallResult(), "done");
+    }
+  },
+  async parse() {
+    const response_format = zodResponseFormat(Scene, "scene");
+    const parsed = await client.chat.completions.parse({ ...asked, ...shapes, response_format });
+    checkScene(parsed.choices[0].message.parsed);
+    const stream = client.chat.completions.stream({ ...asked, ...shapes, response_format });
+    checkScene((await stream.finalChatCompletion()).choices[0].message.parsed);
+  },
+  async "json object"() {
+    const { message } = await ask({ ...shapes, response_format: { type: "json_object" } });
+    assert.equal(typeof JSON.parse(message.content), "object");
+  },
+  async responses() {
+    const common = { model: told.model, temperature: 0 };
+    assert.equal((await client.responses.create({ ...common, input: told.question })).output_text, "Red.");
+    let text = "";
+    for await (const event of await client.responses.create({ ...common, input: told.question, stream: true }))
+      if (event.type === "response.output_text.delta") text += event.delta;
+    assert.equal(text, "Red.");
+    const format = zodTextFormat(Scene, "scene");
+    checkScene((await client.responses.parse({ ...common, input: told.scene, text: { format } })).output_parsed);
+    const tools = [zodResponsesFunction({ name: "draw", parameters: Draw })];
+    const called = await client.responses.parse({ ...common, input: told.draw, tools, tool_choice: "required" });
+    checkStar(called.output[0].parsed_arguments);
+    const stream = client.responses.stream({ ...common, input: told.draw, tools, tool_choice: "required" });
+    checkStar((await stream.finalResponse()).output[0].parsed_arguments);
+  },
 };
 
-await checks[process.argv[2]]();
+await check(checks);

@@ -35,8 +35,8 @@ class Place:
 class NameRules:
     """How a model's names differ from the files'; see the attributes of `CausalLM` with these names.
 
-    owner: whose they are, for messages. tied: parameter -> whose tensor it shares; of a pair one may be absent.
-    parts: place -> what of which tensors fills it.
+    owner: whose they are, for messages. exact: names that are known one by one, before all patterns. tied: parameter ->
+    whose tensor it shares; of a pair one may be absent. parts: place -> what of which tensors fills it.
     """
 
     owner: str
@@ -45,8 +45,11 @@ class NameRules:
     transposed: Sequence[str] = ()
     tied: Mapping[str, str] | None = None
     parts: Mapping[str, StoredPart] = field(default_factory=dict)
+    exact: Mapping[str, str] = field(default_factory=dict)
 
     def renamed(self, stored: str) -> str:
+        if stored in self.exact:
+            return self.exact[stored]
         for pattern, replacement in self.renames:
             match = re.fullmatch(pattern, stored)
             if match:
@@ -157,7 +160,7 @@ def _problems_of_parts(checkpoint: Checkpoint, part: StoredPart, names: Collecti
             continue
         tensor = checkpoint.tensor(name)
         fits = tensor.dtype is torch.uint8 if part.packed else tensor.dtype in _CASTABLE
-        if tensor.shape != shape:
+        if not part.fits(name, tensor.shape):
             asked = f"has shape {tuple(tensor.shape)}, config.json asks for {tuple(shape)}"
             yield f"{name} in {checkpoint.file_of(name)} {asked}"
         elif not fits:

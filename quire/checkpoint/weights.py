@@ -31,11 +31,21 @@ class StoredPart:
     """What a parameter is made of that no tensor of the files is as it stands: one expert's share of all experts', say.
 
     shapes: of the stored tensors, by name. make: of these, in that order, the parameter. packed: they are of bytes.
+    either_way: files may have the last two dimensions in the other order, too: releases differ in what they write.
     """
 
     shapes: Mapping[str, torch.Size]
     make: Callable[..., torch.Tensor]
     packed: bool = False
+    either_way: bool = False
+
+    def fits(self, name: str, shape: torch.Size) -> bool:
+        """Whether a stored tensor may have this shape."""
+        return shape == self.shapes[name] or (self.either_way and shape == _turned(self.shapes[name]))
+
+
+def _turned(shape: torch.Size) -> torch.Size:
+    return torch.Size((*shape[:-2], *reversed(shape[-2:])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,8 @@ def _jobs(checkpoint: Checkpoint, wanted: StoredWeight, out: torch.Tensor) -> li
 
 
 def _make(checkpoint: Checkpoint, part: StoredPart, out: torch.Tensor) -> None:
-    out.copy_(part.make(*(checkpoint.tensor(name) for name in part.shapes)))
+    stored = {name: checkpoint.tensor(name) for name in part.shapes}
+    out.copy_(part.make(*(one if one.shape == part.shapes[name] else one.mT for name, one in stored.items())))
 
 
 def _read_across(checkpoint: Checkpoint, name: str, out: torch.Tensor, first: int) -> None:

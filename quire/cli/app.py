@@ -14,6 +14,7 @@ from quire.cli.complete import complete
 from quire.cli.doctor import doctor
 from quire.cli.models import models
 from quire.cli.run import run
+from quire.cli.run_batch import RunBatchCommand, run_batch
 from quire.cli.serve import ServeCommand, serve
 from quire.cli.terminal import usable_streams
 
@@ -51,5 +52,6 @@ def main(
 
 app.command()(run)
 app.command(cls=ServeCommand)(serve)
+app.command("run-batch", cls=RunBatchCommand)(run_batch)
 for verb in (chat, complete, models, doctor, bench):
     app.command()(verb)

@@ -96,7 +96,7 @@ def _render(llm: LLM, messages: Sequence[Message]) -> PromptType:
     chat = render_chat(llm.get_tokenizer(), messages, image_marker=image_spec.marker if image_spec else None)
     return {
         "prompt_token_ids": chat.token_ids,
-        "multi_modal_data": {"image": chat.images} if chat.images else None,
+        "multi_modal_data": chat.multi_modal_data,
     }
 
 

@@ -28,6 +28,8 @@ def _show(as_json: bool) -> None:
     table = Table("architecture", "serves", "from", "")
     for row in listed:
         note = "replaces quire's own" if row["replaces_quires_own"] else ""
+        if row["promise"]:
+            note = f"torch's own: {', '.join(row['promise']['torch']) or 'no sums'}"
         if row["problem"]:
             note = f"[red]broken: {escape(row['problem'])}[/]"
         table.add_row(row["architecture"], ", ".join(row["capabilities"]), escape(row["package"]), note)

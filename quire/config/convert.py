@@ -9,6 +9,7 @@ from typing import Any
 from quire.errors import QuireError, RequestError
 
 GIB = 1 << 30
+MOST_MEDIA = {"image": 64, "video": 8, "audio": 8}  # of a prompt
 
 
 def text(given: Any) -> str:
@@ -65,17 +66,36 @@ def processors(names: Any) -> tuple[str | type, ...]:
     return tuple(names)
 
 
-def image_limit(limits: Any) -> Any:
-    """{"image": 4}, or as vLLM also has it {"image": {"count": 4, ...}}; other media may be limited to none."""
-    others = set(limits) - {"image"} if isinstance(limits, Mapping) else {None}
-    if None in others or any(limits[name] != 0 for name in others):
-        raise RequestError(f"limit_mm_per_prompt={limits!r}: must be {{'image': a number}}; no other media are served.")
-    images = limits.get("image")
-    if isinstance(images, Mapping):
-        if set(images) - {"count", "width", "height"}:  # how large the made-up ones are that vLLM measures memory with
-            raise RequestError(f"limit_mm_per_prompt: 'image' has a count, not {sorted(images)}.")
-        images = images.get("count")
-    return images
+def media_limits(limits: Any) -> Any:
+    """{"image": 4}, or as vLLM also has it {"image": {"count": 4, ...}}, for each kind."""
+    if not isinstance(limits, Mapping) or set(limits) - {"image", "video", "audio"}:
+        raise RequestError(f"limit_mm_per_prompt={limits!r}: must be {{'image': a number}}, or 'video' or 'audio'.")
+    found = dict(MOST_MEDIA)
+    for kind, given in limits.items():
+        if isinstance(given, Mapping):
+            # How large the made-up ones are that vLLM measures memory with.
+            if set(given) - {"count", "width", "height", "num_frames", "length"}:
+                raise RequestError(f"limit_mm_per_prompt: {kind!r} has a count, not {sorted(given)}.")
+            given = given.get("count")
+        if given is None:
+            continue
+        if type(given) is not int or given < 0:
+            raise RequestError(f"limit_mm_per_prompt: {kind}={given!r} must be a number, 0 or more.")
+        found[kind] = given
+    return found
+
+
+def media_io(given: Any) -> Any:
+    """{"video": {"num_frames": 32}}, or fps; -1, which vLLM takes for all, is `do_sample_frames` false."""
+    if not isinstance(given, Mapping) or any(
+        name != "video" or not isinstance(own, Mapping) or not set(own) <= {"num_frames", "fps"}
+        for name, own in given.items()
+    ):
+        raise RequestError(f"media_io_kwargs={given!r}: must be {{'video': {{'num_frames': a number}}}}, or 'fps'.")
+    found = dict(given.get("video") or {})
+    every = -1 in found.values()
+    own = {name: value for name, value in found.items() if value != -1}
+    return {"video": own or ({"do_sample_frames": False} if every else {})}
 
 
 def load_chat_template(chat_template: str | Path | None) -> str | None:

@@ -14,16 +14,25 @@ _HOUR = 3600  # seconds
 class MediaConfig(Checked):
     """Images in prompts: how many, how large, from where, and what may be kept of them."""
 
-    max_images: int = setting(
-        64,
-        "Most images of a prompt.",
-        more='In a program: {"image": 4}.',
+    limits: Mapping[str, int] = setting(
+        convert.MOST_MEDIA,
+        "Most images, videos and sounds of a prompt.",
+        more='In a program: {"image": 4, "video": 1}; what it does not name keeps its limit.',
         group=_IMAGES,
         name="limit_mm_per_prompt",
         kind=Kind.LIMITS,
-        at_least=0,
         takes=Mapping[str, int],
-        convert=convert.image_limit,
+        shown="image=64 video=8 audio=8",
+        convert=convert.media_limits,
+        vllm=True,
+    )
+    prompt_embeds: bool = setting(
+        False,
+        "Whether prompts may be embeddings.",
+        more='In a program: {"prompt_embeds": a tensor [tokens, size of an embedding]}; over HTTP, in '
+        "`/v1/completions`, base64 of the file that torch.save writes of it.",
+        group=_IMAGES,
+        name="enable_prompt_embeds",
         vllm=True,
     )
     processor_settings: Mapping[str, object] = setting(
@@ -32,6 +41,16 @@ class MediaConfig(Checked):
         more="On top of the checkpoint's own.",
         group=_IMAGES,
         name="mm_processor_kwargs",
+        vllm=True,
+    )
+    io_settings: Mapping[str, Mapping[str, object]] = setting(
+        {},
+        'How many frames of a video are taken: {"video": {"num_frames": 32}} or {"video": {"fps": 2}}.',
+        more="A request's `mm_processor_kwargs` outweigh it; -1 takes all frames.",
+        group=_IMAGES,
+        name="media_io_kwargs",
+        kind=Kind.OBJECT,
+        convert=convert.media_io,
         vllm=True,
     )
     allowed_local_media_path: str | None = setting(
@@ -61,6 +80,24 @@ class MediaConfig(Checked):
     )
     max_image_pixels: int = setting(50_000_000, "Most pixels of an image.", group=_IMAGES, kind=Kind.SIZE, at_least=1)
     max_image_seconds: float = seconds(10.0, "Most CPU time to decode an image.", group=_IMAGES, above=0, at_most=_HOUR)
+    max_video_bytes: int = setting(
+        100_000_000, "Most bytes of a video file.", group=_IMAGES, kind=Kind.SIZE, at_least=1
+    )
+    max_video_duration: float = seconds(
+        _HOUR, "Longest video that is taken.", group=_IMAGES, above=0, at_most=24 * _HOUR
+    )
+    max_video_frames: int = setting(
+        768, "Most frames of a video that a model is shown.", group=_IMAGES, kind=Kind.SIZE, at_least=1
+    )
+    max_video_pixels: int = setting(
+        100_000_000,
+        "Most pixels of a video, as the model is shown it.",
+        more="Of all frames together, each in the size that the video processor gives it.",
+        group=_IMAGES,
+        kind=Kind.SIZE,
+        at_least=1,
+    )
+    max_video_seconds: float = seconds(30.0, "Most CPU time to decode a video.", group=_IMAGES, above=0, at_most=_HOUR)
     cache_bytes: int = setting(
         512 << 20,
         "For images and their features.",
@@ -77,6 +114,10 @@ class MediaConfig(Checked):
         doors=NOWHERE,
         at_least=1,
     )
+
+    def most(self, kind: str) -> int:
+        """How many of a kind a prompt may have."""
+        return self.limits[kind]
 
     @property
     def pixel_bytes(self) -> int:

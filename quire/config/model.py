@@ -39,6 +39,15 @@ class ModelConfig(Checked):
         choices=("auto", "safetensors", "pt"),
         vllm=True,
     )
+    model_impl: str = setting(
+        "auto",
+        "Whose modules run the model: quire's, or transformers' with quire's attention and layers in them.",
+        more="auto: quire's where the registry has a row for the architecture, else transformers'. quire: its rows "
+        "alone, as vllm is, which vLLM calls its own. transformers: its module for every text model. The log says "
+        "what is exact by which means; see docs/models.md.",
+        choices=("auto", "quire", "transformers", "vllm"),
+        vllm=True,
+    )
     device: str = setting(
         "auto",
         "auto, cpu, cuda or cuda:1.",

@@ -18,7 +18,6 @@ _OF_QUIRE = {
     **dict.fromkeys(("PoolingParams", "PoolingOutput", "PoolingRequestOutput", "EmbeddingOutput"), _POOLING),
     **dict.fromkeys(("EmbeddingRequestOutput", "ClassificationOutput", "ClassificationRequestOutput"), _POOLING),
     **dict.fromkeys(("ScoringOutput", "ScoringRequestOutput"), _POOLING),
-    **dict.fromkeys(("GuidedDecodingParams", "StructuredOutputsParams"), "this version serves no structured output"),
     "initialize_ray_cluster": _WORKERS,
     "ModelRegistry": _PLUGIN,
     "ExplicitEncoderDecoderPrompt": "models with an encoder for text are not served",

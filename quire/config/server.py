@@ -77,6 +77,9 @@ class ServerConfig(Checked):
         vllm=True,
     )
     response_role: str = setting("assistant", "The role of answers.", group=_CHAT, vllm=True)
+    exclude_tools_when_tool_choice_none: bool = setting(
+        True, 'With tool_choice "none" the template is not told of tools (the default).', group=_CHAT, vllm=True
+    )
     unknown_fields: str = setting(
         "refuse",
         "Fields that are not served: refuse them, or warn and pass over them.",
@@ -110,6 +113,14 @@ class ServerConfig(Checked):
     max_request_bytes: int = setting(
         32 << 20, "Most bytes of a request's body.", group=_LIMITS, kind=Kind.SIZE, at_least=1
     )
+    response_store_bytes: int = setting(
+        0,
+        "Memory for responses of /v1/responses that are kept; 0 keeps none.",
+        more="`previous_response_id`, `background` and GET /v1/responses/NAME need it.",
+        group=_LIMITS,
+        kind=Kind.SIZE,
+        at_least=0,
+    )
     max_prompts: int = setting(256, "Most prompts of a request.", group=_LIMITS, at_least=1)
     max_n: int = setting(128, "Most answers to a prompt.", group=_LIMITS, at_least=1)
     header_timeout: float = seconds(10.0, "For a request's header.", group=_LIMITS)
@@ -133,6 +144,9 @@ class ServerConfig(Checked):
     )
     log_probes: bool = setting(False, "A line for each /health, /ready, /ping and /metrics too.", group=_LOGS)
     chat_template: str | None = found(None, "Jinja, used instead of the tokenizer's.")
+    tool_call_parser: str | None = found(None, "The format of calls of tools; None: as the template tells.")
+    reasoning_parser: str | None = found(None, "The format of reasoning; None: as the template tells.")
+    tool_strict: bool = found(True, "Whether calls' arguments match their tools' schemas.")
     default_sampling: Mapping[str, object] = found({}, "SamplingParams that hold where a request says nothing.")
 
     def __post_init__(self) -> None:

@@ -205,7 +205,9 @@ def setting(default: _T, help: str, **row: Any) -> _T:
     """Declare a field of a configuration that is a setting. row: further fields of `Setting`."""
     metadata = {_ROW: Setting(help, **row)}
     shown = not row.get("secret", False)
-    how: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
+    how: dict[str, Any] = {"default": default}
+    if isinstance(default, dict):
+        how = {"default_factory": default.copy}
     return typing.cast(_T, dataclasses.field(repr=shown, metadata=metadata, **how))
 
 

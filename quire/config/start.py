@@ -33,6 +33,30 @@ class RequestDefaults(Checked):
         convert=convert.load_chat_template,
         vllm=True,
     )
+    tool_call_parser: str | None = setting(
+        None,
+        "How the model writes calls of tools: a format's name.",
+        more="None: as the chat template tells, where that is certain.",
+        group=_CHAT,
+        doors=_PROGRAM,
+        convert=convert.folder,
+        vllm=True,
+    )
+    reasoning_parser: str | None = setting(
+        None,
+        'How the model sets its reasoning apart from the answer: a format\'s name, or "none".',
+        more="None: as the chat template tells, where that is certain.",
+        group=_CHAT,
+        convert=convert.folder,
+        vllm=True,
+    )
+    tool_strict: bool = setting(
+        True,
+        "Arguments of calls match their tools' schemas (the default).",
+        more="A call that the model makes of its own accord too: from its opening tag on.",
+        group=_CHAT,
+        doors=_PROGRAM,
+    )
     generation_config: str = setting(
         "auto",
         "auto: sampling as the checkpoint recommends; vllm: the API's defaults; or a folder with a "

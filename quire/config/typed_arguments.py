@@ -15,6 +15,7 @@ class EngineArguments(TypedDict, total=False):
     tokenizer_revision: str | None
     dtype: str | None
     load_format: str | None
+    model_impl: str | None
     device: str | None
     exact_products: bool | None
     max_model_len: int | None
@@ -35,13 +36,20 @@ class EngineArguments(TypedDict, total=False):
     lora_host_bytes: int | None
     lora_roots: Sequence[str] | None
     limit_mm_per_prompt: Mapping[str, int] | None
+    enable_prompt_embeds: bool | None
     mm_processor_kwargs: Mapping[str, Any] | None
+    media_io_kwargs: Mapping[str, Mapping[str, Any]] | None
     allowed_local_media_path: str | None
     allowed_media_domains: Sequence[str] | None
     media_fetch_timeout: float | None
     max_image_bytes: int | None
     max_image_pixels: int | None
     max_image_seconds: float | None
+    max_video_bytes: int | None
+    max_video_duration: float | None
+    max_video_frames: int | None
+    max_video_pixels: int | None
+    max_video_seconds: float | None
     media_cache_bytes: int | None
     block_size: int | None
     kv_cache_memory_bytes: int | None
@@ -59,6 +67,9 @@ class LLMArguments(EngineArguments, total=False):
     """What `LLM` takes: vLLM's arguments come last, those of which some value is taken."""
 
     chat_template: str | Path | None
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    tool_strict: bool | None
     generation_config: str | None
     override_generation_config: Mapping[str, Any] | None
     _api_process_count: Any
@@ -126,7 +137,6 @@ class LLMArguments(EngineArguments, total=False):
     enable_moe_shared_loras: Any
     enable_nccl_comm_suspend: Any
     enable_prompt_adapter: Any
-    enable_prompt_embeds: Any
     enable_return_routed_experts: Any
     enable_shm_tensor_arena: Any
     enable_sleep_mode: Any
@@ -169,7 +179,6 @@ class LLMArguments(EngineArguments, total=False):
     max_prompt_adapter_token: Any
     max_prompt_adapters: Any
     max_seq_len_to_capture: Any
-    media_io_kwargs: Any
     mm_device_do_normalize: Any
     mm_encoder_fp8_scale_save_margin: Any
     mm_encoder_only: Any
@@ -182,7 +191,6 @@ class LLMArguments(EngineArguments, total=False):
     mm_shm_cache_max_object_size_mb: Any
     mm_tensor_ipc: Any
     model_class_overrides: Any
-    model_impl: Any
     model_loader_extra_config: Any
     model_weights: Any
     moe_backend: Any
@@ -208,7 +216,6 @@ class LLMArguments(EngineArguments, total=False):
     profiler_config: Any
     pt_load_map_location: Any
     ray_workers_use_nsight: Any
-    reasoning_parser: Any
     reasoning_parser_plugin: Any
     renderer_num_workers: Any
     replayssm_buffer_len: Any

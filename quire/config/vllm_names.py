@@ -49,11 +49,16 @@ class Name:
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in self.values)
 
 
+# Settings of `LLM()` that vLLM has for its server alone.
+_OF_SERVER_THERE = frozenset({"tool_call_parser"})
+
+
 def _served() -> Iterator[Name]:
     """The settings that vLLM has too."""
     for row in SETTINGS:
         if row.vllm_name is not None:
-            yield Name(row.vllm_name, "served", tuple(door for door in BOTH if door in row.doors))
+            doors = _SERVE if row.vllm_name in _OF_SERVER_THERE else BOTH
+            yield Name(row.vllm_name, "served", tuple(door for door in doors if door in row.doors))
     yield Name("config", "served", _SERVE)  # the file of settings
 
 
@@ -81,11 +86,13 @@ _ANY = (ANYTHING,)
 _OFF, _ON = (False,), (True,)
 _NONE: tuple[Any, ...] = ()
 
+# Of structured_outputs_config: which engine is to do it, in vLLM's names for some.
+_SHAPES = ({}, *({"backend": name} for name in ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")))
+
 _ONE = "one process computes, on one device"
 _QUANTISED = "quantised weights are not served; take the float16, bfloat16 or float32 checkpoint"
 _POOLING = "quire generates text; embeddings, classification and scores are not served"
-_STRUCTURE = "this version serves no structured output"
-_TOOLS = "this version serves no tool calls"
+_FORMATS = "a package adds formats by the entry points {}"
 _DRAFTS = "this version serves no speculative decoding"
 _TRACES = "nothing is sent anywhere; /metrics and get_metrics() have the numbers"
 _OWN_CODE = "no code is loaded by options; a plug-in package can add a model (docs/adding-a-model.md)"
@@ -94,7 +101,7 @@ _KERNELS = "quire has its own kernels, and takes those that the machine can run;
 _WEIGHTS = "weights stay where the model computes; nothing is moved there and back"
 _TRANSFER = "KV blocks are not sent between engines"
 _MAMBA = "models with state-space layers are not served"
-_VIDEO = "images are served, no video and no audio"
+_VIDEO = "no features of a video are left out"
 _EXPERTS = "experts are not spread over devices"
 _ONE_SCHEDULE = (
     "there is one schedule, first come first served in chunks; max_num_seqs and max_num_batched_tokens bound a step"
@@ -121,7 +128,6 @@ _ENGINE = (
                disable_log_stats=_ANY),
     *_accepted(BOTH, "the tokenizer is transformers', the fast one where there is one", tokenizer_mode=("auto", "hf")),
     *_accepted(BOTH, "config.json is read through transformers", config_format=("auto", "hf")),
-    *_accepted(BOTH, "quire's own models are used", model_impl=("auto", "vllm")),
     *_accepted(BOTH, _ONE_SCHEDULE, scheduling_policy=("fcfs",), scheduler_delay_factor=(0,), num_scheduler_steps=(1,),
                stream_interval=(1,)),
     *_accepted(BOTH, "on a GPU the next step is planned while one runs, and answers do not depend on it",
@@ -178,10 +184,11 @@ _ENGINE = (
               offload_group_size=(0,), offload_num_in_group=(1,), offload_prefetch_step=(1,), offload_params=([],
               set())),
     *_refused(BOTH, _POOLING, pooler_config=_NONE, override_pooler_config=_NONE, max_lora_cls_labels=_NONE),
-    *_refused(BOTH, _STRUCTURE, structured_outputs_config=({},), guided_decoding_backend=("xgrammar",)),
-    *_refused(BOTH, "reasoning is not told apart from the answer", reasoning_parser=("",),
-              reasoning_parser_plugin=("",),
-              reasoning_config=_NONE),
+    *_accepted(BOTH, "one engine serves all shapes, llguidance", guided_decoding_backend=_ANY),
+    *_refused(BOTH, "one engine serves all shapes, llguidance; what else there is to say requests say",
+              structured_outputs_config=_SHAPES),
+    *_refused(BOTH, _FORMATS.format("quire.reasoning_parsers"), reasoning_parser_plugin=("",)),
+    *_refused(BOTH, "a format of reasoning says by which texts it begins and ends", reasoning_config=_NONE),
     *_refused(BOTH, _DRAFTS, speculative_config=_NONE, spec_method=_NONE, spec_model=_NONE, spec_tokens=_NONE,
               per_request_spec_decode_metrics=("none",), speculative_model=_NONE, num_speculative_tokens=_NONE,
               speculative_model_quantization=_NONE, speculative_draft_tensor_parallel_size=_NONE,
@@ -219,7 +226,6 @@ _ENGINE = (
               tokenizer_pool_type=("ray",), tokenizer_pool_extra_config=_NONE),
     *_refused(BOTH, "a model is never served without its eyes", language_model_only=_OFF),
     *_refused(BOTH, "images stand where the template, or the prompt, has their marker", interleave_mm_strings=_OFF),
-    *_refused(BOTH, "mm_processor_kwargs changes how images are processed", media_io_kwargs=({},)),
     *_refused(BOTH, "an adapter is named by the request that wants it", default_mm_loras=_NONE),
     *_refused(BOTH, "an adapter is served whole or not at all", lora_target_modules=_NONE),
     *_refused(BOTH, "adapters that stretch the context are not served", long_lora_scaling_factors=_NONE),
@@ -245,7 +251,6 @@ _ENGINE = (
               pt_load_map_location=("cpu",), safetensors_load_strategy=("lazy",),
               safetensors_prefetch_num_threads=_NONE,
               safetensors_prefetch_block_size=_NONE),
-    *_refused(BOTH, "prompts are texts or token ids", enable_prompt_embeds=_OFF),
     *_refused(BOTH, "it is not returned", return_sampling_mask=_OFF),
     *_refused(BOTH, "memory is PyTorch's, and sleep() frees all weights", sleep_mode_offload_cudagraph=_OFF,
               sleep_preserve_parameter_names=([],), enable_cumem_allocator=_OFF),
@@ -274,13 +279,17 @@ _SERVER = (
               trust_request_chat_template=_OFF),
     *_refused(_SERVE, "requests have it as chat_template_kwargs", default_chat_template_kwargs=({},)),
     *_refused(_SERVE, "requests ask for it as return_tokens_as_token_ids", return_tokens_as_token_ids=_OFF),
-    *_refused(_SERVE, _TOOLS, enable_auto_tool_choice=_OFF, exclude_tools_when_tool_choice_none=_OFF,
-              tool_call_parser=_NONE, tool_parser_plugin=("",), tool_strict_level=("auto",), tool_server=_NONE),
+    *_accepted(_SERVE, "calls are read wherever it is known how the model writes them", enable_auto_tool_choice=_ANY),
+    *_refused(_SERVE, _FORMATS.format("quire.tool_parsers"), tool_parser_plugin=("",)),
+    *_refused(_SERVE, "--tool-strict says whether calls match their tools' schemas", tool_strict_level=("auto",)),
+    *_refused(_SERVE, "tools are run by who sent them", tool_server=_NONE),
     *_refused(_SERVE, "requests ask for it as stream_options.include_usage", enable_force_include_usage=_OFF),
     *_refused(_SERVE, "/metrics has the times, of all requests together", enable_per_request_metrics=_OFF),
     *_refused(_SERVE, "streams have no lines to keep them open", sse_keep_alive_interval=(0,)),
     *_refused(_SERVE, "there are no routes of Cohere's", cohere_is_reasoning_model=_ON, cohere_format=("cmd4",)),
-    *_refused(_SERVE, "there are no routes of Anthropic's", anthropic_disabled_thinking_effort=("auto",)),
+    *_refused(
+        _SERVE, "thinking that is disabled in /v1/messages is off", anthropic_disabled_thinking_effort=("auto",)
+    ),
     *_refused(_SERVE, "system_fingerprint is quire's version", fingerprint_mode=("full", "hash"),
               fingerprint_value=_NONE),
     *_refused(_SERVE, _ONE, headless=_OFF, enable_scale_out=_OFF, data_parallel_supervisor_port=(9256,),

@@ -31,3 +31,7 @@ class Embedding(nn.Module):
         if self.adapters is not None and self.adapters.context.segments is not None:
             adapt_embedding(self.adapters, self.weight, ids + first if first else ids, added, y, self.scale)
         return y
+
+    def scaled(self, rows: torch.Tensor) -> torch.Tensor:
+        """`scale` times rows [T, size] that come from elsewhere: looked up in themselves, for the same bits."""
+        return kernels.embedding(torch.arange(len(rows), device=rows.device), rows, None, self.scale)

@@ -91,7 +91,7 @@ def namings(model: CausalLM) -> list[Naming]:
 
 def _output(model: CausalLM) -> nn.Module:
     inner = getattr(model, "language_model", model)
-    return inner.lm_head
+    return inner.output_projection
 
 
 def _own(module: nn.Module) -> list[str]:

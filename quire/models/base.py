@@ -17,6 +17,8 @@ from quire.types import ForwardContext, KVCache, KVSpec
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+    from quire.checkpoint.files import Checkpoint
+
 # Fields by what their values must be, wherever a configuration has them: what is left out, or null, is another
 # matter. Name -> the largest that is taken (a damaged number must not build layers until the memory is gone).
 _MOST = 2**31 - 1
@@ -115,6 +117,29 @@ class CausalLM(nn.Module):
         """Parameters that are only a part of what stands in the files, where all experts do, say; by name."""
         return {}
 
+    def see_files(self, checkpoint: Checkpoint) -> Mapping[str, str]:
+        """Look at the files before their tensors are matched with parameters, where names follow from what is there.
+
+        Returns a parameter's name for each of the files' names that is another.
+        """
+        return {}
+
+    def computes_itself(self, name: str) -> bool:
+        """Whether the module of this name may compute by torch's or transformers' own code: it was looked into."""
+        return False
+
+    def keeps_float32(self, name: str) -> bool:
+        """Whether the parameter of this name is float32 whatever the model's dtype is."""
+        return False
+
+    def check_loaded(self) -> None:
+        """Called when a model is loaded and its numbers are there. Raises UnsupportedModelError if it is not right."""
+
+    @property
+    def output_projection(self) -> nn.Module:
+        """The projection to the vocabulary."""
+        return self.lm_head
+
     @property
     def vocab_size(self) -> int:
         """Tokens that have scores."""
@@ -145,6 +170,11 @@ class CausalLM(nn.Module):
         Nothing of a position is in them: the engine puts the features of images in the place of some.
         """
         raise NotImplementedError
+
+    def embed_given(self, rows: torch.Tensor) -> torch.Tensor:
+        """What stands in the place of `embed`'s rows for those that a caller gives: [T, E] in the model's dtype, as
+        transformers takes them as `inputs_embeds`. A family overrides this whose module multiplies these too."""
+        return rows
 
     def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
         """Run one step: write the tokens' keys and values to the pool and return the hidden states.

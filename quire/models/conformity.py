@@ -109,7 +109,9 @@ def check_model(model: CausalLM) -> None:
 def _is_foreign(model: CausalLM, name: str, module: nn.Module) -> bool:
     """Whether it computes something by torch's or transformers' own code. A vision tower may."""
     forward = type(module).forward
-    if isinstance(module, _HARMLESS) or model.is_visual(name) or forward is nn.Module.forward:
+    if isinstance(module, _HARMLESS) or model.is_visual(name) or model.computes_itself(name):
+        return False
+    if forward is nn.Module.forward:
         return False
     return forward.__module__.partition(".")[0] in ("torch", "transformers")
 

@@ -28,11 +28,14 @@ from quire.layers import (
     RMSNorm,
     RotaryEmbedding,
     RotaryTable,
-    activation,
-    gated_activation,
 )
 from quire.layers.rotary import check_whole_heads
 from quire.models.base import CausalLM, refuse
+from quire.models.feed_forward import Biases as Biases  # which families import from here
+from quire.models.feed_forward import FusedGatedMLP as FusedGatedMLP
+from quire.models.feed_forward import GatedMLP as GatedMLP
+from quire.models.feed_forward import PlainMLP as PlainMLP
+from quire.models.feed_forward import hidden_act as hidden_act
 from quire.models.fields import check_window
 from quire.types import AttentionSpec, ForwardContext, KVCache, KVSpec
 
@@ -44,14 +47,6 @@ if TYPE_CHECKING:
 WINDOW_FIELDS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
 # Rotary parameters by type of layer, see `rotaries_by_type`.
 ROTARY_BY_TYPE = frozenset({"rope_parameters.full_attention", "rope_parameters.sliding_attention"})
-
-
-class Biases(NamedTuple):
-    """Which of a layer's projections have a bias."""
-
-    qkv: bool = False
-    out: bool = False
-    mlp: bool = False
 
 
 class Multipliers(NamedTuple):
@@ -121,49 +116,6 @@ class FusedAttention(DecoderAttention):
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self.attend.split(self.qkv_proj(x))
-
-
-class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)); inner: its width, by default the configuration's intermediate_size."""
-
-    def __init__(self, config: PretrainedConfig, biases: Biases, inner: int | None = None) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, inner or config.intermediate_size
-        self.gate_proj = Linear(hidden, inner, bias=biases.mlp)
-        self.up_proj = Linear(hidden, inner, bias=biases.mlp)
-        self.down_proj = Linear(inner, hidden, bias=biases.mlp)
-        self.gate_up = MergedLinear(self.gate_proj, self.up_proj)
-        self.activate = gated_activation(hidden_act(config))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.activate(self.gate_up(x)))
-
-
-class FusedGatedMLP(nn.Module):
-    """The same with gate and up as one layer, `gate_up_proj`: the gate first."""
-
-    def __init__(self, config: PretrainedConfig, biases: Biases) -> None:
-        super().__init__()
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = Linear(hidden, 2 * inner, bias=biases.mlp)
-        self.down_proj = Linear(inner, hidden, bias=biases.mlp)
-        self.activate = gated_activation(hidden_act(config))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.activate(self.gate_up_proj(x)))
-
-
-class PlainMLP(nn.Module):
-    """down(act(up(x)))"""
-
-    def __init__(self, config: PretrainedConfig, biases: Biases) -> None:
-        super().__init__()
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=biases.mlp)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=biases.mlp)
-        self.activate = activation(hidden_act(config))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(self.activate(self.up_proj(x)))
 
 
 class DecoderLayer(nn.Module):
@@ -273,8 +225,11 @@ class Decoder(nn.Module):
 
     def forward(self, residual: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
         ropes, x = [*(rotary(ctx) for rotary in self.rotaries), None], None
-        for layer, which, cache in zip(self.layers, self.rotary_of, kv, strict=True):
+        levels = 0 if ctx.level_features is None else len(ctx.level_features)
+        for number, (layer, which, cache) in enumerate(zip(self.layers, self.rotary_of, kv, strict=True)):
             x = layer(residual, x, ropes[which], ctx, cache)
+            if number < levels:
+                ctx.add_level(number, residual)
         return self.norm(residual, x)
 
 
@@ -392,8 +347,3 @@ def head_dim(config: PretrainedConfig) -> int:
 
 def kv_heads(config: PretrainedConfig) -> int:
     return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-
-
-def hidden_act(config: PretrainedConfig) -> str:
-    """The feed-forward's activation: Gemma's configurations have it under a name of their own."""
-    return getattr(config, "hidden_activation", None) or config.hidden_act

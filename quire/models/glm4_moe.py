@@ -38,7 +38,7 @@ class Glm4MoeAttention(DecoderAttention):
 
 class Glm4MoeForCausalLM(SparseDecoderForCausalLM):
     turns_partly: ClassVar = True
-    attention_class: ClassVar = Glm4MoeAttention
+    attention_class: ClassVar[type[DecoderAttention]] = Glm4MoeAttention
     supported_fields: ClassVar = ROTARY_FIELDS | {
         "attention_bias", "norm_topk_prob", "routed_scaling_factor", "use_qk_norm",
     }  # fmt: skip

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from quire.models.decoder import Multipliers
 from quire.models.llama import LlamaForCausalLM
 
@@ -30,3 +32,6 @@ class GraniteForCausalLM(LlamaForCausalLM):
     @classmethod
     def multipliers(cls, config: PretrainedConfig) -> Multipliers:
         return Multipliers(config.embedding_multiplier, config.residual_multiplier, 1 / config.logits_scaling)
+
+    def embed_given(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.model.embed_tokens.scaled(rows)

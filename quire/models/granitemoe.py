@@ -64,6 +64,9 @@ class GraniteMoeForCausalLM(SparseDecoderForCausalLM):
     def multipliers(cls, config: PretrainedConfig) -> Multipliers:
         return Multipliers(config.embedding_multiplier, config.residual_multiplier, 1 / config.logits_scaling)
 
+    def embed_given(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.model.embed_tokens.scaled(rows)
+
     @classmethod
     def mlp(cls, config: PretrainedConfig, biases: Biases, layer: int) -> nn.Module:
         routing = Routing("softmax_of_chosen")

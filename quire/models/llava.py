@@ -1,18 +1,22 @@
 """LLaVA (arXiv:2304.08485, 2310.03744): a fixed grid of a tower's patches, projected, is one image.
 
-Configuration fields that shape the arithmetic: vision_config (CLIP or SigLIP), text_config (any text model of the
-registry), vision_feature_layer, vision_feature_select_strategy, projector_hidden_act, multimodal_projector_bias,
-image_token_index.
+With Pixtral's tower (arXiv:2410.07073) an image has rows of patches, as many as it is high, each of which ends in a
+token. Configuration fields that shape the arithmetic: vision_config (CLIP, SigLIP or Pixtral), text_config (any text
+model of the registry), vision_feature_layer, vision_feature_select_strategy, projector_hidden_act,
+multimodal_projector_bias, image_token_index.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch import nn
 
 from quire.models.base import refuse
 from quire.models.vision.base import ImageInputs, VisionLanguageModel, text_model
+from quire.models.vision.pixtral import PixtralTower, RowsOfPatches, check_pixtral
 from quire.models.vision.towers import TOWERS, FixedGridTower, Projector, build_tower
 from quire.types import ImageLayout
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 
 class LlavaForConditionalGeneration(VisionLanguageModel):
     # Hugging Face's names before release 4.52 and since then; a CLIP tower had a `vision_model` in it before 5.
-    own_renames: ClassVar = (
+    own_renames: ClassVar[Sequence[tuple[str, str]]] = (
         (r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)", r"vision_tower.\1"),
         (r"(?:model\.)?(multi_modal_projector\..+|image_newline)", r"\1"),
     )
@@ -34,28 +38,47 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         "language_model.{base}": ("language_model.{base}", *["model.language_model"] * 2),
         "language_model.lm_head": ("language_model.lm_head", *["lm_head"] * 2),
     }
+    takes_rows: ClassVar = True  # of Pixtral's tower
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
+        self.vision_tower, self.grid_tower = self.towers(config)
+        self.processor_settings = self.grid_tower.settings
+        self.multi_modal_projector = self.projector(config)
+        self.adopt(text_model(config))
+
+    @classmethod
+    def towers(cls, config: PretrainedConfig) -> tuple[nn.Module, FixedGridTower | RowsOfPatches]:
+        """The tower, and what is taken of it."""
         from transformers import AutoModel
 
-        tower = build_tower(lambda: AutoModel.from_config(config.vision_config))
-        self.vision_tower = getattr(tower, "vision_model", tower)
-        self.grid_tower = FixedGridTower(config, self.vision_tower)
-        self.multi_modal_projector = Projector(config, self.grid_tower.channels)
-        self.adopt(text_model(config))
+        if config.vision_config.model_type == "pixtral":
+            rows = PixtralTower(config.vision_config)
+            return rows, RowsOfPatches(config, rows)
+        built = build_tower(lambda: AutoModel.from_config(config.vision_config))
+        tower = getattr(built, "vision_model", built)
+        return tower, FixedGridTower(config, tower)
+
+    def projector(self, config: PretrainedConfig) -> nn.Module:
+        return Projector(config, self.grid_tower.channels)
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
         super().check_config(config)
         vision = config.vision_config
-        if vision.model_type not in TOWERS:
+        rows = vision.model_type == "pixtral" and cls.takes_rows
+        if rows:
+            check_pixtral(config)
+        elif vision.model_type not in TOWERS:
             refuse(config, "vision_config", f"its tower must be one of {', '.join(TOWERS)}", vision.model_type)
-        for field in ("image_size", "patch_size", "num_channels", "num_hidden_layers", "hidden_size"):
+        sizes = () if rows else ("image_size", "patch_size", "num_channels", "num_hidden_layers", "hidden_size")
+        for field in sizes:
             if type(getattr(vision, field)) is not int or getattr(vision, field) < 1:
                 refuse(config, f"vision_config.{field}", "it must be a whole number above 0", getattr(vision, field))
-        if config.vision_feature_select_strategy not in ("default", "full"):
-            refuse(config, "vision_feature_select_strategy", "it must be 'default' or 'full'")
+        strategy = getattr(config, "vision_feature_select_strategy", "full")
+        allowed = ["full"] if rows else ["default", "full"]
+        if strategy not in allowed:
+            refuse(config, "vision_feature_select_strategy", f"it must be {' or '.join(map(repr, allowed))}")
         layers = config.vision_feature_layer
         layers = [layers] if isinstance(layers, int) else layers
         # Hidden states are those of the embeddings and of each layer.
@@ -63,26 +86,28 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         if not layers or not all(type(layer) is int and -count <= layer < count for layer in layers):
             refuse(config, "vision_feature_layer", f"it must be one or several of the tower's {count} hidden states")
 
+    def published_names(self, name: str) -> tuple[str, ...]:
+        names = super().published_names(name)
+        if isinstance(self.grid_tower, RowsOfPatches):  # Pixtral's tower never had a `vision_model` in it
+            names = tuple(one.replace("vision_tower.vision_model", "vision_tower") for one in names)
+        return names
+
+    def read_processor(self, settings: Mapping[str, Any], encode: Callable[[str], list[int]]) -> None:
+        self.grid_tower.read_processor(settings, encode)
+
     def image_layout(self, inputs: ImageInputs) -> ImageLayout:
-        self._check_pixels(inputs["pixel_values"])
-        return ImageLayout(self.grid_tower.tokens)
+        return self.grid_tower.layout_of(inputs)
 
     def planned_layout(self, size: tuple[int, int], final: tuple[int, int]) -> ImageLayout | None:
-        self._check_sides((3, *final))
-        return ImageLayout(self.grid_tower.tokens)
+        return self.grid_tower.layout(*final)
+
+    def given_layout(self, features: int) -> ImageLayout:
+        return self.grid_tower.given_layout(features)
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         return self._project(inputs["pixel_values"])[0]
 
-    def _check_pixels(self, pixels: torch.Tensor) -> None:
-        self._check_sides(tuple(pixels.shape[-3:]))
-
-    def _check_sides(self, sides: tuple[int, ...]) -> None:
-        side = self.grid_tower.side
-        if sides != (3, side, side):
-            raise ValueError(f"the image processor makes {list(sides)} of it, and the tower takes [3, {side}, {side}]")
-
     def _project(self, pixels: torch.Tensor) -> torch.Tensor:
-        """[N, 3, side, side] -> [N, tokens, C]."""
-        dtype = self.multi_modal_projector.linear_1.weight.dtype
+        """[N, 3, height, width] -> [N, tokens, C]."""
+        dtype = next(self.multi_modal_projector.parameters()).dtype
         return self.multi_modal_projector(self.grid_tower(pixels.to(dtype)))

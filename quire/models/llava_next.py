@@ -8,7 +8,7 @@ image_grid_pinpoints, the resolutions [height, width].
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -16,7 +16,8 @@ from torch import nn
 from quire.errors import CheckpointError
 from quire.models.base import refuse
 from quire.models.llava import LlavaForConditionalGeneration
-from quire.models.vision.base import ImageInputs
+from quire.models.vision.base import ImageInputs, MediaInputs
+from quire.models.vision.towers import FixedGridTower
 from quire.types import ImageLayout
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 
 class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
+    takes_rows: ClassVar = False
+    grid_tower: FixedGridTower
+
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
         self.image_newline = nn.Parameter(torch.empty(config.text_config.hidden_size), requires_grad=False)
@@ -54,7 +58,7 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
             )
 
     def image_layout(self, inputs: ImageInputs) -> ImageLayout:
-        self._check_pixels(inputs["pixel_values"])
+        self.grid_tower.layout_of(inputs)
         rows, columns = self._tiles(inputs)
         if inputs["pixel_values"].shape[1] != 1 + rows * columns:
             raise ValueError(
@@ -64,12 +68,13 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
         return self._layout(inputs)
 
     def planned_layout(self, size: tuple[int, int], final: tuple[int, int]) -> ImageLayout | None:
-        self._check_sides((3, *final))
+        self.grid_tower.layout(*final)
         return self._layout({"image_sizes": torch.tensor([size])})
 
     def _layout(self, inputs: ImageInputs) -> ImageLayout:
         (top, bottom), (left, right) = self._kept(inputs)
-        return ImageLayout(self.grid_tower.tokens + (bottom - top) * (right - left + 1))  # each row has its newline
+        rows, columns = self.shrunk(bottom - top, right - left)
+        return ImageLayout(self.grid_tower.tokens + rows * (columns + 1))  # each row has its newline
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         features = self._project(inputs["pixel_values"][0])  # [1 + tiles, grid * grid, C]
@@ -79,9 +84,26 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
         picture = tiles.view(rows, columns, grid, grid, channels).transpose(1, 2)
         picture = picture.reshape(rows * grid, columns * grid, channels)
         (top, bottom), (left, right) = self._kept(inputs)
-        newline = self.image_newline.expand(bottom - top, 1, channels)
-        lines = torch.cat((picture[top:bottom, left:right], newline), dim=1)
+        picture = self.scaled(picture[top:bottom, left:right])
+        lines = torch.cat((picture, self.image_newline.expand(len(picture), 1, channels)), dim=1)
         return torch.cat((whole, lines.flatten(0, 1)))
+
+    def frames_of(self, inputs: MediaInputs) -> int:
+        """Of a video, for models that take them. Raises ValueError for frames that do not fit the tower."""
+        shape, side = tuple(inputs["pixel_values_videos"].shape), self.grid_tower.side
+        if len(shape) != 5 or shape[0] != 1 or shape[2:] != (3, side, side):
+            raise ValueError(
+                f"the video processor makes {list(shape)} of it, and the tower takes frames of [3, {side}, {side}]"
+            )
+        return shape[1]
+
+    def shrunk(self, rows: int, columns: int) -> tuple[int, int]:
+        """To how many rows and columns the tiles' features are scaled."""
+        return rows, columns
+
+    def scaled(self, picture: torch.Tensor) -> torch.Tensor:
+        """[rows, columns, C] -> the same, as many as `shrunk` says."""
+        return picture
 
     def _tiles(self, inputs: ImageInputs) -> tuple[int, int]:
         """Rows and columns of the image's tiles."""

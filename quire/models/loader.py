@@ -52,38 +52,46 @@ def load_model(
     device: torch.device = _CPU,
     load_format: str = "auto",
     overrides: Mapping[str, Any] = MappingProxyType({}),
+    impl: str = "auto",
 ) -> CausalLM:
     """Load the model of a local directory to a device, in eval mode and without gradients.
 
     dtype: "auto" (config.json's, or else the files' own), a name of DTYPES, or a torch.dtype among them. load_format:
-    see `Checkpoint`. overrides: of fields of config.json.
+    see `Checkpoint`. overrides: of fields of config.json. impl: whose modules run it, see `registry.find`.
     Raises UnsupportedModelError for what quire does not run, CheckpointError for files that do not fit.
     """
     path = Path(path)
-    model, checkpoint, raw = _build(path, load_format, overrides)
+    model, checkpoint, raw = _build(path, load_format, overrides, impl)
     wanted = _dtype(dtype, raw, checkpoint)
-    rehearsed = rehearse(model, wanted, device)
+    # Transformers' own code has tables with numbers, which do not go with tensors that have none.
+    rehearsed = not model.computes_itself("") and rehearse(model, wanted, device)
     fill(model, checkpoint, wanted, device)
     if not rehearsed:
         run_once(model, device)
+    model.check_loaded()
     model.read_from = checkpoint.stamp()
     return model.eval().requires_grad_(False)
 
 
 def load_structure(
-    path: str | Path, load_format: str = "auto", overrides: Mapping[str, Any] = MappingProxyType({})
+    path: str | Path,
+    load_format: str = "auto",
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    impl: str = "auto",
 ) -> CausalLM:
     """The model of a local directory on the meta device: without weights, to be asked for what needs none.
 
     Raises as `load_model`.
     """
-    return _build(Path(path), load_format, overrides)[0].eval().requires_grad_(False)
+    return _build(Path(path), load_format, overrides, impl)[0].eval().requires_grad_(False)
 
 
-def _build(path: Path, load_format: str, overrides: Mapping[str, Any]) -> tuple[CausalLM, Checkpoint, dict[str, Any]]:
+def _build(
+    path: Path, load_format: str, overrides: Mapping[str, Any], impl: str
+) -> tuple[CausalLM, Checkpoint, dict[str, Any]]:
     """(the model on the meta device, its files, config.json with the overrides)"""
     raw = overridden(read_json(path / "config.json"), overrides)
-    model_class = _model_class(raw)
+    model_class = _model_class(raw, impl)
     check_class(model_class)
     checkpoint = Checkpoint(path, load_format)
     check_numbers(raw, checkpoint, path / "config.json")
@@ -175,14 +183,14 @@ def _check_dtype(file: Path, raw: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{file}: {field}={given!r} is no dtype of torch's.")
 
 
-def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
+def _model_class(raw: dict[str, Any], impl: str) -> type[CausalLM]:
     """The class for a config.json.
 
     Found before transformers reads the file: a plug-in may have to register its configuration class first.
     """
     check_format(raw)
     architectures = _architectures(raw)
-    row = registry.find(architectures)
+    row = registry.find(architectures, impl)
     media = [field for field in _MEDIA_FIELDS if raw.get(field) is not None]
     if media and row.text_alone:
         logger.warning("%s: its text model is served alone; images are refused", row.architecture)
@@ -193,7 +201,7 @@ def _model_class(raw: dict[str, Any]) -> type[CausalLM]:
         )
     if "image" in row.capabilities:
         hide_if_broken()
-    model_class = registry.resolve(architectures)
+    model_class = registry.resolve(architectures, impl)
     if not issubclass(model_class, CausalLM):
         raise UnsupportedModelError(
             f"{row.architecture}: {row.target} does not derive from quire.models.base.CausalLM."
@@ -255,10 +263,14 @@ def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
 
 def _matches(model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor]) -> Matches:
     """The tensors for parameters, and for buffers, of which those that have numbers may be absent."""
-    places = {
-        name: Place(old.shape) if isinstance(old, nn.Parameter) else Place(old.shape, old.dtype, not old.is_meta)
-        for name, old in filled.items()
-    }
+
+    def place(name: str, old: torch.Tensor) -> Place:
+        if isinstance(old, nn.Parameter):
+            return Place(old.shape, torch.float32 if model.keeps_float32(name) else None)
+        return Place(old.shape, old.dtype, not old.is_meta)
+
+    places = {name: place(name, old) for name, old in filled.items()}
+    exact = model.see_files(checkpoint)
     rules = NameRules(
         type(model).__name__,
         model.checkpoint_renames,
@@ -266,6 +278,7 @@ def _matches(model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch
         model.checkpoint_transposed,
         model.tied_weights if model.is_tied else {},
         model.checkpoint_parts(),
+        exact,
     )
     return match_tensors(checkpoint, places, rules)
 

@@ -32,8 +32,13 @@ class Qwen3MoeForCausalLM(SparseDecoderForCausalLM):
         return Biases(qkv=config.attention_bias, out=config.attention_bias)
 
     @classmethod
+    def renormalises(cls, config: PretrainedConfig) -> bool:
+        """Whether the chosen ones' shares are divided by their sum."""
+        return bool(config.norm_topk_prob)
+
+    @classmethod
     def mlp(cls, config: PretrainedConfig, biases: Biases, layer: int) -> nn.Module:
         if not has_experts(config, layer):
             return super().mlp(config, biases, layer)
-        routing = Routing(renormalise=config.norm_topk_prob)
+        routing = Routing(renormalise=cls.renormalises(config))
         return SparseMLP(config, config.num_experts, config.moe_intermediate_size, routing)

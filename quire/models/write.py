@@ -12,18 +12,39 @@ from typing import Any
 
 from quire import registry
 from quire.models import fields
+from quire.registry.listing import without_a_row
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "models.md"
 _PUBLISHED = _ROOT / "tests" / "models" / "published.json"
+_FAMILIES = "<!-- families without a row, made by quire.models.write -->"
 _BEGIN, _END = "<!-- made by quire.models.write -->", "<!-- end -->"
 _MOST_EXAMPLES = 3
 
 
 def models_page(text: str) -> str:
     """docs/models.md with its table as it is to be."""
-    head, _, rest = text.partition(_BEGIN)
-    return f"{head}{_BEGIN}\n{_table()}\n{_END}{rest.partition(_END)[2]}"
+    for begin, table in ((_BEGIN, _table()), (_FAMILIES, _families())):
+        head, _, rest = text.partition(begin)
+        text = f"{head}{begin}\n{table}\n{_END}{rest.partition(_END)[2]}"
+    return text
+
+
+def _families() -> str:
+    """Transformers' causal families without a row: what is whose in those that run, and why others do not."""
+    own = {row.architecture for row in registry.BUILT_IN}
+    lines = ["| architecture | runs | torch's own sums | row by row |", "|---|---|---|---|"]
+    for name, found in without_a_row().items():
+        runs = found.get("runs")
+        if name not in own and runs is not None:
+            cells = [f"`{name}`", "yes", ", ".join(runs["torch"]), "functions" if runs["by_row"] else ""]
+        elif name not in own:
+            why = f"no: {found['refused']}" if "refused" in found else "not tried: its tiny configuration was not found"
+            cells = [f"`{name}`", why.replace("|", "/"), "", ""]
+        else:
+            continue
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _table() -> str:
@@ -51,7 +72,8 @@ def _family(kind: type) -> str:
 
 
 def _takes(row: registry.Row, kind: Any) -> list[str]:
-    takes = ["text alone" if row.text_alone else "text", *sorted(row.capabilities - {"text"}), "LoRA"]
+    others = sorted(set(getattr(kind, "token_id_fields", ())) - {"image"})
+    takes = ["text alone" if row.text_alone else "text", *sorted(row.capabilities - {"text"}), *others, "LoRA"]
     bounds = {"windows": "sliding_window", "chunks": "attention_chunk_size", "states": "mamba_conv_bias"}
     return [*takes, *(name for name, field in bounds.items() if field in kind.supported_fields)]
 

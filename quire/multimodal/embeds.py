@@ -1,11 +1,19 @@
-"""Features of images that callers have computed themselves."""
+"""Features of images, and embeddings of whole prompts, that callers have computed themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from quire.multimodal.saved_tensor import read_tensor
+from quire.types import PlaceholderRange
+
+# Rows of a prompt that have one digest: prompts share blocks as far as such parts are equal.
+RANGE_ROWS = 128
 
 
 def is_embeds(source: Any) -> bool:
@@ -15,15 +23,79 @@ def is_embeds(source: Any) -> bool:
 
 def checked_features(tensor: Any, width: int, room: int | None) -> torch.Tensor:
     """A copy of one image's features [tokens, width], tokens <= room. Raises ValueError for what is no such thing."""
-    wanted = f"image_embeds must be a dense float tensor [tokens, {width}]"
+    rows = _check_rows("image_embeds", tensor, width, room)
+    return _finite("image_embeds", rows.detach().to("cpu", copy=True).contiguous())
+
+
+def _check_rows(name: str, tensor: Any, width: int, room: int | None) -> torch.Tensor:
+    wanted = f"{name} must be a dense float tensor [tokens, {width}]"
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or not tensor.is_floating_point():
         kind = f"{tensor.dtype}, {tensor.layout}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
         raise ValueError(f"{wanted}, not {kind}")
     if tensor.dim() != 2 or tensor.shape[0] < 1 or tensor.shape[1] != width:
         raise ValueError(f"{wanted}, not {list(tensor.shape)}")
     if room is not None and len(tensor) > room:
-        raise ValueError(f"image_embeds has {len(tensor)} rows, and max_model_len leaves room for {room}")
-    features = tensor.detach().to("cpu", copy=True).contiguous()
-    if not bool(features.isfinite().all()):
-        raise ValueError("image_embeds has values that are infinite or no numbers")
-    return features
+        raise ValueError(f"{name} has {len(tensor)} rows, and max_model_len leaves room for {room}")
+    return tensor
+
+
+def _finite(name: str, rows: torch.Tensor) -> torch.Tensor:
+    if not bool(rows.isfinite().all()):
+        raise ValueError(
+            f"{name} has values that are infinite or no numbers in {str(rows.dtype).removeprefix('torch.')}"
+        )
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSpec:
+    """What embeddings of prompts must be. width: numbers of a row. dtype: the model's. most_rows: of a prompt."""
+
+    width: int
+    dtype: torch.dtype
+    most_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedRows:
+    """Rows of a prompt, in the model's dtype, in memory of their own. ranges: where which of them stand."""
+
+    rows: torch.Tensor
+    ranges: tuple[PlaceholderRange, ...]
+
+    def of(self, item: PlaceholderRange) -> torch.Tensor:
+        """A range's rows."""
+        return self.rows[item.offset : item.end]
+
+
+def open_rows(source: Any, spec: RowsSpec) -> torch.Tensor:
+    """A prompt's `prompt_embeds`, whose shape is right and whose numbers were not looked at yet.
+
+    source: a tensor [tokens, width] or [1, tokens, width], or, as HTTP has it, base64 of what torch.save writes of one.
+    Raises ValueError.
+    """
+    if isinstance(source, str):
+        try:
+            source = read_tensor(source, spec.most_rows * spec.width)
+        except ValueError as error:
+            raise ValueError(f"prompt_embeds {error}") from None
+    if isinstance(source, torch.Tensor) and source.layout is torch.strided and source.dim() == 3 and len(source) == 1:
+        source = source[0]
+    return _check_rows("prompt_embeds", source, spec.width, None)
+
+
+def read_rows(opened: torch.Tensor, dtype: torch.dtype) -> EmbeddedRows:
+    """The rows in the model's dtype, with digests. Raises ValueError for numbers that are none there."""
+    rows = opened.detach().to("cpu", dtype, copy=True).contiguous()
+    return EmbeddedRows(_finite("prompt_embeds", rows), tuple(_ranges(rows)))
+
+
+def _ranges(rows: torch.Tensor) -> Sequence[PlaceholderRange]:
+    """Digests are of the rows as the model takes them: equal ones, whatever they were given as, are one."""
+    head = repr(("prompt_embeds", str(rows.dtype), rows.shape[1])).encode()
+    found = []
+    for first in range(0, len(rows), RANGE_ROWS):
+        part = rows[first : first + RANGE_ROWS]
+        digest = hashlib.sha256(head + part.view(torch.uint8).numpy().tobytes()).digest()
+        found.append(PlaceholderRange(digest, first, len(part)))
+    return found

@@ -120,15 +120,19 @@ class Opened:
         return (width, height) if self.orientation >= 5 else (height, width)
 
 
-def read_source(source: Any, config: MediaConfig, item: int = 0, gone: Callable[[], bool] = lambda: False) -> Any:
+def read_source(
+    source: Any, config: MediaConfig, item: int = 0, gone: Callable[[], bool] = lambda: False, kind: str = "image"
+) -> Any:
     """A URL's bytes; any other source as it is. What is prepared again later must not be fetched again.
+
+    kind: of media, as data: URLs name it.
 
     Raises RequestError, and AbandonedError once `gone`.
     """
     if not isinstance(source, str):
         return source
     try:
-        return _read_url(source, config, gone)
+        return _read_url(source, config, gone, kind)
     except RequestError as error:
         raise RequestError(f"image {item}: {error}") from None
 
@@ -210,10 +214,10 @@ def _from_array(array: np.ndarray, config: MediaConfig) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array.squeeze(2) if shape[2:] == (1,) else array))
 
 
-def _read_url(url: str, config: MediaConfig, gone: Callable[[], bool]) -> bytes:
+def _read_url(url: str, config: MediaConfig, gone: Callable[[], bool], kind: str = "image") -> bytes:
     scheme = url[:10].split(":", 1)[0].lower()
     if scheme == "data":
-        return _read_data(url, config)
+        return _read_data(url, config, kind)
     if scheme == "file":
         return read_file(url, config)
     if scheme in ("http", "https"):
@@ -226,11 +230,12 @@ def _stop_if(gone: Callable[[], bool]) -> None:
         raise AbandonedError
 
 
-def _read_data(url: str, config: MediaConfig) -> bytes:
+def _read_data(url: str, config: MediaConfig, kind: str = "image") -> bytes:
     """The bytes in a data: URL (RFC 2397), which must be base64."""
     head, comma, body = url.partition(",")
-    if not comma or not head.lower().startswith("data:image/") or not head.lower().endswith(";base64"):
-        raise RequestError("a data: URL must look like data:image/png;base64,...")
+    if not comma or not head.lower().startswith(f"data:{kind}/") or not head.lower().endswith(";base64"):
+        example = {"image": "png", "video": "mp4", "audio": "wav"}[kind]
+        raise RequestError(f"a data: URL must look like data:{kind}/{example};base64,...")
     _check_bytes(len(body) * 3 // 4 - 2, config)
     try:
         return base64.b64decode(body, validate=True)

@@ -8,15 +8,15 @@ job that takes long lets others past: whoever sends many large images waits for 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,82 +25,24 @@ from quire.config import MediaConfig
 from quire.errors import NoRoomError, RequestError
 from quire.multimodal.embeds import checked_features, is_embeds
 from quire.multimodal.images import AbandonedError, Opened, Watch, decode, open_picture, read_source
+from quire.multimodal.jobs import MOST_PASSED, Job, Pixels, ProcessedImage
 from quire.multimodal.processor import ImageProcessor
-from quire.types import ImageLayout
+from quire.multimodal.sources import DecodedMedia, MediaHandler, MediaSource, OpenedMedia
+from quire.types import MediaKind, MediaLayout
+
+__all__ = ["MediaPreprocessor", "Pixels", "ProcessedImage"]
 
 _MOST_LAYOUTS = 65_536  # remembered by digest
 # Pixels of an image that is large: such images leave a worker to others, and take turns for memory.
 _LARGE_PIXELS = 4_000_000
-# A job that has taken more seconds than the first of these lets pass who came up to so many times as much later.
-_FREE_SECONDS, _DELAY_FACTOR = 0.25, 4.0
-# An image that does not fit beside those that are being decoded lets so many go before it, and no more.
-_MOST_PASSED = 16
-_SECONDS_A_PIXEL = 2e-8  # of work on a pixel, roughly, that is still to be decoded
-
-
-class Pixels:
-    """What a model's tower takes of one image; counted for as long as anybody has it."""
-
-    __slots__ = ("__weakref__", "inputs", "nbytes")
-
-    def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        self.inputs = inputs
-        self.nbytes = sum(tensor.nbytes for tensor in inputs.values())
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessedImage:
-    """One image, ready.
-
-    digest: of its features: equal digests, equal features. pixels: None where the model's features of it are there
-    already. source: from which it can be prepared again.
-    """
-
-    digest: bytes
-    layout: ImageLayout
-    pixels: Pixels | None
-    source: Any
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """The images of a request.
-
-    images: those that are ready. seconds: how long workers have been at it. opened: the next one, where it waits for
-    its turn to be decoded: (what it was read from, the image); pixels: what it takes then; passed: how many have gone
-    before it since. gone: nobody waits for it any more.
-    """
-
-    key: Hashable
-    sources: Sequence[Any]
-    settings: Mapping[str, Any]
-    first: int
-    room: int | None
-    variant: bytes
-    urgent: bool
-    arrival: float = field(default_factory=time.monotonic)
-    images: list[ProcessedImage] = field(default_factory=list)
-    seconds: float = 0.0
-    opened: tuple[Any, Opened] | None = None
-    pixels: int = 0
-    passed: int = 0
-    gone: bool = False
-
-    @property
-    def due(self) -> float:
-        """When it is its turn: earlier ones go first."""
-        coming = 0.0 if self.opened is None else _SECONDS_A_PIXEL * self.opened[1].work
-        later = _DELAY_FACTOR * max(0.0, self.seconds + coming - _FREE_SECONDS)
-        return -math.inf if self.urgent or self.passed >= _MOST_PASSED else self.arrival + later
 
 
 class MediaPreprocessor:
     """A queue of jobs, its workers, and what they have finished.
 
     layout_of: what processed inputs take in a prompt (the model says it). has_features: whether a digest's features
-    are there already. width: size of an embedding, which given features must have. notify: called when a job is
-    done. planned_layout: of an image's (height, width) and what the processor will make of it: what it will take in a
-    prompt, where the model can say.
+    are there already. width: size of an embedding, which given features must have. notify: called when a job is done.
+    planned_layout, given_layout: as of `VisionLanguageModel`. others: how media of other kinds are prepared.
     All methods are the engine's thread's; nothing here raises for what is wrong with an image: `done` tells it.
     """
 
@@ -108,11 +50,13 @@ class MediaPreprocessor:
         self,
         config: MediaConfig,
         processor: ImageProcessor,
-        layout_of: Callable[[Mapping[str, torch.Tensor]], ImageLayout],
+        layout_of: Callable[[Mapping[str, torch.Tensor]], MediaLayout],
         has_features: Callable[[bytes], bool],
         width: int,
         notify: Callable[[], object] = lambda: None,
-        planned_layout: Callable[[tuple[int, int], tuple[int, int]], ImageLayout | None] = lambda size, final: None,
+        planned_layout: Callable[[tuple[int, int], tuple[int, int]], MediaLayout | None] = lambda size, final: None,
+        given_layout: Callable[[int], MediaLayout] = MediaLayout,
+        others: Mapping[MediaKind, MediaHandler] = MappingProxyType({}),
     ) -> None:
         self.processor = processor
         self._config = config
@@ -121,20 +65,23 @@ class MediaPreprocessor:
         self._width = width
         self._notify = notify
         self._planned_layout = planned_layout
+        self._given_layout = given_layout
+        self._others = others
         self._workers_count = config.workers or min(4, os.cpu_count() or 1)
         self._workers: ThreadPoolExecutor | None = None  # started by the first job
-        self._queue: deque[_Job] = deque()
-        self._urgent: deque[_Job] = deque()
+        self._queue: deque[Job] = deque()
+        self._urgent: deque[Job] = deque()
         self._busy = 0
-        self._begun: set[_Job] = set()  # and no worker is at them
-        self._running: list[_Job] = []  # those that have begun, and whose results somebody waits for
+        self._begun: set[Job] = set()  # and no worker is at them
+        self._at_media: set[Job] = set()  # those of which a worker is at a video or a sound
+        self._running: list[Job] = []  # those that have begun, and whose results somebody waits for
         self._decoding: list[int] = []  # pixels of each image that is being decoded and processed
-        self._next_large: _Job | None = None  # whose image has let so many before it that no other large one begins
+        self._next_large: Job | None = None  # whose image has let so many before it that no other large one begins
         self._closed = False
         self._finished: list[tuple[Hashable, list[ProcessedImage] | RequestError]] = []
         self._changed = threading.Condition()
         self._shared: weakref.WeakValueDictionary[bytes, Pixels] = weakref.WeakValueDictionary()  # all that are alive
-        self._layouts: dict[bytes, ImageLayout] = {}
+        self._layouts: dict[bytes, MediaLayout] = {}
 
     @property
     def pixel_bytes(self) -> int:
@@ -159,13 +106,14 @@ class MediaPreprocessor:
         room: int | None = None,
         variant: bytes = b"",
     ) -> None:
-        """Queue the images of one request, under a name of the caller's; together they may take `room` tokens.
+        """Queue the media of one request, under a name of the caller's; together they may take `room` tokens.
 
+        sources: images, as `load_picture` takes them, and `MediaSource`s.
         urgent: a request that holds blocks waits for it, so it goes first and needs no room. first: the place of the
         first of them among the prompt's, for messages. variant: names what else their features depend on (adapters);
         it becomes a part of their digests.
         """
-        job = _Job(key, sources, settings, first, room, variant, urgent)
+        job = Job(key, sources, settings, first, room, variant, urgent)
         with self._changed:
             (self._urgent if urgent else self._queue).append(job)
             self._begin()
@@ -196,9 +144,8 @@ class MediaPreprocessor:
         """Stop the workers once they are done with what they are at."""
         with self._changed:
             self._closed = True
-            self._queue.clear()
-            self._urgent.clear()
-            self._begun.clear()
+            for jobs in (self._queue, self._urgent, self._begun):
+                jobs.clear()
         if self._workers is not None:
             self._workers.shutdown(wait=False, cancel_futures=True)
 
@@ -213,19 +160,21 @@ class MediaPreprocessor:
         job = None if self._closed else self._next()
         if job is None:
             return False
+        if job.at_media:
+            self._at_media.add(job)
         if self._workers is None:
             self._workers = ThreadPoolExecutor(self._workers_count, thread_name_prefix="quire-images")
         self._workers.submit(self._run, job)
         return True
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> Job | None:
         """The job whose turn it is."""
         if self._urgent:
             self._running.append(self._urgent[0])
             return self._urgent.popleft()
         self._next_large = None
         kept_out = min((job for job in self._begun if not self._fits(job)), key=lambda one: one.due, default=None)
-        if kept_out is not None and kept_out.passed >= _MOST_PASSED:
+        if kept_out is not None and kept_out.passed >= MOST_PASSED:
             self._next_large = kept_out
             if all(pixels <= _LARGE_PIXELS for pixels in self._decoding):  # which are done in a moment: then it fits
                 return None
@@ -234,20 +183,26 @@ class MediaPreprocessor:
             kept_out.passed += 1
         return job
 
-    def _earliest(self) -> _Job | None:
+    def _earliest(self) -> Job | None:
         full = self.pixel_bytes > self._config.pixel_bytes
         # What has begun must end, also where the pixels of others fill their share; but not all of it at once.
         ready = self._running[: self._workers_count] if full else self._running
-        ready = [job for job in ready if job in self._begun and self._fits(job)]
+        ready = [job for job in ready if job in self._begun and self._fits(job) and self._leaves_a_worker(job)]
         job = min(ready, key=lambda job: job.due, default=None)
-        if self._queue and not full and (job is None or self._queue[0].due < job.due):
-            self._running.append(self._queue[0])
-            return self._queue.popleft()
+        first = None if full else next((one for one in self._queue if self._leaves_a_worker(one)), None)
+        if first is not None and (job is None or first.due < job.due):
+            self._running.append(first)
+            self._queue.remove(first)
+            return first
         if job is not None:
             self._begun.remove(job)
         return job
 
-    def _fits(self, job: _Job) -> bool:
+    def _leaves_a_worker(self, job: Job) -> bool:
+        """Whether images have one beside it: just to look at a file of video may take as long as to decode it."""
+        return not job.at_media or len(self._at_media) < max(1, self._workers_count - 1)
+
+    def _fits(self, job: Job) -> bool:
         """Whether its image can be decoded now: with all others, it takes no more memory than the largest may alone.
         Large ones leave a worker to the others."""
         if job.opened is None or job.pixels <= _LARGE_PIXELS or not self._decoding:
@@ -258,11 +213,12 @@ class MediaPreprocessor:
         room = self._config.max_image_pixels - sum(self._decoding)
         return large < max(1, self._workers_count - 1) and job.pixels <= room
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: Job) -> None:
         """One image of a job."""
         begun = time.monotonic()
         result = self._advance(job)
         with self._changed:
+            self._at_media.discard(job)
             job.seconds += time.monotonic() - begun
             waited_for = job in self._running
             if waited_for and result is None and not self._closed:
@@ -281,16 +237,18 @@ class MediaPreprocessor:
         if ended:
             self._notify()
 
-    def _advance(self, job: _Job) -> list[ProcessedImage] | RequestError | None:
+    def _advance(self, job: Job) -> list[ProcessedImage] | RequestError | None:
         """Prepare the next image of a job. None: there is more to do."""
         item = job.first + len(job.images)
+        name = job.name(len(job.images))
         try:
             if len(job.images) < len(job.sources):
-                image = self._prepare(job.sources[len(job.images)], job, item)
+                source = job.sources[len(job.images)]
+                image = source if isinstance(source, ProcessedImage) else self._prepare(source, job, item)
                 if image is None:
                     return None
                 job.images.append(image)
-                self._check_room([one.layout for one in job.images], item, job.room)
+                self._check_room([one.layout for one in job.images], name, job.room)
             return job.images if len(job.images) == len(job.sources) else None
         except AbandonedError:
             return None
@@ -299,16 +257,18 @@ class MediaPreprocessor:
         except RequestError as error:
             return RequestError(str(error))  # the same, and without what it came from
         except BaseException as error:  # a fault of ours must not leave the request waiting for ever
-            return RequestError(f"image {item}: it cannot be prepared: {type(error).__name__}")
+            return RequestError(f"{name}: it cannot be prepared: {type(error).__name__}")
 
-    def _check_room(self, layouts: Sequence[ImageLayout], item: int, room: int | None) -> None:
+    def _check_room(self, layouts: Sequence[MediaLayout], name: str, room: int | None) -> None:
         """Before an image, or further ones of a prompt that cannot be served take time and memory."""
         tokens = sum(layout.tokens for layout in layouts)
         if room is not None and tokens > room:
-            raise NoRoomError(item, tokens, room)
+            raise NoRoomError(name, tokens, room)
 
-    def _prepare(self, source: Any, job: _Job, item: int) -> ProcessedImage | None:
+    def _prepare(self, source: Any, job: Job, item: int) -> ProcessedImage | None:
         """None where it waits until there is room to decode it. Raises RequestError, AbandonedError for a gone job."""
+        if isinstance(source, MediaSource):
+            return self._prepare_other(source, job)
         if is_embeds(source):
             return self._given_features(source, item, job.room)
         watch = Watch(self._config.max_image_seconds, lambda: job.gone)
@@ -317,50 +277,91 @@ class MediaPreprocessor:
             job.opened = source, open_picture(source, self._config, item, watch)
             job.pixels = self._planned(job, item)
         source, opened = job.opened
-        with self._changed:
-            if not self._fits(job):
-                return None
-            self._decoding.append(pixels := job.pixels)
-            job.opened, job.passed = None, 0
-        try:
-            return self._process(source, opened, job, item)
-        finally:
-            with self._changed:
-                self._decoding.remove(pixels)
+        assert isinstance(opened, Opened)
+        with self._turn(job) as its_turn:
+            return self._process(source, opened, job, item) if its_turn else None
 
-    def _planned(self, job: _Job, item: int) -> int:
+    def _prepare_other(self, media: MediaSource, job: Job) -> ProcessedImage | None:
+        """The same for a video or a sound."""
+        handler = self._others.get(media.kind)
+        if handler is None:
+            raise RequestError(f"{media.name}: this model takes no {media.kind}")
+        settings = job.settings.get(media.kind, {})
+        if job.opened is None:
+            found = handler.open(media, settings, lambda: job.gone)
+            job.opened, job.pixels = (found.source, found), found.pixels
+        opened = job.opened[1]
+        assert isinstance(opened, OpenedMedia)
+        with self._turn(job) as its_turn:
+            if not its_turn:
+                return None
+            decoded = opened.decode()
+            try:
+                return self._finished_media(decoded, handler.layout, job, opened.source, media.kind)
+            except ValueError as error:
+                raise RequestError(f"{media.name}: {error}") from None
+
+    @contextmanager
+    def _turn(self, job: Job) -> Iterator[bool]:
+        """Whether what a job has opened can be decoded now; its memory counts until that is done."""
+        with self._changed:
+            its_turn = self._fits(job)
+            if its_turn:
+                self._decoding.append(pixels := job.pixels)
+                job.opened, job.passed = None, 0
+        try:
+            yield its_turn
+        finally:
+            if its_turn:
+                with self._changed:
+                    self._decoding.remove(pixels)
+
+    def _planned(self, job: Job, item: int) -> int:
         """The pixels that preparing the opened image takes. Raises RequestError if it could not be served then."""
         assert job.opened is not None
-        opened = job.opened[1]
+        opened, settings = job.opened[1], job.image_settings
+        assert isinstance(opened, Opened)
         height, width = opened.size
         try:
-            plan = self.processor.plan(height, width, job.settings)
+            plan = self.processor.plan(height, width, settings)
             layout = self._planned_layout((height, width), plan.final)
         except ValueError as error:
-            named = f" (mm_processor_kwargs has {', '.join(sorted(job.settings))})" if job.settings else ""
+            named = f" (mm_processor_kwargs has {', '.join(sorted(settings))})" if settings else ""
             raise RequestError(f"image {item}: {error}{named}") from None
         if layout is not None:
-            self._check_room([*(image.layout for image in job.images), layout], item, job.room)
+            self._check_room([*(image.layout for image in job.images), layout], f"image {item}", job.room)
         return max(height * width, plan.pixels)
 
-    def _process(self, source: Any, opened: Opened, job: _Job, item: int) -> ProcessedImage:
-        picture = decode(opened, item)
-        digest = self.processor.digest(picture, job.settings)
+    def _process(self, source: Any, opened: Opened, job: Job, item: int) -> ProcessedImage:
+        picture, settings = decode(opened, item), job.image_settings
+        decoded = DecodedMedia(self.processor.digest(picture, settings), lambda: self.processor(picture, settings))
+        try:
+            return self._finished_media(decoded, self._layout_of, job, source, "image")
+        except ValueError as error:
+            raise RequestError(f"image {item}: {error}") from None
+
+    def _finished_media(
+        self,
+        decoded: DecodedMedia,
+        layout_of: Callable[[Mapping[str, torch.Tensor]], MediaLayout],
+        job: Job,
+        source: Any,
+        kind: MediaKind,
+    ) -> ProcessedImage:
+        """Processed, unless that was done before. Raises ValueError for what does not fit the model."""
+        digest = decoded.digest
         features = hashlib.sha256(digest + job.variant).digest() if job.variant else digest
         layout = self._layouts.get(digest)
         if layout is not None and self._has_features(features):
-            return ProcessedImage(features, layout, None, source)
+            return ProcessedImage(features, layout, None, source, kind)
         pixels = self._shared.get(digest)
         if layout is None or pixels is None:
-            try:
-                inputs = self.processor(picture, job.settings)
-                layout = self._layout_of(inputs)
-            except ValueError as error:
-                raise RequestError(f"image {item}: {error}") from None
+            inputs = decoded.inputs()
+            layout = layout_of(inputs)
             pixels = self._keep(digest, layout, inputs)
-        return ProcessedImage(features, layout, pixels, source)
+        return ProcessedImage(features, layout, pixels, source, kind)
 
-    def _keep(self, digest: bytes, layout: ImageLayout, inputs: Mapping[str, torch.Tensor]) -> Pixels:
+    def _keep(self, digest: bytes, layout: MediaLayout, inputs: Mapping[str, torch.Tensor]) -> Pixels:
         with self._changed:
             pixels = self._shared.get(digest)  # another worker may have been at the same image
             if pixels is None:
@@ -382,18 +383,18 @@ class MediaPreprocessor:
         digest = hashlib.sha256(head + features.view(torch.uint8).numpy().tobytes()).digest()
         return ProcessedImage(digest, layout, self._keep(digest, layout, {"image_embeds": features}), source)
 
-    def _layout_of_features(self, features: torch.Tensor, grid: Any) -> ImageLayout:
-        if grid is None:
-            return ImageLayout(len(features))
+    def _layout_of_features(self, features: torch.Tensor, grid: Any) -> MediaLayout:
+        layout = self._given_layout(len(features)) if grid is None else self._layout_of_grid(grid)
+        if layout.features != len(features):
+            asked = "an image of this model" if grid is None else f"image_grid_thw={grid}"
+            raise ValueError(f"{asked} asks for {layout.features} rows of image_embeds, not {len(features)}")
+        return layout
+
+    def _layout_of_grid(self, grid: Any) -> MediaLayout:
         table = torch.as_tensor(grid)
         if table.numel() != 3 or table.is_floating_point():
             raise ValueError(f"image_grid_thw={grid}: must be three whole numbers")
         try:
-            layout = self._layout_of({"image_grid_thw": table.reshape(1, 3)})
+            return self._layout_of({"image_grid_thw": table.reshape(1, 3)})
         except KeyError:
             raise ValueError("this model's image_embeds take no image_grid_thw") from None
-        if layout.features != len(features):
-            raise ValueError(
-                f"image_grid_thw={grid} asks for {layout.features} rows of image_embeds, not {len(features)}"
-            )
-        return layout

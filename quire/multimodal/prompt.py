@@ -2,17 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from quire.errors import RequestError
 from quire.multimodal.embeds import is_embeds
 from quire.multimodal.preprocessor import ProcessedImage
-from quire.types import ImageLayout, PlaceholderRange
+from quire.multimodal.sources import MediaSource
+from quire.multimodal.uuids import NamedMedia
+from quire.types import MEDIA_KINDS, MediaKind, MediaLayout, PlaceholderRange
 
+_OTHERS: tuple[MediaKind, ...] = ("video", "audio")
 _KEYS = {"image", "image_embeds"}
+# What a text must begin with to be a URL.
+_URL = re.compile(r"(?:data|file|https?):", re.IGNORECASE)
+
+
+def read_media(data: Any, limits: Mapping[str, int], kinds: Collection[MediaKind]) -> list[Any]:
+    """The sources in a prompt's `multi_modal_data`, as `MediaPreprocessor.submit` takes them: images first.
+
+    data: `read_images`', and {"video": one or a list of them, "audio": the same}. limits: how many of each kind.
+    kinds: that the model takes. Raises RequestError.
+    """
+    if not isinstance(data, Mapping):
+        return read_images(data, limits["image"])
+    sources = read_images({name: given for name, given in data.items() if name not in _OTHERS}, limits["image"])
+    for kind in _OTHERS:
+        given = data.get(kind)
+        own = [] if given is None else _as_several(kind, given)
+        if own and kind not in kinds:
+            raise RequestError(f"multi_modal_data has {kind!r}, and this model takes {', '.join(sorted(kinds))}")
+        if len(own) > limits.get(kind, 0):
+            raise RequestError(
+                f"the prompt has {len(own)} of {kind}, and {limits.get(kind, 0)} are allowed: use fewer, or raise "
+                "limit_mm_per_prompt"
+            )
+        sources += [_source(kind, one, place) for place, one in enumerate(own)]
+    return sources
+
+
+def _source(kind: MediaKind, given: Any, place: int) -> Any:
+    """One video or sound, under its uuid where it has one."""
+    if not isinstance(given, NamedMedia):
+        return MediaSource(kind, _located(given), place)
+    return given if given.source is None else replace(given, source=MediaSource(kind, _located(given.source), place))
+
+
+def _as_several(kind: MediaKind, given: Any) -> list[Any]:
+    """One or several -> several. A list of frames is one video, and a list of numbers one sound."""
+    if not isinstance(given, list):
+        return [given]
+    parts = (Image.Image, np.ndarray, torch.Tensor)
+    if kind == "video" and given and all(isinstance(one, parts) and _is_frame(one) for one in given):
+        return [given]
+    return given
+
+
+def _is_frame(one: Any) -> bool:
+    return isinstance(one, Image.Image) or one.ndim in (2, 3)
+
+
+def _located(source: Any) -> Any:
+    """A text that is no URL is a path: only programs can give one, as messages are checked for URLs."""
+    return Path(source) if isinstance(source, str) and not _URL.match(source) else source
 
 
 def read_images(data: Any, most: int) -> list[Any]:
@@ -22,7 +81,7 @@ def read_images(data: Any, most: int) -> list[Any]:
     list or as [images, tokens, width], or vLLM's {"image_embeds": ..., "image_grid_thw": [images, 3]}}. Among other
     images, one may be {"image_embeds": ...}. Raises RequestError.
     """
-    if data is None:
+    if data is None or data == {}:
         return []
     if not isinstance(data, Mapping) or set(data) - _KEYS or len(data) > 1:
         raise RequestError(
@@ -86,40 +145,62 @@ def _split_by_grid(given: Mapping[str, Any]) -> list[Any]:
     return [{"image_embeds": part, "image_grid_thw": grid} for part, grid in pairs]
 
 
+def kind_of(source: Any) -> MediaKind:
+    """Of what kind one of a prompt's sources is: an image, but for what says otherwise."""
+    kind: MediaKind = getattr(source, "kind", "image")
+    return kind if kind in MEDIA_KINDS else "image"
+
+
 def expand(
-    ids: Sequence[int], images: Sequence[ProcessedImage], marker: int
-) -> tuple[list[int], list[PlaceholderRange]]:
-    """Put each image's placeholders in the place of its marker.
+    ids: Sequence[int], media: Sequence[ProcessedImage], markers: Mapping[MediaKind, int]
+) -> tuple[list[int], list[tuple[ProcessedImage, PlaceholderRange]]]:
+    """Put the placeholders of images, videos and sounds in the places of their markers.
 
-    ids: with one token `marker` for each image, or, as Hugging Face's processors leave them, with all placeholders in
-    their places already. Returns the prompt's ids and where each image lies in it. Raises RequestError for any other
-    number.
+    ids: with one token `markers[kind]` for each, or, as Hugging Face's processors leave them, with all placeholders of
+    a kind in their places already. media: those of one kind in their order. Returns the prompt's ids, and what lies
+    where in it, in the prompt's order. Raises RequestError for any other number.
     """
-    places = [place for place, token in enumerate(ids) if token == marker]
-    placeholders = [_placeholders(image.layout, marker) for image in images]
-    if len(places) == len(images):
-        expanded: list[int] = []
-        items, last = [], 0
-        for place, image, own in zip(places, images, placeholders, strict=True):
-            expanded += ids[last:place]
-            items.append(_item(image, len(expanded)))
-            expanded += own
-            last = place + 1
-        return expanded + list(ids[last:]), items
-    starts = _starts(ids, places, placeholders, marker)
-    if starts is not None:
-        return list(ids), [_item(image, start) for image, start in zip(images, starts, strict=True)]
-    raise _mismatch(len(places), len(images))
+    expanded: list[int] = []
+    placed: list[tuple[ProcessedImage, PlaceholderRange]] = []
+    last = 0
+    for start, end, one in sorted(_places(ids, media, markers), key=lambda place: place[0]):
+        if start < last:
+            raise RequestError("the prompt's placeholders lie in each other: there must be one marker for each image")
+        expanded += ids[last:start]
+        placed.append((one, PlaceholderRange.of(one.layout, one.digest, len(expanded), one.kind)))
+        expanded += _placeholders(one.layout, markers[one.kind])
+        last = end
+    return expanded + list(ids[last:]), placed
 
 
-def _placeholders(layout: ImageLayout, marker: int) -> list[int]:
+def _places(
+    ids: Sequence[int], media: Sequence[ProcessedImage], markers: Mapping[MediaKind, int]
+) -> Iterator[tuple[int, int, ProcessedImage]]:
+    """What is replaced by each one's placeholders: from its first token to the one behind its last."""
+    for kind, marker in markers.items():
+        own = [one for one in media if one.kind == kind]
+        if not own:
+            continue
+        places = [place for place, token in enumerate(ids) if token == marker]
+        placeholders = [_placeholders(one.layout, marker) for one in own]
+        starts = _starts(ids, places, placeholders, marker)
+        if starts is not None:
+            ends = [start + len(tokens) for start, tokens in zip(starts, placeholders, strict=True)]
+        elif len(places) == len(own):
+            starts, ends = places, [place + 1 for place in places]
+        else:
+            raise _mismatch(len(places), len(own), kind)
+        yield from zip(starts, ends, own, strict=True)
+
+
+def _placeholders(layout: MediaLayout, marker: int) -> list[int]:
     return [marker] * layout.tokens if layout.ids is None else list(layout.ids)
 
 
 def _starts(
     ids: Sequence[int], places: Sequence[int], placeholders: Sequence[list[int]], marker: int
 ) -> list[int] | None:
-    """Where each image's placeholders begin in ids that have them already, and no other markers; None: they do not."""
+    """Where the placeholders of each begin in ids that have them already, and no other markers; None: they do not."""
     starts, used = [], 0
     for own in placeholders:
         if used >= len(places) or marker not in own:
@@ -132,19 +213,14 @@ def _starts(
     return starts if used == len(places) else None
 
 
-def check_count(markers: int, images: int) -> None:
-    """Raise RequestError unless there is a marker for each image."""
-    if markers != images:
-        raise _mismatch(markers, images)
+def check_count(markers: int, media: int, kind: MediaKind = "image") -> None:
+    """Raise RequestError unless there is a marker for each image, or for each of another kind."""
+    if markers != media:
+        raise _mismatch(markers, media, kind)
 
 
-def _mismatch(markers: int, images: int) -> RequestError:
+def _mismatch(markers: int, media: int, kind: MediaKind) -> RequestError:
     return RequestError(
-        f"the prompt has {markers} image {'marker' if markers == 1 else 'markers'} and {images} "
-        f"{'image' if images == 1 else 'images'}: there must be one marker for each image"
+        f"the prompt has {markers} {kind} {'marker' if markers == 1 else 'markers'} and {media} "
+        f"{kind if media == 1 else kind + 's'}: there must be one marker for each {kind}"
     )
-
-
-def _item(image: ProcessedImage, offset: int) -> PlaceholderRange:
-    layout = image.layout
-    return PlaceholderRange(image.digest, offset, layout.tokens, layout.grid, layout.mask)

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from quire.errors import UnsupportedModelError
-from quire.registry.plugins import plugin_rows, root_cause
+from quire.plugins import root_cause
+from quire.registry.plugins import plugin_rows
 from quire.registry.row import IMAGES, Row
 
 logger = logging.getLogger("quire")
@@ -100,13 +101,41 @@ BUILT_IN = (
     Row("VaultGemmaForCausalLM", "quire.models.gemma2:VaultGemmaForCausalLM"),
     Row("MiniCPM3ForCausalLM", "quire.models.minicpm3:MiniCPM3ForCausalLM", config=_MINICPM3),
     Row("YoutuForCausalLM", "quire.models.youtu:YoutuForCausalLM"),
+    Row("Idefics3ForConditionalGeneration", "quire.models.idefics3:Idefics3ForConditionalGeneration", IMAGES),
+    Row("SmolVLMForConditionalGeneration", "quire.models.idefics3:SmolVLMForConditionalGeneration", IMAGES),
     Row("LlavaForConditionalGeneration", "quire.models.llava:LlavaForConditionalGeneration", IMAGES),
     Row("LlavaNextForConditionalGeneration", "quire.models.llava_next:LlavaNextForConditionalGeneration", IMAGES),
+    Row(
+        "LlavaNextVideoForConditionalGeneration",
+        "quire.models.llava_next_video:LlavaNextVideoForConditionalGeneration",
+        IMAGES,
+    ),
+    Row(
+        "LlavaOnevisionForConditionalGeneration",
+        "quire.models.llava_onevision:LlavaOnevisionForConditionalGeneration",
+        IMAGES,
+    ),
+    Row("Gemma3ForConditionalGeneration", "quire.models.gemma3_vision:Gemma3ForConditionalGeneration", IMAGES),
+    Row("InternVLForConditionalGeneration", "quire.models.internvl:InternVLForConditionalGeneration", IMAGES),
+    Row("Mistral3ForConditionalGeneration", "quire.models.mistral3:Mistral3ForConditionalGeneration", IMAGES),
     Row("Qwen2VLForConditionalGeneration", "quire.models.qwen2_vl:Qwen2VLForConditionalGeneration", IMAGES),
+    Row("Qwen2_5_VLForConditionalGeneration", "quire.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration", IMAGES),
+    Row("Qwen3VLForConditionalGeneration", "quire.models.qwen3_vl:Qwen3VLForConditionalGeneration", IMAGES),
+    Row("Qwen3VLMoeForConditionalGeneration", "quire.models.qwen3_vl_moe:Qwen3VLMoeForConditionalGeneration", IMAGES),
+    Row("Glm4vForConditionalGeneration", "quire.models.glm4v:Glm4vForConditionalGeneration", IMAGES),
+    Row("Glm4vMoeForConditionalGeneration", "quire.models.glm4v_moe:Glm4vMoeForConditionalGeneration", IMAGES),
 )
+
+# What runs a decoder that has no row, and others if they are asked to be run so.
+FALLBACK = Row("*", "quire.models.fallback.model:TransformersForCausalLM")
 
 # What a name tells of models that are no plain text decoders; the first match gives the reason.
 _REASONS = (
+    (
+        r"^Molmo",
+        "Molmo's image processor is code that comes with the checkpoint, which is never run, and transformers' for "
+        "Molmo 2 computes with torchvision alone, which quire does without",
+    ),
     (
         r"(VL|Vision|Llava|Image|Pix|Vlm|VLM|Multimodal|Omni|ForConditionalGeneration)",
         "it is not a text-only decoder, and quire never serves a part of a model as the whole",
@@ -115,7 +144,7 @@ _REASONS = (
         r"For(Sequence|Token)Classification$|ForQuestionAnswering$",
         "quire generates text, it does not classify",
     ),
-    (r"Model$", "it has no language-modelling head"),
+    (r"(?<!LMHead)Model$", "it has no language-modelling head"),
 )
 
 
@@ -126,10 +155,12 @@ def rows() -> tuple[Row, ...]:
     return added + tuple(row for row in BUILT_IN if row.architecture not in names)
 
 
-def find(architectures: Sequence[str]) -> Row:
+def find(architectures: Sequence[str], impl: str = "quire") -> Row:
     """Return the row of a config.json's `architectures`. Raises UnsupportedModelError.
 
-    Only the first name counts: serving a later one would be serving some part of the model.
+    Only the first name counts: serving a later one would be serving some part of the model. impl: "quire" (or "vllm",
+    for who comes from there): its rows and plug-ins' alone; "transformers": `FALLBACK`; "auto": that, where there is no
+    other and the name is a decoder's.
     """
     if not architectures:
         raise UnsupportedModelError(
@@ -138,6 +169,8 @@ def find(architectures: Sequence[str]) -> Row:
         )
     name, table = architectures[0], rows()
     found = [row for row in table if row.architecture == name]
+    if impl == "transformers" or (impl == "auto" and not found and _reason(name) is None):
+        return FALLBACK
     if not found:
         raise UnsupportedModelError(_unsupported(name, [row.architecture for row in table]))
     if len(found) > 1:
@@ -146,12 +179,12 @@ def find(architectures: Sequence[str]) -> Row:
     return found[0]
 
 
-def resolve(architectures: Sequence[str]) -> type:
-    """Return the class of a config.json's `architectures`.
+def resolve(architectures: Sequence[str], impl: str = "quire") -> type:
+    """Return the class of a config.json's `architectures`; impl: as of `find`.
 
     Raises UnsupportedModelError: no row, or a class that cannot be imported, with the root cause of that.
     """
-    row = find(architectures)
+    row = find(architectures, impl)
     if row.package is not None and any(row.architecture == own.architecture for own in BUILT_IN):
         logger.warning("%s: %s of package %s takes the place of quire's own", row.architecture, row.target, row.package)
     return load_class(row)
@@ -187,8 +220,13 @@ def _imported(row: Row, target: str) -> type:
     return value
 
 
+def _reason(name: str) -> str | None:
+    """Why a name is no decoder's."""
+    return next((text for pattern, text in _REASONS if re.search(pattern, name)), None)
+
+
 def _unsupported(name: str, known: list[str]) -> str:
-    reason = next((text for pattern, text in _REASONS if re.search(pattern, name)), "no row of the registry names it")
+    reason = _reason(name) or "no row of the registry names it"
     spelled = {one.lower(): one for one in known}
     nearest = spelled[difflib.get_close_matches(name.lower(), spelled, n=1, cutoff=0.0)[0]]
     return (
@@ -197,4 +235,4 @@ def _unsupported(name: str, known: list[str]) -> str:
     )
 
 
-__all__ = ["BUILT_IN", "Row", "config_class", "find", "load_class", "resolve", "root_cause", "rows"]
+__all__ = ["BUILT_IN", "FALLBACK", "Row", "config_class", "find", "load_class", "resolve", "root_cause", "rows"]

@@ -6,6 +6,7 @@ import logging
 import re
 from importlib import metadata
 
+from quire.plugins import root_cause
 from quire.registry.row import TEXT, Row
 
 GROUP = "quire.models"
@@ -31,10 +32,3 @@ def _row(point: metadata.EntryPoint, distribution: metadata.Distribution) -> Row
     target, extras = re.fullmatch(r"(.*?)\s*(?:\[(.*)\])?\s*", point.value).groups()  # type: ignore[union-attr]
     named = frozenset(name.strip() for name in (extras or "").split(",") if name.strip())
     return Row(point.name, target.replace(" ", ""), named or TEXT, distribution.metadata["Name"])
-
-
-def root_cause(error: BaseException) -> str:
-    """The innermost exception of a chain, as "Type: message"."""
-    while (inner := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
-        error = inner
-    return f"{type(error).__name__}: {error}"

@@ -11,16 +11,32 @@ from fastapi.middleware.cors import CORSMiddleware
 from quire import __version__
 from quire.config import ServerConfig
 from quire.platform.engine.async_engine import AsyncEngine
+from quire.platform.outputs.messages.message_format import formats_of
 from quire.server.context import IGNORED, ServerContext
 from quire.server.metrics import Metrics
 from quire.server.middleware import ApiKeys, BodyLimits, RequestLog
-from quire.server.responses.errors import DOCUMENTED, install_handlers
-from quire.server.routes import adapters, chat, completions, control, generate, info, invocations, status, tokens
+from quire.server.responses.errors import DOCUMENTED, DOCUMENTED_ANTHROPIC, install_handlers
+from quire.server.routes import (
+    adapters,
+    chat,
+    completions,
+    control,
+    generate,
+    info,
+    invocations,
+    messages,
+    responses,
+    status,
+    tokens,
+)
 from quire.server.served_models import ServedModels
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, access_log: bool = True) -> FastAPI:
-    """All routes. The engine starts and, if nobody has closed it, ends with the application."""
+    """All routes. The engine starts and, if nobody has closed it, ends with the application.
+
+    Raises QuireError for a format of messages that there is not.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -37,19 +53,26 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     served = ServedModels(engine, config)
     if config.metrics_prefix:
         metrics.twin(engine, config.metrics_prefix, served.names[0])
-    app.state.context = ServerContext(engine, config, served, metrics)
+    format = formats_of(
+        engine.llm_engine.tokenizer,
+        config.chat_template,
+        tool_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+    )
+    app.state.context = ServerContext(engine, config, served, metrics, format)
     install_handlers(app)
-    for part in (status, info, completions, chat, tokens, adapters, control, generate, invocations):
+    for part in (status, info, completions, chat, responses, tokens, adapters, control, generate, invocations):
         app.include_router(part.router, responses=DOCUMENTED)
+    app.include_router(messages.router, responses=DOCUMENTED_ANTHROPIC)
     app.add_middleware(BodyLimits, most=config.max_request_bytes, seconds=config.body_timeout)
     app.add_middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_api_key)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(config.allowed_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", IGNORED],
+            expose_headers=["X-Request-Id", "Request-Id", IGNORED],
         )
     app.add_middleware(RequestLog, metrics=metrics, lines=access_log, probes=config.log_probes)
     return app

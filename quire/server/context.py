@@ -14,8 +14,10 @@ from starlette.requests import Request
 from quire.config import ServerConfig
 from quire.errors import OverloadedError
 from quire.platform.engine.async_engine import AsyncEngine
+from quire.platform.outputs.messages.message_format import MessageFormat
 from quire.server.deferred import DeferredAnswers
 from quire.server.metrics import Metrics
+from quire.server.response_store import ResponseStore
 from quire.server.responses.errors import ApiError
 from quire.server.served_models import ServedModels
 
@@ -29,17 +31,22 @@ _MOST_NAMED, _LONGEST_NAME = 16, 64  # of fields that were passed over
 
 @dataclass
 class ServerContext:
-    """One server: its engine, its settings, the names that it serves, its metrics, how many sequences it has, and
-    the answers that nobody waits for.
+    """One server: its engine, its settings, the names that it serves, its metrics, how its model writes messages, how
+    many sequences it has, the answers that nobody waits for, and the responses that are kept.
     """
 
     engine: AsyncEngine
     config: ServerConfig
     served: ServedModels
     metrics: Metrics
+    format: MessageFormat = field(default_factory=MessageFormat)
     sequences: int = field(default=0)
     deferred: DeferredAnswers = field(default_factory=DeferredAnswers)
+    responses: ResponseStore = field(init=False)
     _longest: int | None = None
+
+    def __post_init__(self) -> None:
+        self.responses = ResponseStore(self.config.response_store_bytes)
 
     def longest_token(self) -> int:
         """Characters of the tokenizer's longest token."""

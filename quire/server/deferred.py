@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from quire.config import ServerConfig
 from quire.errors import OverloadedError
+from quire.server.paths import given_keys
 from quire.server.responses.errors import ApiError, as_api_error
 
 _SECONDS = 600.0  # that an answer is kept
@@ -36,8 +37,7 @@ def owner_of(scope: Scope, config: ServerConfig) -> bytes | None:
     """Who asks, by the key: another key does not open what this one began. None: the server has no keys."""
     if not config.api_keys and config.admin_api_key is None:
         return None
-    given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-    return hashlib.sha256(given.partition(b" ")[2].strip()).digest()
+    return hashlib.sha256(b" ".join(dict.fromkeys(given_keys(scope)))).digest()  # keys have no spaces
 
 
 class DeferredAnswers:

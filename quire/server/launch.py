@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from fastapi import FastAPI
+
 from quire.config import (
     EngineConfig,
     LaunchConfig,
@@ -41,6 +43,8 @@ from quire.server.metrics import Metrics
 
 logger = logging.getLogger("quire.server")
 
+# Of RequestDefaults: what routes need of it.
+_OF_CHAT = ("chat_template", "tool_call_parser", "reasoning_parser", "tool_strict")
 _LINGER = 5  # seconds beyond shutdown_timeout for connections to close
 
 
@@ -89,8 +93,24 @@ class Task:
         return {row.name: self.settings[row.name] for row in engine_settings() if row.name in self.settings}
 
 
+@dataclass(frozen=True)
+class Service:
+    """What is loaded: the application with its routes, the engine behind it, and the settings of both."""
+
+    app: FastAPI
+    engine: AsyncEngine
+    config: ServerConfig
+
+
 def serve(task: Task) -> int:
     """Load, serve until a signal comes, and end in order. Returns the exit code; raises QuireError."""
+    _check_address(make(ServerConfig, task.settings))
+    service = load(task)
+    return _run(HttpServer(service.app, service.config), service.engine, service.config)
+
+
+def load(task: Task) -> Service:
+    """The application that options ask for, and the engine, which has not begun to step. Raises QuireError."""
     begun = time.monotonic()
     launch = make(LaunchConfig, task.settings)
     configure(launch.log_format == "json", launch.log_level, launch.uvicorn_log_level)
@@ -102,8 +122,7 @@ def serve(task: Task) -> int:
     modules = _modules(launch, task.settings)
     requests = make(RequestDefaults, task.settings)
     config = _engine_config(task, modules)
-    server = replace(make(ServerConfig, task.settings), chat_template=requests.chat_template)
-    _check_address(server)
+    server = replace(make(ServerConfig, task.settings), **{name: getattr(requests, name) for name in _OF_CHAT})
     metrics = Metrics()
     engine = AsyncEngine(config, metrics.on_step)
     sampling = default_sampling(engine.llm_engine.path, requests)
@@ -118,7 +137,7 @@ def serve(task: Task) -> int:
         engine.llm_engine.load_lora_adapter(module.name, module.path)
     names = ", ".join([served.names[0], *(module.name for module in modules)])
     logger.info("%s ready in %.1f s", names, time.monotonic() - begun)
-    return _run(HttpServer(app, server), engine, server)
+    return Service(app, engine, server)
 
 
 def _modules(launch: LaunchConfig, settings: Mapping[str, Any]) -> list[Module]:

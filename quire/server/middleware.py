@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.context import IGNORED, REQUEST_ID, ignored_fields
 from quire.server.metrics import Metrics
-from quire.server.responses.errors import ApiError, remember
+from quire.server.paths import given_keys, route_path, speaks_anthropic
+from quire.server.responses.errors import ApiError, remember, response_to
 
 access = logging.getLogger("quire.server.access")
 
@@ -29,11 +30,6 @@ _PROBES = frozenset({*OPEN, "/metrics"})  # asked for every few seconds
 _ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/reset_prefix_cache"})
 _BODIES = 8  # of the largest size, that there may be at once
 _LONGEST_PATH = 256  # characters in the log
-
-
-def route_path(scope: Scope) -> str:
-    """A path as the router sees it, or stricter: a root path of "/" makes //v1/... a route."""
-    return "/" + str(scope["path"]).removeprefix(scope.get("root_path", "").rstrip("/")).strip("/")
 
 
 class RequestLog:
@@ -62,6 +58,8 @@ class RequestLog:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
+                if speaks_anthropic(scope):
+                    headers["Request-Id"] = request_id  # where its package looks for it
                 ignored = ignored_fields(state)
                 if ignored is not None:
                     headers[IGNORED] = state["facts"]["ignored"] = ignored
@@ -94,34 +92,27 @@ class ApiKeys:
             error = self._refusal(scope)
             if error is not None:
                 remember(scope, error)
-                return await error.response(scope, receive, send)
+                return await response_to(scope, error)(scope, receive, send)
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         path = route_path(scope)
         if path in OPEN:
             return None
-        given = self._given(scope)
-        is_admin = self._admin is not None and given is not None and hmac.compare_digest(given, self._admin)
+        given = given_keys(scope)
+        is_admin = self._admin is not None and any([hmac.compare_digest(one, self._admin) for one in given])
         needs_admin = path in _ADMIN and self._admin is not None
         if is_admin or not (self._keys or needs_admin):
             return None
-        known = given is not None and any([hmac.compare_digest(given, key) for key in self._keys])
+        known = any([hmac.compare_digest(one, key) for one in given for key in self._keys])
         if needs_admin:
             if known:
                 return ApiError(403, "this needs the admin key (--admin-api-key).", code="admin_key_needed")
         elif known:
             return None
-        message = "the API key is wrong." if given is not None else "an API key is needed: Authorization: Bearer KEY."
+        needed = "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY."
+        message = "the API key is wrong." if any(given) else needed
         return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    @staticmethod
-    def _given(scope: Scope) -> bytes | None:
-        for name, value in scope["headers"]:
-            if name == b"authorization":
-                scheme, _, key = value.partition(b" ")
-                return key.strip() if scheme.lower() == b"bearer" else None
-        return None
 
 
 class BodyLimits:
@@ -140,12 +131,12 @@ class BodyLimits:
         declared = headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._most):
             remember(scope, self._too_large())
-            return await self._too_large().response(scope, receive, send)
+            return await response_to(scope, self._too_large())(scope, receive, send)
         brings_one = declared not in ("", "0") or "transfer-encoding" in headers
         if brings_one and self._taken > _BODIES * self._most:
             full = ApiError(429, "large requests wait: try again later.", headers={"Retry-After": "1"})
             remember(scope, full)
-            return await full.response(scope, receive, send)
+            return await response_to(scope, full)(scope, receive, send)
         taken, complete = 0, False
         deadline = asyncio.get_running_loop().time() + self._seconds
 

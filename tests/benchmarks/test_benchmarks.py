@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -195,6 +196,16 @@ def test_sampling(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         monkeypatch.setattr(sampling, "SEQUENCES", 2)
         call(sampling, "--rounds", 1)
     assert "bad_words" in capsys.readouterr().out
+
+
+def test_structured(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("structured") as structured:
+        monkeypatch.setattr(structured, "STREAMS", 2)
+        monkeypatch.setattr(structured, "LENGTH", 12)
+        with suppress(SystemExit):  # which says whether it was fast enough
+            call(structured, model_path(), "--case", "streams", "forced", "--rounds", 1)
+    shown = capsys.readouterr().out
+    assert "streams" in shown and "forced" in shown and shown.count("ratio") == 2
 
 
 def test_serve(

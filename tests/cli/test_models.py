@@ -22,6 +22,13 @@ def test_models_lists_what_is_served() -> None:
     assert "LlamaForCausalLM" in invoke("models")
 
 
+def test_models_lists_what_transformers_modules_run() -> None:
+    row = listed()["PersimmonForCausalLM"]
+    assert row["package"] == "transformers" and row["problem"] is None
+    assert "attention" in row["promise"]["quire"] and row["promise"]["torch"] == []
+    assert listed()["LlamaForCausalLM"]["promise"] is None
+
+
 @pytest.mark.usefixtures("broken_plugin")
 def test_models_marks_a_broken_plugin() -> None:
     row = listed()["BrokenForCausalLM"]

@@ -22,6 +22,7 @@ from tests.server.api_server import ServerProcess
 pytestmark = pytest.mark.slow
 
 QUESTION = "There is a red star. What color is the star?"
+GREEDY = ("--temperature", 0)
 
 
 def command(*args: object, stdin: str | None = None) -> Result:
@@ -54,16 +55,17 @@ def test_an_address_may_be_short(given: str, url: str) -> None:
 
 
 def test_a_question_is_answered(demo: ServerProcess, client: OpenAI) -> None:
-    expected = said(client, QUESTION) + "\n"
-    assert answered(command("chat", demo.url, "-q", QUESTION)) == expected
-    assert answered(command("chat", "--url", demo.url + "/v1", "--quick", QUESTION)) == expected
-    assert answered(command("chat", demo.url, "--model-name", "quire-demo", stdin=QUESTION + "\n")) == expected
+    expected = said(client, QUESTION, temperature=0) + "\n"
+    assert answered(command("chat", demo.url, "-q", QUESTION, *GREEDY)) == expected
+    assert answered(command("chat", "--url", demo.url + "/v1", "--quick", QUESTION, *GREEDY)) == expected
+    assert answered(command("chat", demo.url, "--model-name", "quire-demo", *GREEDY, stdin=QUESTION + "\n")) == expected
 
 
 def test_a_conversation_remembers(demo: ServerProcess, client: OpenAI) -> None:
-    first = said(client, QUESTION)
-    second = said(client, QUESTION, first, "And now?")
-    out = answered(command("chat", demo.url, QUESTION, stdin="And now?\n/reset\n" + QUESTION + "\n/exit\nnever\n"))
+    first = said(client, QUESTION, temperature=0)
+    second = said(client, QUESTION, first, "And now?", temperature=0)
+    turns = "And now?\n/reset\n" + QUESTION + "\n/exit\nnever\n"
+    out = answered(command("chat", demo.url, QUESTION, *GREEDY, stdin=turns))
     assert out == f"{first}\n{second}\n{first}\n"
 
 

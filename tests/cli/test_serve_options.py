@@ -107,7 +107,7 @@ def test_help_fits_80_columns_and_cuts_no_name(served: Served) -> None:
 def test_help_says_the_defaults_of_the_configuration() -> None:
     shown = {setting.name: setting.shown_default for setting in at("serve")}
     assert (shown["port"], shown["max_num_seqs"], shown["max_request_bytes"]) == ("8000", "64", "32 MiB")
-    assert shown["limit_mm_per_prompt"] == str(MediaConfig().max_images)
+    assert shown["limit_mm_per_prompt"] == " ".join(f"{kind}={most}" for kind, most in MediaConfig().limits.items())
     assert float(shown["swap_space"]) * (1 << 30) == CacheConfig().swap_bytes
 
 

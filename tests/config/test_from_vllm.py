@@ -175,7 +175,8 @@ def test_serve_takes_by_the_table(served: Served) -> None:
         (["--kv_cache_dtype=fp8"], "kv_cache_dtype='fp8'"),
         (["--no-enable-chunked-prefill"], "enable_chunked_prefill=False"),
         (["--enable-chunked-prefill=False"], "enable_chunked_prefill=False"),
-        (["--enable-auto-tool-choice", "--tool-call-parser", "hermes"], "enable_auto_tool_choice=True"),
+        (["--tool-parser-plugin", "mine.py", "--tool-call-parser", "hermes"], "tool_parser_plugin='mine.py'"),
+        (["--structured-outputs-config", '{"disable_any_whitespace": true}'], "structured_outputs_config="),
         (["--compilation-config.mode", "3"], "compilation_config={'mode': '3'}"),
         (["--quantization", "awq"], "quantization='awq'"),
     ],
@@ -189,6 +190,23 @@ def test_serve_takes_short_flags(served: Served) -> None:
     taken = served("-tp", "1", "-pp=1", "MODEL", "-ep=false")
     assert taken.vllm == {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "enable_expert_parallel": False}
     assert taken.settings["model"] == "MODEL"
+
+
+def test_serve_takes_the_flags_of_tools_and_reasoning(served: Served) -> None:
+    line = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
+    taken = served(*line, "--exclude-tools-when-tool-choice-none", "--guided-decoding-backend", "outlines")
+    assert taken.vllm == {"enable_auto_tool_choice": True, "guided_decoding_backend": "outlines"}
+    want = {
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "qwen3",
+        "exclude_tools_when_tool_choice_none": True,
+    }
+    assert {name: taken.settings[name] for name in want} == want
+    shown = served("--no-exclude-tools-when-tool-choice-none").settings
+    assert shown["exclude_tools_when_tool_choice_none"] is False
+    assert served("--structured-outputs-config", '{"backend": "xgrammar"}').vllm == {
+        "structured_outputs_config": {"backend": "xgrammar"}
+    }
 
 
 def test_flags_come_before_the_file_here_too(served: Served) -> None:

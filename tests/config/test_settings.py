@@ -24,7 +24,8 @@ CONFIGURATIONS = (*ENGINE_PARTS.values(), EngineConfig, ServerConfig, RequestDef
 # argument -> (what is given, what the field is then), where the one is not the other.
 OTHER_FORMS: dict[str, tuple[Any, Any]] = {
     "hf_token": ("True", True),
-    "limit_mm_per_prompt": ({"image": 3}, 3),
+    "limit_mm_per_prompt": ({"image": 3}, {"image": 3, "video": 8, "audio": 8}),
+    "media_io_kwargs": ({"video": {"num_frames": 8}}, {"video": {"num_frames": 8}}),
     "swap_space": (0.5, 1 << 29),
     "allowed_media_domains": (["a", "b"], ("a", "b")),
     "lora_roots": (["/a"], ("/a",)),

@@ -60,15 +60,16 @@ def pretended(emulated_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Ite
     for name, function in cuda.functions(module, "meta").items():
         monkeypatch.setattr(cuda, name, function)
     monkeypatch.setattr(binding, "_empty", torch.empty)
+    real = kernels.backend_of
     for user in (kernels, ops, row_ops, expert_ops):
-        monkeypatch.setattr(user, "backend_of", lambda x: cuda)
+        monkeypatch.setattr(user, "backend_of", lambda x: cuda if x.is_meta else real(x))  # models load on the CPU
     monkeypatch.setattr(runners, "begin", begin)
     yield calls
 
 
 def begin(logits: torch.Tensor, specs: Sequence[Any]) -> Sampling:
     assert logits.is_meta and len(logits) >= len({spec.row for spec in specs})
-    sampling = Sampling([None] * len(specs), None)
+    sampling = Sampling(specs, [None] * len(specs))
     sampling.tokens = torch.empty(len(specs), dtype=torch.int64, device=META)
     return sampling
 

@@ -38,6 +38,7 @@ class World:
     processor: Any
     plain: list[list[int]]
     folder: Path
+    family: Any = None
     made: int = 0
 
     def train(self, config: LoraConfig, seed: int = 0, **written: Any) -> Path:
@@ -124,7 +125,8 @@ class Expected:
 
     def __init__(self, world: World, *paths: Path | None, weights: Sequence[float] = ()) -> None:
         self.processor = world.processor
-        self.mrope = hasattr(world.theirs.config, "vision_start_token_id")
+        self.family = world.family
+        self.mrope = any(hasattr(module, "rope_deltas") for module in world.theirs.modules())
         model = copy.deepcopy(world.theirs)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -146,7 +148,10 @@ class Expected:
             logits = self.model(input_ids=torch.tensor([prompt + answer]), attention_mask=mask).logits[0]
             return logits.double().log_softmax(-1)
         # In two parts: an image token in the answer is a token like any other.
-        inputs: dict[str, Any] = dict(self.processor(list(images), return_tensors="pt")) if images else {}
+        found: dict[str, Any] = dict(self.processor(list(images), return_tensors="pt")) if images else {}
+        inputs = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        inputs = {name: one for name, one in inputs.items() if name not in self.family.unused}
+        inputs |= self.family.types(prompt)
         if images:
             inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         if self.mrope:
@@ -184,13 +189,13 @@ def text_prompts(vocab: int, count: int = 3, seed: int = 5) -> list[Prompt]:
     return [([rng.randrange(3, vocab) for _ in range(rng.randint(3, 24))], []) for _ in range(count)]
 
 
-def text_world(folder: Path, architecture: str, variant: str, **settings: Any) -> World:
+def text_world(folder: Path, architecture: str, variant: str, model_impl: str = "auto", **settings: Any) -> World:
     """A text model of `tests.models.tiny`, with an engine."""
     theirs = tiny.make(architecture, variant, **{**_LAYERS.get(architecture, {}), **settings})
     path = tiny.save(theirs, folder / "base")
     theirs.name_or_path = theirs.config._name_or_path = str(path)
     prompts = text_prompts(theirs.config.vocab_size)
-    return _world(theirs, path, prompts, None, folder, skip_tokenizer_init=True)
+    return _world(theirs, path, prompts, None, folder, skip_tokenizer_init=True, model_impl=model_impl)
 
 
 _LAYERS = {
@@ -214,13 +219,16 @@ def vision_world(folder: Path, architecture: str, variant: str) -> World:
         ([IMAGE, *words[2], IMAGE], images[1:]),
         (words[3] + words[4], []),
     ]
-    return _world(theirs, path, prompts, tiny_vision.image_processor(architecture, variant), folder)
+    family = tiny_vision.FAMILIES[architecture]
+    return _world(theirs, path, prompts, tiny_vision.image_processor(architecture, variant), folder, family)
 
 
-def _world(theirs: Any, path: Path, prompts: list[Prompt], processor: Any, folder: Path, **settings: Any) -> World:
+def _world(
+    theirs: Any, path: Path, prompts: list[Prompt], processor: Any, folder: Path, family: Any = None, **settings: Any
+) -> World:
     llm = LLM(str(path), enable_lora=True, block_size=4, num_gpu_blocks_override=1024, **settings)
     outputs = ask(llm, prompts, None)
-    world = World(theirs, path, llm, prompts, processor, [o.outputs[0].token_ids for o in outputs], folder)
+    world = World(theirs, path, llm, prompts, processor, [o.outputs[0].token_ids for o in outputs], folder, family)
     oracle = Expected(world, None)
     for (_, images), output in zip(prompts, outputs, strict=True):
         oracle.check(output, images)

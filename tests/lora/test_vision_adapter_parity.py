@@ -80,6 +80,67 @@ QWEN2_VL: dict[str, dict[str, Any]] = {
     "all_linear": {"target_modules": "all-linear"},
     "tokens": {"target_modules": ["qkv"], "trainable_token_indices": [5, 60, 200]},
 }
+QWEN2_5_VL: dict[str, dict[str, Any]] = {
+    "all_linear": {"target_modules": "all-linear"},
+    "save_merger": {"target_modules": ["q_proj", "gate_proj"], "modules_to_save": ["merger", "norm2"]},
+    "text": {"target_modules": r".*language_model.*(q_proj|down_proj)", "use_rslora": True},
+    "tower": {"target_modules": r".*visual.*(qkv|attn.proj|gate_proj|up_proj|down_proj)", "use_dora": True},
+    "patches_and_merger": {"target_modules": ["patch_embed.proj", "merger.mlp.0", "merger.mlp.2"], "bias": "all"},
+    "tokens": {"target_modules": ["qkv", "lm_head"], "trainable_token_indices": [5, 60, 200]},
+}
+QWEN3_VL: dict[str, dict[str, Any]] = {
+    "all_linear": {"target_modules": "all-linear"},
+    "save_mergers": {"target_modules": ["q_proj"], "modules_to_save": ["merger", "deepstack_merger_list.1", "q_norm"]},
+    "text": {"target_modules": r".*language_model.*(q_proj|down_proj)", "use_rslora": True},
+    "tower": {"target_modules": r".*visual.*(qkv|attn.proj|linear_fc1|linear_fc2)", "use_dora": True},
+    "places": {"target_modules": ["pos_embed", "patch_embed.proj"]},
+    "levels": {"target_modules": r".*deepstack_merger_list.*linear_fc.", "bias": "all"},
+    "tokens": {"target_modules": ["qkv", "lm_head"], "trainable_token_indices": [5, 60, 200]},
+}
+GLM4V: dict[str, dict[str, Any]] = {
+    "all_linear": {"target_modules": "all-linear"},
+    "save_merger": {"target_modules": ["q_proj"], "modules_to_save": ["merger", "post_layernorm", "norm1"]},
+    "text": {"target_modules": r".*language_model.*(q_proj|gate_up_proj|down_proj)", "use_rslora": True},
+    "tower": {"target_modules": r".*visual.*(qkv|attn.proj|gate_proj|up_proj|down_proj)", "use_dora": True},
+    "patches": {"target_modules": ["patch_embed.proj", "downsample"], "bias": "all"},
+    "merger": {"target_modules": r".*merger\.(proj|gate_proj|down_proj)"},
+    "tokens": {"target_modules": ["qkv", "lm_head"], "trainable_token_indices": [5, 60, 200]},
+}
+
+ROWS: dict[str, dict[str, Any]] = {  # of Pixtral's tower
+    "all_linear": {"target_modules": "all-linear"},
+    "text": {"target_modules": r".*language_model.*(q_proj|down_proj)", "use_rslora": True},
+    "tower": {"target_modules": r".*vision_tower.*(q_proj|o_proj|gate_proj|down_proj)", "use_dora": True},
+    "patches": {"target_modules": ["patch_conv"]},
+    "projector": {"target_modules": ["linear_1", "linear_2"], "bias": "all"},
+    "save_norms": {"target_modules": ["o_proj"], "modules_to_save": ["ln_pre", "ffn_norm", "attention_norm"]},
+    "tokens": {"target_modules": ["k_proj", "lm_head"], "trainable_token_indices": [5, 60, 200, 382]},
+}
+MISTRAL3: dict[str, dict[str, Any]] = {
+    "save_projector": {"target_modules": ["k_proj"], "modules_to_save": ["multi_modal_projector"]},
+    **ROWS,
+    "merger": {"target_modules": ["merging_layer", "linear_2"], "use_dora": True},
+}
+
+INTERNVL: dict[str, dict[str, Any]] = {
+    "all_linear": {"target_modules": "all-linear"},
+    "save_projector": {"target_modules": ["q_proj", "fc1"], "modules_to_save": ["multi_modal_projector"]},
+    "text": {"target_modules": r".*language_model.*(q_proj|down_proj)", "use_rslora": True},
+    "tower": {"target_modules": r".*vision_tower.*(q_proj|projection_layer|fc1|fc2)", "use_dora": True, "bias": "all"},
+    "patches": {"target_modules": ["projection"]},
+    "projector": {"target_modules": ["linear_1", "linear_2"], "bias": "lora_only"},
+    "save_norms": {"target_modules": ["o_proj"], "modules_to_save": ["layernorm_before", "layer_norm"]},
+    "tokens": {"target_modules": ["k_proj", "lm_head"], "trainable_token_indices": [5, 60, 200, 382]},
+}
+GEMMA3: dict[str, dict[str, Any]] = {
+    "all_linear": {"target_modules": "all-linear"},
+    "save_projector": {"target_modules": ["out_proj", "q_proj"], "modules_to_save": ["multi_modal_projector"]},
+    "text": {"target_modules": r".*language_model.*(q_proj|down_proj)", "use_rslora": True},
+    "tower": {"target_modules": ["out_proj", "fc1", "fc2"], "use_dora": True, "bias": "all"},
+    "patches": {"target_modules": ["patch_embedding", "position_embedding"]},
+    "save_norms": {"target_modules": ["o_proj"], "modules_to_save": ["mm_soft_emb_norm", "post_layernorm"]},
+    "tokens": {"target_modules": ["k_proj", "lm_head"], "trainable_token_indices": [5, 60, 200, 381]},
+}
 
 LLAVA_NEXT: dict[str, dict[str, Any]] = {
     "everywhere": FIELDS["everywhere"],
@@ -87,10 +148,31 @@ LLAVA_NEXT: dict[str, dict[str, Any]] = {
     "save_projector": FIELDS["save_projector"],
 }
 
-LLAVA, NEXT, QWEN = (
+IDEFICS: dict[str, dict[str, Any]] = {
+    "text": {"target_modules": r".*text_model.*\.(q_proj|v_proj|down_proj)"},
+    "tower": {"target_modules": r".*vision_model.*\.(q_proj|out_proj|fc1|fc2)", "bias": "lora_only"},
+    "connector": {"target_modules": ["modality_projection.proj"], "use_dora": True},
+    "all_linear": {"target_modules": "all-linear"},
+    "everywhere_dora": {"target_modules": ["q_proj", "fc1", "patch_embedding", "position_embedding", "proj",
+                                           "gate_proj"], "use_dora": True, "bias": "all"},
+    "save_connector": {"target_modules": ["q_proj"], "modules_to_save": ["connector"]},
+    "save_tower": {"target_modules": ["gate_proj"], "modules_to_save": ["vision_model"]},
+    "tokens": {"target_modules": ["fc1"], "trainable_token_indices": [5, 60, 200, 299]},
+}  # fmt: skip
+ONEVISION: dict[str, dict[str, Any]] = {
+    name: FIELDS[name] for name in ("text", "tower", "projector", "all_linear", "everywhere_dora", "save_projector")
+}
+
+LLAVA, NEXT, QWEN, QWEN25, QWEN3, GLM = (
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+)
+IDEFICS3, SMOLVLM, ONE, VIDEO = (
+    f"{name}ForConditionalGeneration" for name in ("Idefics3", "SmolVLM", "LlavaOnevision", "LlavaNextVideo")
 )
 MODELS: list[tuple[str, str, dict[str, dict[str, Any]]]] = [
     (LLAVA, "clip", {**FIELDS, **CLIP_ONLY}),
@@ -99,12 +181,35 @@ MODELS: list[tuple[str, str, dict[str, dict[str, Any]]]] = [
     (LLAVA, "gpt2", GPT2),
     (NEXT, "clip", LLAVA_NEXT),
     (QWEN, "mrope", QWEN2_VL),
+    (QWEN25, "windows", QWEN2_5_VL),
+    ("Mistral3ForConditionalGeneration", "merged", MISTRAL3),
+    ("LlavaOfPixtral", "pixtral", ROWS),
+    ("InternVLForConditionalGeneration", "tiles", INTERNVL),
+    ("Gemma3ForConditionalGeneration", "untied", GEMMA3),
+    (GLM, "half", GLM4V),
+    (IDEFICS3, "one_patch", IDEFICS),
+    (SMOLVLM, "squares", IDEFICS),
+    (ONE, "scaled", ONEVISION),
+    (VIDEO, "average", ONEVISION),
+    (QWEN3, "deepstack", QWEN3_VL),
+    ("Qwen3VLMoeForConditionalGeneration", "experts", {"all_linear": {"target_modules": "all-linear"}}),
 ]
+QUICK = {
+    QWEN25: ("all_linear", "save_merger"), "Mistral3ForConditionalGeneration": ("all_linear", "save_projector"),
+    "LlavaOfPixtral": ("all_linear",), GLM: ("all_linear", "save_merger"),
+    IDEFICS3: ("all_linear",), SMOLVLM: ("everywhere_dora", "save_connector"), ONE: ("everywhere_dora",),
+    VIDEO: ("all_linear",),
+    QWEN3: ("all_linear", "save_mergers"), "Qwen3VLMoeForConditionalGeneration": (),
+    "InternVLForConditionalGeneration": ("all_linear",), "Gemma3ForConditionalGeneration": ("save_projector",),
+}  # fmt: skip  # of these, the others are slow
 CASES = [
-    pytest.param(architecture, variant, fields, id=f"{architecture}-{variant}-{name}")
+    pytest.param(
+        architecture, variant, fields, id=f"{architecture}-{variant}-{name}",
+        marks=() if name in QUICK.get(architecture, table) else pytest.mark.slow,
+    )
     for architecture, variant, table in MODELS
     for name, fields in table.items()
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("architecture", "variant", "fields"), CASES)

@@ -61,7 +61,9 @@ def test_scores_are_transformers(name: str, tmp_path: Path) -> None:
     row = all_rows().get(PUBLISHED[name]["architectures"][0])  # None: an alias
     eager = {"attn_implementation": row.attention if row else "eager", "experts_implementation": "eager"}
     theirs = kind._from_config(config, **eager).float().eval()
-    tiny.randomise(getattr(theirs, "language_model", theirs))  # beside what sees
+    whole = theirs.model if hasattr(theirs, "model") else theirs
+    text = getattr(theirs, "language_model", None) or getattr(whole, "language_model", None)
+    tiny.randomise(text or theirs)  # beside what sees
     theirs.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
     ids = tiny.token_ids(vocab=96)

@@ -14,7 +14,7 @@ import torch
 
 from quire.config import MediaConfig
 from quire.multimodal import MediaPreprocessor
-from quire.multimodal.processor import Plan
+from quire.multimodal.plans import Plan
 from quire.types import ImageLayout
 
 SIZE = 400  # bytes of one image's pixels
@@ -59,10 +59,10 @@ def layout_of(inputs: Any) -> ImageLayout:
 class Made(MediaPreprocessor):
     """A preprocessor with all that it needs, and room for the pixels of `images` before it stops to begin jobs."""
 
-    def __init__(self, workers: int = 1, images: int = 100, layout: Any = layout_of) -> None:
+    def __init__(self, workers: int = 1, images: int = 100, layout: Any = layout_of, **more: Any) -> None:
         self.features: set[bytes] = set()
         config = MediaConfig(workers=workers, cache_bytes=images * SIZE * 4)
-        super().__init__(config, Processor(), layout, lambda digest: digest in self.features, 32)
+        super().__init__(config, Processor(), layout, lambda digest: digest in self.features, 32, **more)
 
     def collect(self, count: int = 1) -> list[Any]:
         """The next `count` results, or fewer if nothing more comes."""

@@ -87,6 +87,18 @@ def test_features_are_told_apart(llm, path):
         assert tokens(llm, given(features)) == answers[0] == alone(path, given(features))
 
 
+def test_prompts_as_embeddings_beside_images(path):
+    """Of a model that sees: rows of tokens answer as the tokens, among requests with images; images go with tokens."""
+    llm = open_llm(path, enable_prompt_embeds=True, max_num_batched_tokens=23, features=200)
+    ids = [[5, 6, 7], list(range(8, 48)), [9]]
+    expected = tokens(llm, *ids, one(A))
+    rows = [llm.llm_engine.executor.runner.model.embed(torch.tensor(given)).clone() for given in ids]
+    assert tokens(llm, *({"prompt_embeds": given} for given in rows), one(A)) == expected
+    nothing_left(llm)
+    with pytest.raises(RequestError, match="prompt_embeds are the whole prompt"):
+        ask(llm, {"prompt_embeds": rows[0], "multi_modal_data": {"image": A}})
+
+
 BAD = {
     "width": (torch.zeros(9, 31), "image_embeds must be a dense float tensor [tokens, 32], not [9, 31]"),
     "no tokens": (torch.zeros(0, 32), "not [0, 32]"),

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 from quire import registry
+from quire.errors import RequestError
 from quire.models.llava import LlavaForConditionalGeneration
 from quire.multimodal.preprocessor import ProcessedImage
 from quire.multimodal.prompt import expand
 from quire.registry.row import IMAGES
-from quire.types import ImageLayout, PlaceholderRange
+from quire.types import ImageLayout, MediaLayout, PlaceholderRange
 from tests.multimodal.open_engine import ask, error_of, nothing_left, one, open_llm, prompt, tokens
 from tests.multimodal.tiny_vision import IMAGE, image_processor, picture
 
@@ -123,10 +124,36 @@ def framed_image(ids, marker):
 )
 def test_where_frames_lie(ids, starts):
     image = framed_image([7, 9, 9, 8], 9)
-    expanded, items = expand(ids, [image] * len(starts), 9)
+    expanded, placed = expand(ids, [image] * len(starts), {"image": 9})
+    items = [item for _, item in placed]
     assert [item.offset for item in items] == starts and len(expanded) == len(ids) + 3 * len(starts)
     assert all(tuple(expanded[item.offset : item.end]) == image.layout.ids for item in items)
-    assert expand(expanded, [image] * len(starts), 9) == (expanded, items)
+    assert expand(expanded, [image] * len(starts), {"image": 9}) == (expanded, placed)
+
+
+def test_several_kinds_in_one_prompt():
+    """Those of one kind in their order, whatever order the kinds were given in."""
+    markers = {"image": 9, "video": 19}
+    video = ProcessedImage(b"v", MediaLayout(5, ids=(8, 19, 19, 8, 19), sees=((1, 3),)), None, None, "video")
+    first, second = (
+        ProcessedImage(digest, MediaLayout(tokens), None, None) for digest, tokens in ((b"a", 2), (b"b", 1))
+    )
+    expanded, placed = expand([1, 9, 19, 9, 2], [video, first, second], markers)
+    assert expanded == [1, 9, 9, 8, 19, 19, 8, 19, 9, 2]
+    assert [one for one, _ in placed] == [first, video, second]
+    assert [(item.kind, item.offset, item.end) for _, item in placed] == [
+        ("image", 1, 3), ("video", 3, 8), ("image", 8, 9),
+    ]  # fmt: skip
+    assert placed[1][1].spans == ((4, 6),)
+    assert expand(expanded, [first, second, video], markers) == (expanded, placed)
+    with pytest.raises(RequestError, match="1 video marker and 2 videos: there must be one marker for each video"):
+        expand([1, 19], [video, video], markers)
+
+
+@pytest.mark.parametrize("sees", [((0, 4),), ((2, 1),), ((1, 3), (2, 3)), ((-1, 1),)])
+def test_ranges_that_are_none(sees):
+    with pytest.raises(ValueError, match="sees="):
+        MediaLayout(3, sees=sees)
 
 
 def test_which_positions_take_which_features():

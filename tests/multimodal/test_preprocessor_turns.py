@@ -6,16 +6,19 @@ import threading
 import time
 
 from quire.config import MediaConfig
+from quire.errors import RequestError
+from quire.multimodal import jobs
 from quire.multimodal import preprocessor as prepare
 from quire.multimodal.images import AbandonedError
+from quire.multimodal.sources import MediaSource
 from tests.multimodal.preparing import SIZE, Made, Processor, image, layout_of, no_collector, until  # noqa: F401
 
 # Whoever sends much waits for it, and nobody else
 
 
 def test_a_job_that_takes_long_lets_others_past(monkeypatch):
-    monkeypatch.setattr(prepare, "_FREE_SECONDS", 0.0)
-    monkeypatch.setattr(prepare, "_DELAY_FACTOR", 1e9)
+    monkeypatch.setattr(jobs, "_FREE_SECONDS", 0.0)
+    monkeypatch.setattr(jobs, "_DELAY_FACTOR", 1e9)
     preprocessor = Made()
     gate = preprocessor.processor.gates[0] = threading.Event()
     preprocessor.submit("many", [image(0), image(10), image(11)], {})
@@ -136,3 +139,32 @@ def test_images_that_are_decoded_at_once_have_no_more_pixels_than_the_largest_ma
     for name in range(12):
         preprocessor.submit(name, [image(name)], {})
     assert len(preprocessor.collect(12)) == 12 and 4 <= max(most) <= 8
+
+
+class Slow:
+    """Videos of which it takes long to know that they are none."""
+
+    def __init__(self) -> None:
+        self.gate, self.begun = threading.Event(), list[int]()
+
+    def open(self, media, settings, gone):
+        self.begun.append(media.source)
+        assert self.gate.wait(20)
+        raise RequestError(f"{media.name}: it is damaged")
+
+    def layout(self, inputs):
+        raise AssertionError
+
+
+def test_videos_that_are_looked_at_leave_a_worker_to_images():
+    slow = Slow()
+    preprocessor = Made(workers=2, others={"video": slow})
+    for number in range(4):
+        preprocessor.submit(f"video {number}", [MediaSource("video", number)], {})
+    for number in (1, 2):
+        preprocessor.submit(f"image {number}", [image(number)], {})
+        assert [key for key, _ in preprocessor.collect(1)] == [f"image {number}"]
+    assert slow.begun == [0]
+    slow.gate.set()
+    assert [key for key, _ in preprocessor.collect(4)] == [f"video {number}" for number in range(4)]
+    assert slow.begun == [0, 1, 2, 3] and not preprocessor._at_media

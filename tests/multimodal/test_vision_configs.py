@@ -15,6 +15,10 @@ from quire.models.loader import load_model
 from tests.multimodal.tiny_vision import build
 
 LLAVA, QWEN = "LlavaForConditionalGeneration", "Qwen2VLForConditionalGeneration"
+QWEN25, QWEN3 = "Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration"
+QWEN3_MOE = "Qwen3VLMoeForConditionalGeneration"
+GLM = "Glm4vForConditionalGeneration"
+VARIANTS = {LLAVA: "clip", QWEN: "mrope", QWEN25: "windows", QWEN3: "deepstack", QWEN3_MOE: "experts", GLM: "half"}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +27,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
     @cache
     def made(architecture: str) -> Path:
-        path = build(architecture, "clip" if architecture == LLAVA else "mrope", tmp_path_factory.mktemp("vision"))
+        path = build(architecture, VARIANTS[architecture], tmp_path_factory.mktemp("vision"))
         (path / "config.json").rename(path / "original.json")
         return path
 
@@ -59,6 +63,16 @@ def edited(path: Path, field: str, value: Any) -> Path:
         (QWEN, "vision_config.embed_dim", 10**9, CheckpointError, "vision_config.embed_dim=1000000000"),
         (QWEN, "image_token_id", 2**40, CheckpointError, "image_token_id=1099511627776"),
         (QWEN, "vision_start_token_id", -(2**40), CheckpointError, "vision_start_token_id=-1099511627776"),
+        (QWEN, "vision_config.num_heads", 16, UnsupportedModelError, "num_heads=16"),
+        (QWEN25, "vision_config.window_size", 7, UnsupportedModelError, "window_size=7"),
+        (QWEN25, "vision_config.fullatt_block_indexes", ["1"], CheckpointError, "fullatt_block_indexes"),
+        (QWEN25, "vision_config.out_hidden_size", 64, UnsupportedModelError, "out_hidden_size=64"),
+        (QWEN25, "vision_config.num_heads", 5, UnsupportedModelError, "num_heads=5"),
+        (QWEN3, "vision_config.deepstack_visual_indexes", [2, 0], UnsupportedModelError, "deepstack_visual_indexes"),
+        (QWEN3, "vision_config.deepstack_visual_indexes", [0, 9], UnsupportedModelError, "deepstack_visual_indexes"),
+        (QWEN3, "text_config.sliding_window", 6, UnsupportedModelError, "sliding_window=6"),
+        (QWEN3_MOE, "text_config.sliding_window", 6, UnsupportedModelError, "sliding_window=6"),
+        (GLM, "vision_config.image_size", 2, UnsupportedModelError, "image_size=2"),
     ],
 )
 def test_numbers_are_refused_by_name(checkpoints, architecture, field, value, error, named) -> None:

@@ -11,9 +11,13 @@ import random
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoTokenizer
 
 from quire import LLM, SamplingParams
+from quire.config import MediaConfig
 from quire.models.loader import load_model
+from quire.multimodal import ImageProcessor, load_picture
+from tests.multimodal.open_engine import all_ready, drive
 from tests.multimodal.tiny_vision import CASES, IMAGE, Oracle, build, make, picture
 
 STEPS = 32
@@ -38,14 +42,18 @@ def prompts(seed: int = 5) -> list[tuple[list[int], list]]:
 @pytest.mark.parametrize(("architecture", "variant"), CASES)
 def test_features(architecture, variant, tmp_path):
     oracle = Oracle(architecture, variant)
-    model = load_model(build(architecture, variant, tmp_path, oracle.model))
+    path = build(architecture, variant, tmp_path, oracle.model)
+    model = load_model(path)
+    processor = ImageProcessor(path, MediaConfig(), None, model.processor_settings)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model.read_processor({}, lambda text: tokenizer.encode(text, add_special_tokens=False))
     for number, size in enumerate(SIZES):
         image = picture(number, size)
-        inputs = oracle.processor(image, return_tensors="pt")
+        inputs = processor(load_picture(image, MediaConfig()), {})
         with torch.inference_mode():
             ours = model.encode(inputs)
         theirs = oracle.features(image)
-        assert ours.shape == theirs.shape == (model.image_layout(inputs).tokens, 32)
+        assert ours.shape == theirs.shape == (model.image_layout(inputs).features, 32 * (1 + model.feature_levels))
         assert (ours - theirs).abs().max() < 1e-4
         assert theirs.std() > 0.1  # or equal would mean nothing
 
@@ -53,24 +61,30 @@ def test_features(architecture, variant, tmp_path):
 @pytest.mark.parametrize(("architecture", "variant"), CASES)
 def test_greedy_tokens(architecture, variant, tmp_path):
     oracle = Oracle(architecture, variant)
+    path = build(architecture, variant, tmp_path, oracle.model)
+    tokenizer = AutoTokenizer.from_pretrained(path)
     llm = LLM(
-        str(build(architecture, variant, tmp_path, oracle.model)),
+        str(path),
         max_num_batched_tokens=29,
         block_size=4,
-        num_gpu_blocks_override=110,
+        num_gpu_blocks_override=oracle.family.blocks.get(variant, 110),
         debug=True,
     )
     batch = prompts()
     given = [{"prompt_token_ids": ids, "multi_modal_data": {"image": images}} for ids, images in batch]
     params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
-    outputs = llm.generate(given, params, use_tqdm=False)
     engine = llm.llm_engine
+    for number, one in enumerate(given):
+        engine.add_request(str(number), one, params)
+    all_ready(engine)  # or those that come late would need no room beside the others
+    finished = drive(engine)
+    outputs = [finished[str(number)] for number in range(REQUESTS)]
     assert engine.scheduler.num_preemptions > 0
     assert sum(output.num_cached_tokens for output in outputs) > 0
     assert engine.pool.num_owned == 0
     engine.check_integrity()
     for (ids, images), output in zip(batch, outputs, strict=True):
-        expanded, answer = oracle.answer(ids, images, STEPS)
+        expanded, answer = oracle.answer(ids, images, STEPS, tokenizer)
         assert output.prompt_token_ids == expanded
         assert output.outputs[0].token_ids == answer
 
@@ -89,7 +103,10 @@ def renamed(name: str, naming: str) -> str:
 
 @pytest.mark.parametrize("naming", ["since 4.52", "before 4.52", "clip with vision_model"])
 @pytest.mark.parametrize(("architecture", "variant"), [("LlavaForConditionalGeneration", "clip"),
-                                                       ("LlavaNextForConditionalGeneration", "clip")])  # fmt: skip
+                                                       ("LlavaNextForConditionalGeneration", "clip"),
+                                                       ("Mistral3ForConditionalGeneration", "merged"),
+                                                       ("InternVLForConditionalGeneration", "tiles"),
+                                                       ("Gemma3ForConditionalGeneration", "untied")])  # fmt: skip
 def test_both_namings_load(architecture, variant, naming, tmp_path):
     theirs = make(architecture, variant)
     plain = load_model(build(architecture, variant, tmp_path / "plain", theirs))
@@ -101,9 +118,11 @@ def test_both_namings_load(architecture, variant, naming, tmp_path):
 
 
 @pytest.mark.parametrize("naming", ["since 4.52", "before 4.52"])
-def test_both_namings_of_qwen2_vl_load(naming, tmp_path):
-    theirs = make("Qwen2VLForConditionalGeneration", "mrope")
-    path = build("Qwen2VLForConditionalGeneration", "mrope", tmp_path, theirs)
+@pytest.mark.parametrize(("architecture", "variant"), [("Qwen2VLForConditionalGeneration", "mrope"),
+                                                       ("Qwen2_5_VLForConditionalGeneration", "windows")])  # fmt: skip
+def test_both_namings_of_qwen_load(architecture, variant, naming, tmp_path):
+    theirs = make(architecture, variant)
+    path = build(architecture, variant, tmp_path, theirs)
     state = theirs.state_dict()
     if naming == "before 4.52":
         old = [("model.visual", "visual"), ("model.language_model", "model")]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+import torch
 from pydantic import BaseModel
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.platform.outputs.outputs import RequestOutput
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+def saved(value: Any) -> str:
+    """base64 of what torch.save writes, for `prompt_embeds`."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def post(client: Any, path: str, **body: Any) -> Any:

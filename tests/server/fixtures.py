@@ -82,7 +82,7 @@ def adapter_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def demo(adapter_root: Path) -> Iterator[ServerProcess]:
     """A server of the bundled model and its two adapters; the base model has two names."""
     names = ("--served-model-name", "quire-demo", "--served-model-name", "org/quire")
-    with ServerProcess(*names, *adapters(adapter_root), **ONE_THREAD) as server:
+    with ServerProcess(*names, *adapters(adapter_root), "--enable-prompt-embeds", **ONE_THREAD) as server:
         yield server
 
 
@@ -101,7 +101,7 @@ def http(demo: ServerProcess) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def llm() -> LLM:
     """The same model without a server."""
-    llm = LLM(enable_lora=True, num_gpu_blocks_override=1024)
+    llm = LLM(enable_lora=True, enable_prompt_embeds=True, num_gpu_blocks_override=1024)
     for name in ADAPTERS:
         llm.load_lora_adapter(name, str(adapter_path(name)))
     return llm

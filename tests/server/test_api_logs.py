@@ -27,7 +27,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str | None, str]] = {
     "a cut value": (COMPLETIONS, {"prompt": "a", "stop": [f"it's {SECRET} \"" * 300]}, "stop", "characters"),
     "an unknown field": (CHAT, {"messages": [], "frobnicate": SECRET}, "frobnicate", "no such field"),
     "a long name": (CHAT, {"messages": [], f"{SECRET} \n" * 50: 1}, None, "no such field"),
-    "tools": (CHAT, {"messages": [], "tools": [{"name": SECRET}]}, "tools", "tool calls"),
+    "tools": (CHAT, {"messages": [], "tools": [{"name": SECRET}]}, "tools", "must be an object with a name"),
     "a template": (
         CHAT, {"messages": [{"role": SECRET, "content": SECRET}]}, None, "the chat template failed",
     ),

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as ChatParams
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as ChatStreamParams
 from openai.types.completion_create_params import CompletionCreateParamsNonStreaming as CompletionParams
 from openai.types.completion_create_params import CompletionCreateParamsStreaming as CompletionStreamParams
 
 from quire.server.schemas import fields
-from tests.server.api_answers import refusal
+from tests.server.api_answers import refusal, saved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,11 +76,23 @@ BOTH: dict[str, tuple[Any, Any]] = {
     "return_token_ids": (True, "yes"),
     "cache_salt": ("salt", 5),
     "vllm_xargs": ({}, ["a"]),
+    "response_format": ({"type": "json_object"}, "json"),
+    "structured_outputs": ({"regex": "a+"}, "a+"),
+    "guided_json": ({"type": "object"}, ["object"]),
+    "guided_regex": ("a+", ["a+"]),
+    "guided_choice": (["a", "b"], "a"),
+    "guided_grammar": ('start: "a" | "b"', 5),
+    "guided_whitespace_pattern": (" ", 5),
+    "structural_tag": (
+        {"type": "structural_tag", "triggers": ["<a"], "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}]},
+        5,
+    ),
 }
 SAMPLES: dict[str, dict[str, tuple[Any, Any]]] = {
     "completions": {
         "prompt": (["Once", "The"], {"text": "Once"}),
         "logprobs": (2, "2"),
+        "prompt_embeds": (saved(torch.zeros(2, 192)), 5),
         **BOTH,
     },
     "chat": {
@@ -93,6 +106,13 @@ SAMPLES: dict[str, dict[str, tuple[Any, Any]]] = {
         "documents": ([{"title": "a", "text": "b"}], "a text"),
         "chat_template_kwargs": ({"style": "short"}, [1]),
         "mm_processor_kwargs": ({}, "small"),
+        "include_reasoning": (False, "no"),
+        "thinking_token_budget": (5, 5.5),
+        "tools": ([{"type": "function", "function": {"name": "f", "parameters": {}}}], ["f"]),
+        "tool_choice": ("none", 5),
+        "parallel_tool_calls": (False, "no"),
+        "functions": ([{"name": "f"}], {"name": "f"}),
+        "function_call": ("none", 5),
         **BOTH,
     },
 }
@@ -101,21 +121,14 @@ BESIDE: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "max_completion_tokens": {"max_tokens": None},
     "stream_options": {"stream": True},
+    "guided_whitespace_pattern": {"guided_json": {"type": "object"}},
+    "tools": {"tool_choice": "none"},
+    "functions": {"function_call": "none"},
 }
 
 # Of each field that is refused: a value that asks for something.
 ASKING: dict[str, Any] = {
     "suffix": "the end",
-    "prompt_embeds": "AAAA",
-    "response_format": {"type": "json_object"},
-    "structured_outputs": {"regex": "a+"},
-    "guided_json": {"type": "object"},
-    "guided_regex": "a+",
-    "guided_choice": ["a", "b"],
-    "guided_grammar": "root ::= 'a'",
-    "guided_decoding_backend": "xgrammar",
-    "guided_whitespace_pattern": " ",
-    "structural_tag": "{}",
     "top_a": 0.2,
     "typical_p": 0.9,
     "tfs": 0.9,
@@ -125,17 +138,11 @@ ASKING: dict[str, Any] = {
     "kv_transfer_params": {"do_remote_prefill": True},
     "audio": {"voice": "alloy", "format": "wav"},
     "modalities": ["text", "audio"],
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
-    "tool_choice": "required",
-    "functions": [{"name": "f"}],
-    "function_call": {"name": "f"},
     "moderation": {"model": "m"},
     "verbosity": "low",
     "web_search_options": {},
     "chat_template": "{{ messages }}",
-    "include_reasoning": False,
     "media_io_kwargs": {"image": {}},
-    "thinking_token_budget": 5,
 }
 
 
@@ -149,7 +156,7 @@ SENT: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "cache_control": {"type": "ephemeral"},
     "prediction": {"type": "content", "content": "x"},
-    "parallel_tool_calls": True,
+    "guided_decoding_backend": "xgrammar",
     "usage": {"include": True},
     "session_id": "abc",
     "num_ctx": 4096,

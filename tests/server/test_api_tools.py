@@ -113,7 +113,7 @@ def test_invocations_refuse_as_the_routes_do(http: Any) -> None:
         ({"messages": WHO, "temperature": "warm"}, "temperature"),
         ({"messages": "Hello"}, "messages"),
         ({"prompt": PROMPT, "n": 0}, "n"),
-        ({"prompt": PROMPT, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"prompt": PROMPT, "response_format": {"type": "yaml"}}, "response_format"),
         ({"prompt": PROMPT, "frobnicate": 1}, "frobnicate"),
     ):
         assert refusal(http, "/invocations", **body)["param"] == param

@@ -22,7 +22,7 @@ EXAMPLES = 60  # for each route
 def served(chat_model: Path) -> Iterator[LocalServer]:
     # A short context: what is generated here is not looked at.
     engine = {"model": str(chat_model), "max_model_len": 64, "enable_lora": True, "num_gpu_blocks_override": 256}
-    with LocalServer(engine, allow_runtime_lora=True, body_timeout=5) as server:
+    with LocalServer(engine, allow_runtime_lora=True, body_timeout=5, response_store_bytes=1 << 20) as server:
         yield server
 
 
@@ -38,31 +38,37 @@ ROUTES = {
     "/detokenize": "POST", "/v1/load_lora_adapter": "POST", "/v1/unload_lora_adapter": "POST", "/": "GET",
     "/sleep": "POST", "/wake_up": "POST", "/is_sleeping": "GET", "/reset_prefix_cache": "POST",
     "/ping": "GET", "/load": "GET", "/server_info": "GET", "/tokenizer_info": "GET", "/generate": "POST",
-    "/result/{request_id}": "GET", "/invocations": "POST",
+    "/result/{request_id}": "GET", "/invocations": "POST", "/v1/messages": "POST",
+    "/v1/messages/count_tokens": "POST", "/v1/responses": "POST",
+    "/v1/responses/{response_id}": "GET DELETE", "/v1/responses/{response_id}/cancel": "POST",
+    "/v1/responses/{response_id}/input_items": "GET",
 }  # fmt: skip
 # The others have nothing to get wrong.
-TAKES_SOMETHING = {path for path, method in ROUTES.items() if method == "POST"} - {"/reset_prefix_cache"}
+OPERATIONS = [(path, method) for path, methods in ROUTES.items() for method in methods.split()]
+TAKES_SOMETHING = {path for path, method in OPERATIONS if method == "POST"} - {
+    "/reset_prefix_cache", "/v1/responses/{response_id}/cancel",
+}  # fmt: skip
 
 
 def test_the_document_has_these_routes(served: LocalServer) -> None:
     with served.http() as http:
         paths = http.get("/openapi.json").json()["paths"]
     assert {path: [method.upper() for method in methods] for path, methods in paths.items()} == {
-        path: [method] for path, method in ROUTES.items()
+        path: methods.split() for path, methods in ROUTES.items()
     }
 
 
 @pytest.mark.parametrize(
-    ("path", "mode"),
+    ("path", "method", "mode"),
     [
-        (path, mode)
-        for path, method in ROUTES.items()
+        (path, method, mode)
+        for path, method in OPERATIONS
         for mode in schemathesis.GenerationMode
         if path in TAKES_SOMETHING or mode is schemathesis.GenerationMode.POSITIVE
     ],
 )
-def test_the_server_does_what_its_document_says(document: Any, path: str, mode: Any) -> None:
-    operation = document[path][ROUTES[path]]
+def test_the_server_does_what_its_document_says(document: Any, path: str, method: str, mode: Any) -> None:
+    operation = document[path][method]
     seen = []
 
     @seed(7)
@@ -89,9 +95,11 @@ def test_every_route_names_its_errors(served: LocalServer) -> None:
     for path, methods in found["paths"].items():
         for method, operation in methods.items():
             responses = operation["responses"]
-            assert {"200", "400", "401", "404", "413", "429", "500", "503"} <= set(responses), (path, method)
+            anthropic = path.startswith("/v1/messages")
+            overloaded, answer = ("529", "AnthropicErrorAnswer") if anthropic else ("503", "ErrorAnswer")
+            assert {"200", "400", "401", "404", "413", "429", "500", overloaded} <= set(responses), (path, method)
             for status, response in responses.items():
                 if not status.startswith("2"):
                     shape = response["content"]["application/json"]["schema"]
-                    assert shape == {"$ref": "#/components/schemas/ErrorAnswer"}, (path, status)
+                    assert shape == {"$ref": f"#/components/schemas/{answer}"}, (path, status)
     assert "HTTPValidationError" not in found["components"]["schemas"]

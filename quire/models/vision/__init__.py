@@ -1,12 +1,13 @@
 """What vision-language models are built of: their base class, and towers of transformers' with quire's layers."""
 
-from quire.models.vision.base import ImageInputs, VisionLanguageModel, text_model
+from quire.models.vision.base import ImageInputs, MediaInputs, VisionLanguageModel, text_model
 from quire.models.vision.towers import TOWERS, FixedGridTower, Projector, TowerLinear, build_tower
 
 __all__ = [
     "TOWERS",
     "FixedGridTower",
     "ImageInputs",
+    "MediaInputs",
     "Projector",
     "TowerLinear",
     "VisionLanguageModel",

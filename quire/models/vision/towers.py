@@ -6,8 +6,9 @@ features do not depend on what else is encoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from quire.errors import UnsupportedModelError
 from quire.layers import Linear, activation
+from quire.types import ImageLayout
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -76,25 +78,62 @@ class FixedGridTower:
     """What LLaVA takes of a CLIP or SigLIP tower: hidden states of chosen layers, side by side, with or without the
     first token.
 
-    It is no module: `tower` belongs to the model. Fields: vision_feature_layer (one index or several) and
-    vision_feature_select_strategy ("default" leaves out the first token, "full" nothing).
+    It is no module: `tower` belongs to the model. Layers behind the last that is chosen are not computed, nor what
+    stands behind all of them. Fields: vision_feature_layer (one index or several) and vision_feature_select_strategy
+    ("default" leaves out the first token, "full" nothing).
     """
+
+    settings: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, config: PretrainedConfig, tower: nn.Module) -> None:
         vision = config.vision_config
         layer = config.vision_feature_layer
-        self.layers: list[int] = [layer] if isinstance(layer, int) else list(layer)
+        states = range(vision.num_hidden_layers + 1)  # those of the embeddings and of each layer
+        self.layers: list[int] = [states[one] for one in ([layer] if isinstance(layer, int) else layer)]
         self.first = {"default": 1, "full": 0}[config.vision_feature_select_strategy]
-        self.tower = tower
+        self.tower: Any = tower
         self.side: int = vision.image_size
         self.grid: int = vision.image_size // vision.patch_size
         self.tokens = self.grid**2 + TOWERS[vision.model_type] - self.first
         self.channels: int = vision.hidden_size * len(self.layers)
+        # Before transformers 5, CLIP's layers asked for another mask.
+        encoder: Any = tower.encoder
+        asked = inspect.signature(encoder.layers[0].forward).parameters
+        self._masks: dict[str, None] = {"causal_attention_mask": None} if "causal_attention_mask" in asked else {}
+
+    def read_processor(self, settings: Mapping[str, Any], encode: Callable[[str], list[int]]) -> None:
+        """As `VisionLanguageModel.read_processor`: nothing is around its features."""
+
+    def layout_of(self, inputs: Mapping[str, torch.Tensor]) -> ImageLayout:
+        """Of one image, as the image processor returns it."""
+        self.check_sides(tuple(inputs["pixel_values"].shape[-3:]))
+        return ImageLayout(self.tokens)
+
+    def layout(self, height: int, width: int) -> ImageLayout:
+        """Of pixels of this size."""
+        self.check_sides((3, height, width))
+        return ImageLayout(self.tokens)
+
+    def given_layout(self, features: int) -> ImageLayout:
+        return ImageLayout(features)
+
+    def check_sides(self, sides: tuple[int, ...]) -> None:
+        side = self.side
+        if sides != (3, side, side):
+            raise ValueError(f"the image processor makes {list(sides)} of it, and the tower takes [3, {side}, {side}]")
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels: [N, 3, side, side] -> [N, tokens, channels]."""
-        states = self.tower(pixels, output_hidden_states=True).hidden_states
-        chosen = [states[layer][:, self.first :] for layer in self.layers]
+        state = self.tower.embeddings(pixels)
+        if hasattr(self.tower, "pre_layrnorm"):  # CLIP's
+            state = self.tower.pre_layrnorm(state)
+        states = [state]
+        for layer in self.tower.encoder.layers[: max(self.layers)]:
+            state = layer(state, attention_mask=None, **self._masks)
+            # Before transformers 5, some layers returned a tuple.
+            state = state if isinstance(state, torch.Tensor) else state[0]
+            states.append(state)
+        chosen = [states[number][:, self.first :] for number in self.layers]
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=-1)
 
 

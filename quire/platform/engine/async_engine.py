@@ -34,6 +34,10 @@ logger = logging.getLogger("quire")
 # Threads that read requests. Tokenizing a long prompt takes some milliseconds, loading an adapter some hundred.
 _READERS = 2
 
+# And of those that compile grammars first, which gives way to steps and may take seconds: other requests do not wait
+# for them.
+_SHAPE_READERS = 2
+
 # How long `close` waits for the step that runs when all requests have been aborted.
 _LAST_STEP = 5.0  # seconds
 
@@ -69,6 +73,7 @@ class AsyncEngine:
         self.llm_engine = LLMEngine(config)
         self.step_loop = StepLoop(self.llm_engine, on_step, self._deliver)
         self._readers = ThreadPoolExecutor(_READERS, "quire-readers")
+        self._shape_readers = ThreadPoolExecutor(_SHAPE_READERS, "quire-shape-readers")
         self._output_queues = OutputQueues()
         self._accepted = 0
         self._idle: asyncio.Event | None = None
@@ -128,6 +133,7 @@ class AsyncEngine:
     def _release(self) -> None:
         self.step_loop.close()
         self._readers.shutdown(wait=False, cancel_futures=True)
+        self._shape_readers.shutdown(wait=False, cancel_futures=True)
         self.llm_engine.close()
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -195,7 +201,7 @@ class AsyncEngine:
 
     async def on_reader(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run something that takes time where requests are read: off the event loop and off the step loop."""
-        return await self._read_result(self._read(function, *args))
+        return await self._read_result(self._read(self._readers, function, *args))
 
     def abort(self, request_ids: set[str]) -> None:
         """End requests before the next step; unknown and finished ones are passed over."""
@@ -210,7 +216,14 @@ class AsyncEngine:
 
     async def _read_all(self, requests: Sequence[EngineRequest]) -> list[PreparedRequest]:
         futures = [
-            self._read(self.llm_engine.read_request, one.request_id, one.prompt, one.params, one.lora_request)
+            self._read(
+                self._shape_readers if _is_shaped(one.params) else self._readers,
+                self.llm_engine.read_request,
+                one.request_id,
+                one.prompt,
+                one.params,
+                one.lora_request,
+            )
             for one in requests
         ]
         try:
@@ -230,9 +243,9 @@ class AsyncEngine:
             prepared.discard()
         self.step_loop.notify()  # their adapters may be free to go
 
-    def _read(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
+    def _read(self, readers: ThreadPoolExecutor, function: Callable[..., _T], *args: Any) -> Future[_T]:
         self.step_loop.check_runs()
-        return self._readers.submit(function, *args)
+        return readers.submit(function, *args)
 
     async def _read_result(self, future: Future[_T]) -> _T:
         try:
@@ -327,3 +340,9 @@ class AsyncEngine:
     def stats(self) -> EngineStats:
         """Any thread may call this."""
         return self.llm_engine.stats()
+
+
+def _is_shaped(params: SamplingParams | BeamSearchParams) -> bool:
+    """Whether grammars, or the vocabulary that they are compiled over, are wanted."""
+    thinks = isinstance(params, SamplingParams) and params.thinking_token_budget is not None
+    return thinks or params.structured_outputs is not None

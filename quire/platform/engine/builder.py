@@ -9,21 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.checkpoint.files import HUB_TEXTS, Hub, resolve_checkpoint, resolve_weights
-from quire.config import EngineConfig, LoRAConfig, ModelConfig
+from quire.checkpoint.files import HUB_TEXTS, Hub, read_json, resolve_checkpoint, resolve_weights
+from quire.config import EngineConfig, LoRAConfig, MediaConfig, ModelConfig
 from quire.errors import AdapterError, CheckpointError, QuireError
 from quire.garbage import collector_waits
 from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRegistry, DeviceAdapterBudget
 from quire.models.vision.base import VisionLanguageModel
-from quire.multimodal import FeatureCache, ImageProcessor, MediaPreprocessor
-from quire.platform.execution.executor import Executor
+from quire.multimodal import (
+    RANGE_ROWS,
+    FeatureCache,
+    ImageProcessor,
+    MediaPreprocessor,
+    MediaSettings,
+    RowsSpec,
+    VideoHandler,
+    VideoProcessor,
+)
+from quire.platform.execution.executor import Executor, WorkerFacts
 from quire.platform.execution.in_process import InProcessExecutor
-from quire.platform.inputs.processor import ImageInputSpec, Limits
-from quire.platform.inputs.tokenizer import eos_token_ids, load_tokenizer
+from quire.platform.inputs.image_spec import ImageInputSpec
+from quire.platform.inputs.limits import Limits
+from quire.platform.inputs.tokenizer import eos_token_ids, load_tokenizer, processor_settings
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import PrefixIndex
 from quire.platform.kv.swap import SwapSpace
 from quire.platform.kv.windows import Footprint
+from quire.types import MediaKind
 
 logger = logging.getLogger("quire")
 
@@ -42,6 +53,7 @@ class Parts:
     pool: BlockPool
     executor: Executor
     vision: VisionComponents | None
+    rows_spec: RowsSpec | None = None  # of prompts that come as embeddings, where they are served
     adapters: AdapterRegistry | None = None
     adapter_budget: DeviceAdapterBudget | None = None
     swap: SwapSpace | None = None
@@ -70,7 +82,8 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
         tokenizer = None
         if not config.model.skip_tokenizer_init:
             tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
-        vision = _vision_components(config, path, executor, tokenizer, notify) if facts.embedding_size else None
+        vision = _vision_components(config, path, executor, tokenizer, notify) if facts.sees else None
+        rows_spec = _rows_spec(config.media, facts) if config.media.prompt_embeds else None
         limits = Limits(
             vocab_size=facts.vocab_size,
             max_model_len=facts.max_model_len,
@@ -96,8 +109,29 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
         pool.freed = []
     swap = SwapSpace(facts.num_swap_blocks, size, facts.windows)
     return Parts(
-        path, tokenizer, eos_ids, limits, pool, executor, vision, registry, adapter_budget, swap, facts.windows
+        path,
+        tokenizer,
+        eos_ids,
+        limits,
+        pool,
+        executor,
+        vision,
+        rows_spec,
+        registry,
+        adapter_budget,
+        swap,
+        facts.windows,
     )
+
+
+def _rows_spec(config: MediaConfig, facts: WorkerFacts) -> RowsSpec:
+    """What prompts as embeddings must be. Raises QuireError where their rows have no room."""
+    if RANGE_ROWS * facts.feature_bytes > config.feature_bytes:
+        raise QuireError(
+            f"media_cache_bytes={config.cache_bytes:,}: is too little for enable_prompt_embeds: {RANGE_ROWS} rows, "
+            f"each of {facts.feature_bytes:,} bytes, must fit three quarters of it."
+        )
+    return RowsSpec(facts.embedding_size, facts.dtype, facts.max_model_len)
 
 
 def _executor(config: EngineConfig, path: Path) -> Executor:
@@ -171,21 +205,66 @@ def _vision_components(
 ) -> VisionComponents:
     media, facts, model = config.media, executor.facts, executor.structure()
     assert isinstance(model, VisionLanguageModel)
-    processor = ImageProcessor(path, media, media.processor_settings)
+    model.read_processor(processor_settings(path), _encoder(config, path, tokenizer))
+    processor = ImageProcessor(path, media, None, model.processor_settings)
     model.check_processor(processor.known)
+    others = _other_processors(config, path, model)
+    settings = MediaSettings(processor, others)
+    settings.keep(media.processor_settings)
     features = FeatureCache(media.feature_bytes)
     preprocessor = MediaPreprocessor(
-        media, processor, model.image_layout, features.__contains__, facts.embedding_size, notify, model.planned_layout
-    )
+        media, processor, model.image_layout, features.__contains__, facts.embedding_size * (1 + model.feature_levels),
+        notify, model.planned_layout, model.given_layout,
+        {"video": VideoHandler(media, others["video"], model.video_layout)} if "video" in others else {},
+    )  # fmt: skip
+    marker = model.media_marker_ids["image"]
+    markers = {kind: token for kind, token in model.media_marker_ids.items() if kind in ("image", *others)}
     image_spec = ImageInputSpec(
-        marker_id=model.image_token_id,
-        marker=None if tokenizer is None else tokenizer.convert_ids_to_tokens(model.image_token_id),
-        max_images=media.max_images,
+        marker_id=marker,
+        marker=None if tokenizer is None else tokenizer.convert_ids_to_tokens(marker),
+        limits=media.limits,
         max_tokens=media.feature_bytes // facts.feature_bytes,
-        settings=processor.settings,
+        settings=settings,
         rotary_positions=model.rotary_positions if model.mrope else None,
+        markers=markers,
+        max_seen=_most_seen(config, facts, model),
+        prompt_sees=model.prompt_sees,
+        placeholders=frozenset(model.media_token_ids.values()),
+        around=model.around_marker,
+        words={kind: str(tokenizer.convert_ids_to_tokens(markers[kind])) for kind in others} if tokenizer else {},
     )
     return VisionComponents(image_spec, preprocessor, features, facts.feature_bytes)
+
+
+def _other_processors(config: EngineConfig, path: Path, model: VisionLanguageModel) -> dict[MediaKind, VideoProcessor]:
+    """Those of the kinds beside images that the model takes. What the checkpoint brings no processor for is left out,
+    and the log says why."""
+    if "video" not in model.media_token_ids:
+        return {}
+    try:
+        return {"video": VideoProcessor(path, config.media, str(read_json(path / "config.json").get("model_type")))}
+    except CheckpointError as error:
+        logger.warning("no videos are taken: %s", error)
+        return {}
+
+
+def _most_seen(config: EngineConfig, facts: WorkerFacts, model: VisionLanguageModel) -> int:
+    """How many tokens that see one another a step can compute, in all layers."""
+    chunk = Footprint(facts.num_blocks, config.cache.block_size, facts.windows).most_at_once
+    windows = [window for window in model.kv_spec.within(facts.max_model_len).windows if window]
+    return min(config.scheduler.max_num_batched_tokens, chunk, *windows)
+
+
+def _encoder(config: EngineConfig, path: Path, tokenizer: Any) -> Callable[[str], list[int]]:
+    """A text to token ids, by the engine's tokenizer; where it has none, by the checkpoint's, loaded when asked."""
+
+    def encode(text: str) -> list[int]:
+        nonlocal tokenizer
+        if tokenizer is None:
+            tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    return encode
 
 
 def _hub(config: ModelConfig) -> Hub:

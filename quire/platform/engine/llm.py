@@ -16,11 +16,11 @@ from quire.config.generation import default_sampling
 from quire.config.not_served import method_not_served
 from quire.errors import RequestError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
+from quire.platform.engine.conversations import ChatOptions, Conversations
 from quire.platform.engine.interrupts import HeldInterrupt
 from quire.platform.engine.llm_engine import LLMEngine
 from quire.platform.engine.metrics import Metric, metrics_of
 from quire.platform.inputs.batch import one_for_each, prompt_list
-from quire.platform.inputs.chat import render_chat
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.beams import beams_as_output
 from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
@@ -88,6 +88,7 @@ class LLM:
         prompts: one or a list of texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids". A dict may
         also have "multi_modal_data": {"image": one image or a list}, as many as the prompt has image markers: PIL
         images, uint8 arrays, bytes of image files, URLs, or features {"image_embeds": [tokens, width]};
+        and {"video": one or a list}: frames, (frames, metadata), bytes, a path or a URL;
         "mm_processor_kwargs", settings for the image processor; and "cache_salt": requests with different salts share
         no cached blocks.
         sampling_params: one for all, one for each, or None for `get_default_sampling_params()`. BeamSearchParams
@@ -114,16 +115,26 @@ class LLM:
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        tools: list[dict[str, Any]] | None = None,
+        tools: Sequence[Any] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or several: lists of {"role": ..., "content": ...}.
 
         The tokenizer's chat template, or `chat_template`, makes the prompts; it runs in a sandbox. Content may be a
         list of parts: {"type": "text", "text": ...} and images, as {"type": "image_url", "image_url": {"url": ...}},
         {"type": "image_pil", "image_pil": ...} or {"type": "image", "image": ...}. Image markers in texts stay text.
+
+        tools: that the model may call, as OpenAI's `tools` has them, or Python functions with docstrings.
+        tool_choice: "auto", "none", "required" or {"type": "function", "function": {"name": ...}}; the last two force
+        calls. parallel_tool_calls: whether an answer may have several.
+
+        Each of an output's completions has its `message`, reasoning and calls of tools told apart from the content,
+        beside its `text`. A shape (`SamplingParams.structured_outputs`) is that of the answer, behind the reasoning.
+
         Raises RequestError when there is no template or the messages do not fit it.
         """
         if not isinstance(messages, Sequence):
@@ -131,29 +142,26 @@ class LLM:
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if several else [messages]
         image_spec = self.llm_engine.input_processor.image_spec
-        rendered = [
-            render_chat(
-                self.llm_engine.tokenizer,
-                conversation,
-                image_marker=image_spec.marker if image_spec else None,
-                chat_template=chat_template or self._requests.chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                template_kwargs=chat_template_kwargs,
-            )
-            for conversation in conversations
-        ]
-        prompts = [
-            {
-                "prompt": chat.text,
-                "prompt_token_ids": chat.token_ids,
-                "multi_modal_data": {"image": chat.images} if chat.images else None,
-                "mm_processor_kwargs": mm_processor_kwargs if chat.images else None,
-            }
-            for chat in rendered
-        ]
-        return self.generate(prompts, sampling_params, lora_request=lora_request, use_tqdm=use_tqdm)
+        options = ChatOptions(
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        marker = image_spec.marker if image_spec else None
+        around = image_spec.around if image_spec else ("", "")
+        others = image_spec.words if image_spec else {}
+        chat = Conversations(self.llm_engine.tokenizer, marker, self._requests, options, around, others)
+        rendered = [chat.render(conversation) for conversation in conversations]
+        prompts = [chat.prompt(one, mm_processor_kwargs) for one in rendered]
+        begins = [chat.begins_in_reasoning(*one) for one in zip(rendered, conversations, strict=True)]
+        params = self._params_list(sampling_params, len(prompts))
+        shaped = [chat.constrained(*one) for one in zip(params, begins, strict=True)]
+        outputs = self.generate(prompts, shaped, lora_request=lora_request, use_tqdm=use_tqdm)
+        return [chat.answered(*one) for one in zip(outputs, params, begins, strict=True)]
 
     def beam_search(
         self,

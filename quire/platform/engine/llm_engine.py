@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quire.config import EngineConfig
 from quire.errors import RequestError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
-from quire.multimodal import ProcessedImage
+from quire.multimodal import FeatureCache, MediaByUuid, ProcessedImage
 from quire.platform.engine.builder import load
 from quire.platform.engine.core import EngineCore
 from quire.platform.engine.lora_admin import LoRAAdmin
@@ -65,8 +65,8 @@ class LLMEngine:
         self.scheduler = Scheduler(
             self.config.scheduler,
             KVManager(parts.pool, parts.swap, parts.windows),
-            vision.features if vision else None,
-            vision.feature_bytes if vision else 0,
+            vision.features if vision else FeatureCache(self.config.media.feature_bytes if parts.rows_spec else 0),
+            parts.executor.facts.feature_bytes,
             parts.adapter_budget,
         )
         self._sleep = Sleep(parts.executor)
@@ -78,11 +78,17 @@ class LLMEngine:
             self.config.seed,
             vision.image_spec if vision else None,
             plugins,
+            parts.executor.remote_grammars(),
+            parts.rows_spec,
         )
         self.output_processor = OutputProcessor(parts.tokenizer)
         self.core = EngineCore(self.scheduler, parts.executor, self.lora)
         self.media = MediaArrivals(
-            vision.preprocessor if vision else None, self.input_processor, self.core, self._start
+            vision.preprocessor if vision else None,
+            self.input_processor,
+            self.core,
+            self._start,
+            MediaByUuid(self.config.media.pixel_bytes),
         )
 
     @classmethod
@@ -198,12 +204,12 @@ class LLMEngine:
         for sequence in advanced:
             request = sequence.request
             requests[request] = None
-            if request.failure is not None:
+            if sequence.finish_reason == "error":  # its siblings go on to their own ends
                 continue
             try:
                 stop = self.output_processor.take(sequence)
                 if stop is not None:
-                    self.scheduler.stop_at(sequence, stop)
+                    self.scheduler.stop_at(sequence, stop, self.output_processor.tokens_taken(sequence))
             except Exception as error:  # the others go on
                 logger.exception("request %s", request.request_id)
                 self.core.fail(request, error)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.errors import ContextLengthError, RequestError
-from quire.multimodal import MediaPreprocessor, NoRoomError, ProcessedImage
+from quire.multimodal import MediaByUuid, MediaPreprocessor, NoRoomError, ProcessedImage
 from quire.platform.engine.core import EngineCore
-from quire.platform.inputs.prepared import PreparedRequest
+from quire.platform.inputs.prepared import PreparedRequest, ProcessedPrompt
 from quire.platform.inputs.processor import InputProcessor
 from quire.platform.kv.prefix_index import feature_variant
 from quire.platform.sampling.results import Failure
@@ -27,10 +28,17 @@ class ReprocessJob:
     media: MediaInput
 
 
+def _made_with(prompt: ProcessedPrompt) -> Hashable:
+    """What features depend on beside the media themselves."""
+    settings = json.dumps(prompt.settings, sort_keys=True, default=repr)
+    return settings, feature_variant(prompt.adapters, prompt.salt)
+
+
 class MediaArrivals:
     """Requests whose images are being prepared by workers, and images that are prepared once more.
 
     preprocessor: None for a model that takes no images. start: queues a request whose images are ready.
+    uuids: what is known of media by their names.
     waiting: the requests, by id. It belongs to the thread that steps.
     """
 
@@ -40,8 +48,10 @@ class MediaArrivals:
         inputs: InputProcessor,
         core: EngineCore,
         start: Callable[[PreparedRequest, Sequence[ProcessedImage]], None],
+        uuids: MediaByUuid,
     ) -> None:
         self.preprocessor = preprocessor
+        self._uuids = uuids
         self.waiting: dict[str, PreparedRequest] = {}
         self._inputs = inputs
         self._core = core
@@ -57,7 +67,15 @@ class MediaArrivals:
         assert self.preprocessor is not None
         prompt = prepared.prompt
         room, variant = self._inputs.room(prompt), feature_variant(prompt.adapters, prompt.salt)
-        self.preprocessor.submit(prepared, prompt.images, prompt.settings, room=room, variant=variant)
+        try:
+            sources = self._uuids.resolve(prompt.images, prompt.salt, _made_with(prompt))
+        except RequestError as error:
+            raise RequestError(f"request {prepared.request_id}: {error}") from None
+        features = self._core.scheduler.encoder.features
+        sources = [
+            one.source if isinstance(one, ProcessedImage) and one.digest not in features else one for one in sources
+        ]
+        self.preprocessor.submit(prepared, sources, prompt.settings, room=room, variant=variant)
         self.waiting[prepared.request_id] = prepared
 
     def cancel(self, request_id: str) -> None:
@@ -76,7 +94,7 @@ class MediaArrivals:
                 [media.source],
                 media.settings,
                 urgent=True,
-                first=request.media.index(media),
+                first=_place(request, media),
                 variant=feature_variant(request.adapters, request.salt),
             )
 
@@ -92,7 +110,9 @@ class MediaArrivals:
                 self._admit(job, result)
 
     def _admit(self, prepared: PreparedRequest, images: list[ProcessedImage] | RequestError) -> None:
-        request_id = prepared.request_id
+        request_id, prompt = prepared.request_id, prepared.prompt
+        made = None if isinstance(images, RequestError) else images
+        self._uuids.learn(prompt.images, prompt.salt, _made_with(prompt), made)
         try:
             if isinstance(images, NoRoomError):
                 limit = self._inputs.limits.max_model_len
@@ -119,11 +139,18 @@ class MediaArrivals:
             media.restore(result[0].pixels)
             return
         media.restore(None)
-        place = request.media.index(media)
-        what = result if isinstance(result, RequestError) else f"image {place} has changed since it was given"
+        place = _place(request, media)
+        what = (
+            result if isinstance(result, RequestError) else f"{media.item.kind} {place} has changed since it was given"
+        )
         self._core.fail(request, RequestError(f"request {request.request_id}: {what}"))
 
     def close(self) -> None:
         """Stop the workers."""
         if self.preprocessor is not None:
             self.preprocessor.close()
+
+
+def _place(request: Request, media: MediaInput) -> int:
+    """Its place among those of its kind in the prompt."""
+    return [one for one in request.media if one.item.kind == media.item.kind].index(media)

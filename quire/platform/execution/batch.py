@@ -226,6 +226,24 @@ def media_rows(
     return rows, parts
 
 
+def visible_ends(chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]) -> np.ndarray | None:
+    """`visible_end` of the step, [T] int32. None: no token sees a later one."""
+    if not any(sequence.sees for sequence in sequences):
+        return None
+    parts: list[np.ndarray] = []
+    later = False
+    for chunk, sequence in zip(chunks, sequences, strict=True):
+        ends = np.arange(chunk.start + 1, chunk.end + 1, dtype=np.int32)
+        for start, end in sequence.sees:
+            if start < chunk.end and chunk.start < end:
+                if start < chunk.start or chunk.end < end:
+                    raise AssertionError(f"tokens {start} .. {end} see one another, and a chunk cuts them")
+                ends[start - chunk.start : end - chunk.start] = end
+                later = True
+        parts.append(ends)
+    return np.concatenate(parts) if later else None
+
+
 def _block_table(sequences: Sequence[WorkerSequence]) -> torch.Tensor:
     table = np.zeros((len(sequences), max(len(sequence.block_ids) for sequence in sequences)), dtype=np.int32)
     for row, sequence in zip(table, sequences, strict=True):

@@ -1,4 +1,4 @@
-"""Encodes images, and keeps their features until the plans let go of them."""
+"""Encodes images, videos and sounds, and keeps their features until the plans let go of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from quire.platform.scheduling.plan import EncodeImage
 
 
 class EncoderRunner:
-    """The features of images by their digests, each [length, E] in the model's dtype."""
+    """The features of images, videos and sounds by their digests, each [length, E] in the model's dtype; with
+    `feature_levels`, [length, E * (1 + levels)]."""
 
     def __init__(self, model: CausalLM, device: torch.device, adapter_slots: AdapterSlots | None = None) -> None:
         self.features: dict[bytes, torch.Tensor] = {}
@@ -45,13 +46,15 @@ class EncoderRunner:
                 self._pixels.clear()
 
     def _encode(self, image: EncodeImage, pixels: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        dtype = next(self._model.parameters()).dtype
+        if "prompt_embeds" in pixels:  # no image's: rows of a prompt, in the model's dtype
+            return self._model.embed_given(send(pixels["prompt_embeds"], self._device))
         given = pixels.get("image_embeds")
         assert isinstance(self._model, VisionLanguageModel)
-        dtype = next(self._model.parameters()).dtype
         inputs = {name: send(tensor, self._device) for name, tensor in pixels.items()}
         with nullcontext() if self._adapter_slots is None else self._adapter_slots.encoding_for(image.adapters):
-            features = self._model.encode(inputs) if given is None else given
-        features = features.to(self._device, dtype)
+            features = self._model.encode_media(image.kind, inputs) if given is None else given
+        features = self._model.embed_given(features.to(self._device, dtype))
         if len(features) != image.length:
-            raise RuntimeError(f"an image has {len(features)} features, and {image.length} placeholders")
+            raise RuntimeError(f"one {image.kind} has {len(features)} features, and {image.length} placeholders")
         return features.contiguous()

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from quire.lora.adapter import Reader
 from quire.models.base import CausalLM
 from quire.platform.scheduling.plan import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from quire.platform.sampling.structured.compiler import RemoteGrammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,8 @@ class WorkerFacts:
     max_model_len: the model's, or what was asked for. rope_threshold, crosses_threshold: the model's (`CausalLM`).
     num_blocks, num_swap_blocks: of `block_size` tokens, of the KV pool and in main memory; pool_bytes: of the former.
     windows: of the groups of layers that the pool serves, 0 for one that keeps every token. num_states: blocks of the
-    pool for layers with states. embedding_size: of one token's embedding, and feature_bytes: of one placeholder's
-    features; 0 for a model that does not see. kernels: the back end.
+    pool for layers with states. embedding_size: of one token's embedding. feature_bytes: of one
+    placeholder's features. sees: whether the model takes images. kernels: the back end.
     """
 
     vocab_size: int
@@ -42,6 +45,7 @@ class WorkerFacts:
     num_states: int = 0
     embedding_size: int = 0
     feature_bytes: int = 0
+    sees: bool = False
 
 
 class Execution(Protocol):
@@ -95,6 +99,10 @@ class Executor(Protocol):
 
     def connect_adapters(self, weights: Callable[[int], Any]) -> None:
         """weights: what the reader made of the adapter of a uid, for plans that install it."""
+        ...
+
+    def remote_grammars(self) -> RemoteGrammars | None:
+        """Compiles grammars where steps are computed; None: that is this process."""
         ...
 
     def check_memory(self) -> None:

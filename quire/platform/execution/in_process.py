@@ -53,6 +53,9 @@ class InProcessExecutor:
     def connect_adapters(self, weights: Callable[[int], Adapter]) -> None:
         self.worker.weights = weights
 
+    def remote_grammars(self) -> None:
+        return None
+
     def check_memory(self) -> None:
         self.worker.memory.check()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from typing import Any
 
@@ -26,8 +26,9 @@ from quire.platform.execution.sequences import Sequences, WorkerSequence
 from quire.platform.execution.staging import Staging
 from quire.platform.sampling.results import TopLogprobs
 from quire.platform.sampling.sampler import Sampling, TokenDraw, begin, top_logprobs
+from quire.platform.sampling.sampling_input import begin_together
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
-from quire.types import KVCache, StateCache
+from quire.types import ForwardContext, KVCache, StateCache
 
 # Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
 _SCORE_ROWS = 64
@@ -92,6 +93,7 @@ class ModelRunner:
         self._host = HostCache(self._blocks)
         self._before = _PreviousTokens()
         self._exact = exact_products
+        self._sees = isinstance(model, VisionLanguageModel)
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
         self._windows = windows
         self._sequences = Sequences()
@@ -110,17 +112,20 @@ class ModelRunner:
         return torch.cuda.device(self.device)
 
     def _execute(self, plan: StepPlan) -> RunningStep:
-        self.encoder.run(plan.encode)
         chunks = plan.chunks
         sequences = [self._sequences[chunk.sequence_id] for chunk in chunks]
         both = list(zip(chunks, sequences, strict=True))
+        shaped = [s.sampling for c, s in both if s.sampling.shapes and c.draws]
+        if shaped:
+            begin_together(shaped)
+        self.encoder.run(plan.encode)
         if all(c.length == 1 and c.draws and not c.score and not s.has_media_in(c.start, c.end) for c, s in both):
             inputs = self._inputs(chunks, sequences, *self._decode.room(sequences))
             logits = self._decode(inputs, [sequence.adapters for sequence in sequences])
             return self._running(plan, self._sample(chunks, sequences, logits), ((),) * len(chunks))
         inputs = self._inputs(chunks, sequences)
         with self._with_adapters((sequence.adapters, chunk.length) for chunk, sequence in both):
-            hidden = self.model(self._embed(inputs.token_ids, chunks, sequences), inputs.context, self.caches)
+            hidden = self.model(*self._embed(inputs, chunks, sequences), self.caches)
         ends = list(accumulate((chunk.length for chunk in chunks), initial=0))
         rows = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.draws]
         last = None
@@ -224,17 +229,33 @@ class ModelRunner:
         return self.adapter_slots.using(LoraSegments.of(rows, sum(count for _, count in counted), self.device))
 
     def _embed(
-        self, token_ids: torch.Tensor, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]
-    ) -> torch.Tensor:
-        """The tokens' embeddings [T, E], and features in the place of placeholders."""
+        self, inputs: batch.StepInputs, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]
+    ) -> tuple[torch.Tensor, ForwardContext]:
+        """The tokens' embeddings [T, E], features in the place of placeholders; and the context, with what else comes
+        of images, videos and sounds."""
+        token_ids, context = inputs.token_ids, inputs.context
+        visible = batch.visible_ends(chunks, sequences) if self._sees else None
+        if visible is not None:
+            context = replace(context, visible_end=send(torch.from_numpy(visible), self.device))
         rows, parts = batch.media_rows(chunks, sequences)
         if not rows:
-            return self.model.embed(token_ids)
+            return self.model.embed(token_ids), context
         places = self._index(rows)
         token_ids[places] = 0  # a placeholder need not be in the vocabulary
         embeddings = self.model.embed(token_ids)
-        embeddings[places] = torch.cat([self.encoder.features[digest][first:end] for digest, first, end in parts])
-        return embeddings
+        width = embeddings.shape[1]
+        features = [self.encoder.features[digest][first:end] for digest, first, end in parts]
+        embeddings[places] = torch.cat([some[:, :width] for some in features])
+        levelled = [some.shape[1] > width for some in features]
+        if any(levelled):  # rows that a caller gave have none
+            takes = torch.tensor([flag for flag, some in zip(levelled, features, strict=True) for _ in some])
+            levels = torch.cat([some[:, width:] for some in features if some.shape[1] > width])
+            context = replace(
+                context,
+                level_rows=places if all(levelled) else places[send(takes, self.device)],
+                level_features=levels.unflatten(1, (-1, width)).transpose(0, 1).contiguous(),
+            )
+        return embeddings, context
 
     def _sample(
         self, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], logits: torch.Tensor | None

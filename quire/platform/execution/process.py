@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from pickle import PicklingError
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,6 +37,10 @@ from quire.platform.execution.executor import WorkerFacts
 from quire.platform.execution.wire import pack, pack_plan, send_tensors, unpack, unpack_result
 from quire.platform.execution.worker_process import Answer, Channels, Start
 from quire.platform.scheduling.plan import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from quire.platform.sampling.structured.constraint import CompiledConstraint
+    from quire.platform.sampling.structured.vocabulary import VocabularySource
 
 logger = logging.getLogger("quire")
 
@@ -88,8 +92,8 @@ class ProcessExecutor:
         self._forgotten: deque[int] = deque()  # handles of adapters that nobody has here any more
         self._weights: Callable[[int], RemoteAdapter] | None = None
         self._broken: str | None = None
-        self._idle: SimpleQueue[Connection] = SimpleQueue()
-        self._steps, self._tensors = self._start(config.lora.workers if config.lora.enabled else 0)
+        self._idle: SimpleQueue[Connection] = SimpleQueue()  # for errands
+        self._steps, self._tensors = self._start(1 + (config.lora.workers if config.lora.enabled else 0))
         self._readable = select.poll()
         self._readable.register(self._steps, select.POLLIN)
         level = logging.getLogger("quire").getEffectiveLevel()
@@ -100,10 +104,10 @@ class ProcessExecutor:
             self.close()
             raise
 
-    def _start(self, readers: int) -> tuple[Connection, socket.socket]:
+    def _start(self, errands_at_once: int) -> tuple[Connection, socket.socket]:
         steps, steps_there = Pipe()
         tensors, tensors_there = socket.socketpair()
-        errands = [Pipe() for _ in range(readers)]
+        errands = [Pipe() for _ in range(errands_at_once)]
         life_there, life = os.pipe()
         channels = Channels(
             steps_there.fileno(), tensors_there.fileno(), tuple(there.fileno() for _, there in errands), life_there
@@ -153,7 +157,8 @@ class ProcessExecutor:
         return RemoteStep(plan, lambda: self._wait_for(number))
 
     def structure(self) -> CausalLM:
-        return load_structure(self._path, self._config.model.load_format, self._config.model.hf_overrides)
+        model = self._config.model
+        return load_structure(self._path, model.load_format, model.hf_overrides, model.model_impl)
 
     # -- adapters -------------------------------------------------------------------------------------------------
 
@@ -165,19 +170,36 @@ class ProcessExecutor:
 
     def read(self, directory: Path) -> RemoteAdapter:
         """Have an adapter read. Any thread may call this. Raises AdapterError."""
+        adapter = RemoteAdapter(*self._errand("read", str(directory)))
+        weakref.finalize(adapter, self._forgotten.append, adapter.handle).atexit = False
+        return adapter
+
+    def _errand(self, kind: str, *given: Any) -> Any:
+        """Have something done beside the steps, and wait for it. Any thread may call this. Raises what went wrong."""
         channel = self._idle.get()
         try:
-            channel.send_bytes(str(directory).encode())
-            facts, error = unpack(channel.recv_bytes())
+            channel.send_bytes(pack((kind, given)))
+            value, error = unpack(channel.recv_bytes())
         except (EOFError, OSError):
             raise WorkerDiedError(self.health_error() or "the worker's process has ended") from None
         finally:
             self._idle.put(channel)
         if error is not None:
             raise unpack(error)
-        adapter = RemoteAdapter(*facts)
-        weakref.finalize(adapter, self._forgotten.append, adapter.handle).atexit = False
-        return adapter
+        return value
+
+    # -- grammars -------------------------------------------------------------------------------------------------
+
+    def remote_grammars(self) -> ProcessExecutor:
+        return self
+
+    def take_vocabulary(self, source: VocabularySource) -> None:
+        """As `RemoteGrammars` has it."""
+        self._errand("vocabulary", source)
+
+    def compile(self, digest: bytes, constraint: CompiledConstraint) -> None:
+        """As `RemoteGrammars` has it."""
+        self._errand("grammar", digest, constraint)
 
     # -- memory ---------------------------------------------------------------------------------------------------
 

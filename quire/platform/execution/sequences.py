@@ -10,7 +10,7 @@ import numpy as np
 from quire.lora import AdapterMix
 from quire.platform.sampling.sampling_input import SamplingInput, SamplingState
 from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, ForkedSequence, NewSequence, StepPlan
-from quire.types import PlaceholderRange
+from quire.types import PlaceholderRange, Span
 
 
 class WorkerSequence:
@@ -27,6 +27,7 @@ class WorkerSequence:
         "prompt_len",
         "rotary",
         "sampling",
+        "sees",
         "token_ids",
     )
 
@@ -38,27 +39,38 @@ class WorkerSequence:
         adapters: AdapterMix,
         media: tuple[PlaceholderRange, ...],
         rotary: RotaryPositions | None,
+        sees: tuple[Span, ...] = (),
+        parent: SamplingState | None = None,
     ) -> None:
         self.token_ids = list(token_ids)
         self.prompt_len = prompt_len
         self.output_ids = self.token_ids[prompt_len:]
         self.block_ids: list[int] = []
-        self.sampling = SamplingState(sampling, self.output_ids)
+        known = self.output_ids
+        self.sampling = SamplingState(sampling, known) if parent is None else parent.fork(known)
         self.adapters = adapters
         self.media = media
         self.rotary = rotary
+        self.sees = sees
 
     @classmethod
     def of(cls, new: NewSequence) -> WorkerSequence:
         rotary = None
         if new.rotary is not None:
             rotary = RotaryPositions(np.frombuffer(new.rotary, np.int64).reshape(3, new.prompt_len), new.rotary_end)
-        return cls(new.token_ids, new.prompt_len, new.sampling, new.adapters, new.media, rotary)
+        return cls(new.token_ids, new.prompt_len, new.sampling, new.adapters, new.media, rotary, new.sees)
 
     def fork(self, length: int) -> WorkerSequence:
         """One with the same first `length` tokens, and no blocks yet."""
         return WorkerSequence(
-            self.token_ids[:length], self.prompt_len, self.sampling.input, self.adapters, self.media, self.rotary
+            self.token_ids[:length],
+            self.prompt_len,
+            self.sampling.input,
+            self.adapters,
+            self.media,
+            self.rotary,
+            self.sees,
+            self.sampling,
         )
 
     def update(self, chunk: Chunk) -> None:

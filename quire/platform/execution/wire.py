@@ -47,7 +47,7 @@ def unpack_plan(rows: tuple[Any, ...], rest: StepPlan) -> StepPlan:
 def pack_result(result: StepResult) -> tuple[Any, ...]:
     """Most tokens come alone: their numbers travel, and the objects are made over there."""
     drawn = [one for chunk in result.sampled for one in chunk]
-    special = {place: one for place, one in enumerate(drawn) if one.logprobs is not None or one.error is not None}
+    special = {place: one for place, one in enumerate(drawn) if one != Sampled(one.token_id)}
     return [one.token_id for one in drawn], special, result.scores if any(result.scores) else None
 
 

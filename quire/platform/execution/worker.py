@@ -64,9 +64,8 @@ class Worker:
         model = _model(path, config.model, device)
         max_model_len = _max_model_len(config.model.max_model_len, model)
         weight = next(model.parameters())
-        embedding_size = 0
-        if isinstance(model, VisionLanguageModel):
-            embedding_size = model.embed(torch.zeros(1, dtype=torch.int64, device=weight.device)).shape[1]
+        embedding_size = model.embed(torch.zeros(1, dtype=torch.int64, device=weight.device)).shape[1]
+        feature_size = embedding_size * (1 + (model.feature_levels if isinstance(model, VisionLanguageModel) else 0))
         adapter_slots = None
         if config.lora.enabled:
             most = min(config.lora.host_bytes, config.lora.device_bytes)
@@ -98,7 +97,8 @@ class Worker:
             device=str(weight.device),
             kernels=kernels.backend_of(weight).__name__.rpartition(".")[2],
             embedding_size=embedding_size,
-            feature_bytes=embedding_size * weight.element_size(),
+            feature_bytes=feature_size * weight.element_size(),
+            sees=isinstance(model, VisionLanguageModel),
         )
 
     def _adapter(self, uid: int) -> Adapter:
@@ -108,7 +108,7 @@ class Worker:
 
 def _model(path: Path, config: ModelConfig, device: torch.device) -> CausalLM:
     try:
-        model = load_model(path, config.dtype, device, config.load_format, config.hf_overrides)
+        model = load_model(path, config.dtype, device, config.load_format, config.hf_overrides, config.model_impl)
     except UnsupportedModelError as error:
         if config.trust_remote_code and "auto_map" in read_json(path / "config.json"):
             raise UnsupportedModelError(
@@ -137,7 +137,7 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
         return 0
     step = step_bytes(model, config, max_model_len)
     others = 2 * step + SPLIT_BYTES  # graphs keep memory of their own, for a smaller step
-    others += config.media.feature_bytes if isinstance(model, VisionLanguageModel) else 0
+    others += config.media.feature_bytes if config.media.prompt_embeds or isinstance(model, VisionLanguageModel) else 0
     others += min(config.lora.device_bytes, config.lora.host_bytes) if config.lora.enabled else 0
     total = torch.cuda.mem_get_info(device)[1]
     return device_share(config.cache, total, available, others)

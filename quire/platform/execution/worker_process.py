@@ -29,7 +29,7 @@ _WAKEFUL_SECONDS = 0.0015
 @dataclass(frozen=True, slots=True)
 class Channels:
     """File descriptors of the worker's ends. steps: plans and results; tensors: memory of pixels; errands: a connection
-    for each thread that reads adapters; life: closed when the parent ends."""
+    for each thread that runs them (reading adapters, compiling grammars); life: closed when the parent ends."""
 
     steps: int
     tensors: int
@@ -110,6 +110,7 @@ class _Served:
         self._adapters: dict[int, Any] = {}  # by handle
         self._handles: dict[int, int] = {}  # of the adapters that plans install, by uid
         self._next_handle = count(1)
+        self._grammars: dict[bytes, Any] = {}  # by their vocabulary's digest
         self._worker.weights = lambda uid: self._adapters[self._handles[uid]]
 
     def run(self, steps: Connection, logs: _Logs) -> None:
@@ -173,25 +174,37 @@ class _Served:
         self._adapters.pop(handle, None)
 
     def run_errands(self, channel: Connection) -> None:
-        """Read adapters, one after the other; what stays over there of one is its handle and what is said of it."""
-        from quire.platform.execution.wire import pack, pack_error
+        """What is done beside the steps, one after the other."""
+        from quire.platform.execution.wire import pack, pack_error, unpack
 
         while True:
             try:
-                directory = channel.recv_bytes().decode()
+                kind, given = unpack(channel.recv_bytes())
             except (EOFError, OSError):
                 return
             try:
-                adapter = self._worker.reader.read(Path(directory))
-                handle = next(self._next_handle)
-                self._adapters[handle] = adapter
-                facts = (
-                    handle, adapter.digest, adapter.nbytes, adapter.modules, adapter.visual, adapter.ranks,
-                    adapter.mixable,
-                )  # fmt: skip
-                channel.send_bytes(pack((facts, None)))
+                channel.send_bytes(pack((getattr(self, f"errand_{kind}")(*given), None)))
             except Exception as error:
                 channel.send_bytes(pack((None, pack_error(error))))
+
+    def errand_read(self, directory: str) -> tuple[Any, ...]:
+        """Read an adapter; what is told of it is its handle and what `RemoteAdapter` has."""
+        adapter = self._worker.reader.read(Path(directory))
+        handle = next(self._next_handle)
+        self._adapters[handle] = adapter
+        return (
+            handle, adapter.digest, adapter.nbytes, adapter.modules, adapter.visual, adapter.ranks, adapter.mixable
+        )  # fmt: skip
+
+    def errand_vocabulary(self, source: Any) -> None:
+        """Make what grammars are compiled over."""
+        from quire.platform.sampling.structured.grammar_cache import Grammars
+
+        self._grammars[source.digest] = Grammars(source)
+
+    def errand_grammar(self, digest: bytes, constraint: Any) -> None:
+        """Compile a grammar, for plans to come."""
+        self._grammars[digest].prepare(constraint)
 
 
 class _Logs(logging.Handler):

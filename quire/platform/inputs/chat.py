@@ -12,16 +12,22 @@ images went in is checked last.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal
 
 from quire.errors import RequestError
+from quire.multimodal.sources import MediaSource
+from quire.platform.inputs.chat_call_form import call_form
 from quire.platform.inputs.chat_messages import check_messages, check_template_kwargs, for_template, tool_schemas
 from quire.platform.inputs.chat_renderer import RENDERER, TemplateError
-from quire.platform.inputs.tokenizer import encode_rendered, token_id_of
+from quire.platform.inputs.chat_tools import CallForm, fit_calls
+from quire.platform.inputs.tokenizer import encode_rendered, token_id_of, write_around
+from quire.types import MediaKind
 
 MAX_TEMPLATE = 1 << 20
 
@@ -47,7 +53,7 @@ class ChatPrompt:
 
     token_ids: each image stands there as one image token.
     images: their sources, in the order of these tokens: what `quire.multimodal.images.load_picture` takes, or
-        {"image_embeds": tensor}.
+        {"image_embeds": tensor}; videos and sounds among them are `MediaSource`s.
     text: what the template has written.
     """
 
@@ -55,12 +61,22 @@ class ChatPrompt:
     images: list[Any]
     text: str
 
+    @property
+    def multi_modal_data(self) -> dict[str, list[Any]] | None:
+        """As prompts have it."""
+        found: dict[str, list[Any]] = {}
+        for one in self.images:
+            found.setdefault(_kind_of(one), []).append(one.source if isinstance(one, MediaSource) else one)
+        return found or None
+
 
 def render_chat(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],
     *,
     image_marker: str | None = None,
+    around_marker: tuple[str, str] = ("", ""),
+    other_markers: Mapping[MediaKind, str] = MappingProxyType({}),
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
@@ -70,7 +86,8 @@ def render_chat(
 ) -> ChatPrompt:
     """The prompt of OpenAI-shaped messages.
 
-    image_marker: the text of the model's image token; None refuses images.
+    image_marker: the text of the model's image token; None refuses images. other_markers: the same of further kinds.
+    around_marker: what is written before and behind each image's.
     chat_template: used instead of the tokenizer's own; or the name of one of those, where it has several.
     add_generation_prompt: end with what opens the assistant's answer.
     continue_final_message: leave the last message open instead, for the model to continue.
@@ -82,10 +99,12 @@ def render_chat(
     messages, a tokenizer without a template, a template that fails or exceeds a limit, and one that does not write
     each image once; TooManyCharactersError, which is one, for too long a text.
     """
-    pieces, images = _render(
+    markers: dict[MediaKind, str] = {} if image_marker is None else {"image": image_marker}
+    markers.update(other_markers)
+    pieces, typed, images = _render(
         tokenizer,
         messages,
-        image_marker,
+        markers,
         chat_template=chat_template,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
@@ -95,10 +114,11 @@ def render_chat(
     characters = sum(map(len, pieces))
     if max_characters is not None and characters > max_characters:
         raise TooManyCharactersError(characters)
-    token_ids = encode_rendered(tokenizer, pieces, image_marker)
-    if image_marker is not None:
-        _check_count(tokenizer, token_ids, image_marker, len(images))
-    return ChatPrompt(token_ids, images, (image_marker or "").join(pieces))
+    written = [write_around(piece, image_marker, around_marker) for piece in pieces]
+    token_ids = encode_rendered(tokenizer, written, typed)
+    for kind, marker in markers.items():
+        _check_count(tokenizer, token_ids, marker, sum(_kind_of(one) == kind for one in images), kind)
+    return ChatPrompt(token_ids, images, _joined(pieces, typed))
 
 
 def render_text(
@@ -110,40 +130,52 @@ def render_text(
     **options: Any,
 ) -> str:
     """The text that `render_chat` makes tokens of, by the same options."""
-    pieces, _ = _render(tokenizer, messages, image_marker, add_generation_prompt=add_generation_prompt, **options)
-    return (image_marker or "").join(pieces)
+    markers: dict[MediaKind, str] = {} if image_marker is None else {"image": image_marker}
+    pieces, typed, _ = _render(tokenizer, messages, markers, add_generation_prompt=add_generation_prompt, **options)
+    return _joined(pieces, typed)
+
+
+def _joined(pieces: Sequence[str], typed: Sequence[str]) -> str:
+    return "".join(part for pair in zip(pieces, [*typed, ""], strict=True) for part in pair)
+
+
+def _kind_of(source: Any) -> MediaKind:
+    return source.kind if isinstance(source, MediaSource) else "image"
 
 
 def _render(
     tokenizer: Any,
     messages: Any,
-    marker: str | None,
+    markers: Mapping[MediaKind, str],
     *,
     add_generation_prompt: bool,
     chat_template: str | None = None,
     continue_final_message: bool = False,
     tools: Sequence[Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
-) -> tuple[list[str], list[Any]]:
-    """The rendered text, cut where a user typed the marker, and the images' sources."""
+) -> tuple[list[str], list[str], list[Any]]:
+    """The rendered text, cut where a user typed a marker; which one at each cut; and the sources of media."""
     if tokenizer is None:
         raise RequestError("chat needs a tokenizer, and none is loaded: give token ids, or load one.")
     if continue_final_message and add_generation_prompt:
         raise RequestError("continue_final_message needs add_generation_prompt=False: they exclude each other.")
-    checked, images = check_messages(messages, marker is not None)
+    others = [kind for kind in markers if kind != "image"]
+    checked, images = check_messages(messages, "image" in markers, others)
     schemas, more = tool_schemas(tools), check_template_kwargs(template_kwargs)
     template = template_of(tokenizer, chat_template, tools)
     special = tokenizer.special_tokens_map
     told = any(message["role"] == _DEVELOPER for message in checked)
     if told and not _writes_developer(template, json.dumps(special)):
         checked = [{**each, "role": "system"} if each["role"] == _DEVELOPER else each for each in checked]
-    form = _form_of(template, json.dumps(special), marker is not None)
-    nonce = ""
-    if marker is not None:
-        nonce = str(secrets.randbits(128) | 1 << 127)  # digits: a template may change the case of what it is given
+    form = _form_of(template, json.dumps(special), bool(markers))
+    if any(message["role"] == "tool" or message.get("tool_calls") for message in checked):
+        checked = fit_calls(checked, _call_form(checked, template, json.dumps(special), form == "parts"), template)
+    # Digits: a template may change the case of what it is given.
+    nonces = {str(secrets.randbits(128) | 1 << 127): marker for marker in dict.fromkeys(markers.values())}
+    for nonce, marker in nonces.items():
         checked, schemas, more = (_hide(given, marker, nonce) for given in (checked, schemas, more))
     for message in checked:
-        message["content"] = _content(message["content"], form, marker or "")
+        message["content"] = _content(message["content"], form, markers)
     checked = [for_template(message, template) for message in checked]
     variables = {
         **special,
@@ -156,10 +188,16 @@ def _render(
     try:
         text = RENDERER.render(template, variables)
     except TemplateError as error:  # which may quote what a user typed
-        raise TemplateError(str(error).replace(nonce, marker) if marker else str(error)) from None
+        words = str(error)
+        for nonce, marker in nonces.items():
+            words = words.replace(nonce, marker)
+        raise TemplateError(words) from None
     if continue_final_message:
         text = _cut_after_final(text, checked[-1].get("content"))
-    return text.split(nonce) if nonce else [text], images
+    if not nonces:
+        return [text], [], images
+    parts = re.split(f"({'|'.join(nonces)})", text)
+    return parts[::2], [nonces[nonce] for nonce in parts[1::2]], images
 
 
 def template_of(tokenizer: Any, given: str | None = None, tools: Sequence[Any] | None = None) -> str:
@@ -225,6 +263,18 @@ def _form_of(template: str, special: str, sees: bool = True) -> Form:
     return "either" if _shows_probe(template, special, _PROBE) else "parts"
 
 
+def _call_form(messages: Sequence[Mapping[str, Any]], template: str, special: str, parts: bool) -> CallForm:
+    """The form in which the template takes these messages' calls. Raises RequestError where it writes none."""
+    form = call_form(template, special, parts)
+    first = next((index for index, message in enumerate(messages) if message.get("tool_calls")), None)
+    if form is None and first is not None:
+        raise RequestError(
+            f"messages[{first}].tool_calls: this model's chat template writes no calls of tools, so that the model "
+            "would not see them. Give a chat_template that does (quire serve --chat-template FILE)."
+        )
+    return form or CallForm()
+
+
 def _shows_probe(
     template: str, special: str, content: Any, role: str = "user", others: Sequence[Mapping[str, Any]] = ()
 ) -> bool:
@@ -263,19 +313,21 @@ def _hide(value: Any, marker: str, nonce: str) -> Any:
     return value
 
 
-def _content(parts: list[str | None] | None, form: Form, marker: str) -> Any:
-    """A message's parts (None is an image) as the template wants them.
+def _content(parts: list[str | MediaSource | None] | None, form: Form, markers: Mapping[MediaKind, str]) -> Any:
+    """A message's parts (None is an image, a `MediaSource` another kind) as the template wants them.
 
     A template that takes either gets a list only where it must: some take one from users, and expect the system's
     message to be a text. Content None is nothing that a template could iterate over, or test for being a text: it is
     left out, or no parts.
     """
     if form == "text":
-        return None if parts is None else "\n".join(marker if part is None else part for part in parts)
+        written = (part if isinstance(part, str) else markers[_kind_of(part)] for part in parts or ())
+        return None if parts is None else "\n".join(written)
     parts = parts or []
-    if form == "either" and len(parts) < 2 and None not in parts:
-        return "".join(part or "" for part in parts)
-    return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
+    texts = [part for part in parts if isinstance(part, str)]
+    if form == "either" and len(parts) < 2 and len(texts) == len(parts):
+        return "".join(texts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": _kind_of(part)} for part in parts]
 
 
 def _cut_after_final(text: str, content: Any) -> str:
@@ -292,13 +344,13 @@ def _cut_after_final(text: str, content: Any) -> str:
     raise RequestError("continue_final_message: the chat template changes the last message's content.")
 
 
-def _check_count(tokenizer: Any, token_ids: list[int], marker: str, images: int) -> None:
+def _check_count(tokenizer: Any, token_ids: list[int], marker: str, images: int, kind: MediaKind) -> None:
     image_id = token_id_of(tokenizer, marker)
     if image_id is None and images:
-        raise RequestError(f"the tokenizer has no token {marker!r}, which stands for images: load the model's own.")
+        raise RequestError(f"the tokenizer has no token {marker!r}, which stands for {kind}s: load the model's own.")
     written = token_ids.count(image_id) if image_id is not None else 0
     if written != images:
         raise RequestError(
-            f"the chat template wrote {written} image marker{'s' * (written != 1)} for {images} "
-            f"image{'s' * (images != 1)}: {marker!r} must come from image parts alone, and from each of them once."
+            f"the chat template wrote {written} {kind} marker{'s' * (written != 1)} for {images} "
+            f"{kind}{'s' * (images != 1)}: {marker!r} must come from {kind} parts alone, and from each of them once."
         )

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from quire.errors import RequestError
+from quire.multimodal.sources import MediaSource
+from quire.platform.inputs.chat_tools import check_calls
+from quire.types import MediaKind
 
 MAX_MESSAGES = 100_000
 
 _ROLE_LENGTH = 64
 _OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 _TEXT = ("text", "input_text")
+_URL = re.compile(r"(?:data|file|https?):", re.IGNORECASE)
 # DeepSeek's templates know an answer of tool calls alone by it.
 _NULL_CONTENT = re.compile(r"content['\"]?\]?\s*(is|is\s+not|==|!=)\s+none\b", re.IGNORECASE)
+# Where parts have an image's contents.
+_CONTENTS = ("image_url", "image", "url", "path", "base64", "image_pil", "image_embeds")
 # What clients and templates call the reasoning before an answer; the first is the usual one.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def check_messages(messages: Any, takes_images: bool = False) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Messages as plain dicts, and the sources of their images in order.
+def check_messages(
+    messages: Any, takes_images: bool = False, others: Collection[MediaKind] = ()
+) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Messages as plain dicts, and the sources of their images, and of their videos and sounds, in order.
 
-    The content of each is a list of parts, a text or, for an image, None; content None stays None (an assistant may
-    have made tool calls only). A source is what `quire.multimodal.images.load_picture` takes, or
-    {"image_embeds": tensor}.
+    The content of each is a list of parts: a text, None for an image, or a `MediaSource` of the others; content None
+    stays None (an assistant may have made tool calls only). A source is what `quire.multimodal.images.load_picture`
+    takes, {"image_embeds": tensor}, or a `MediaSource`. others: kinds that the model takes beside images.
 
     Raises RequestError naming the message's index, and the part's index and type.
     """
@@ -39,25 +47,27 @@ def check_messages(messages: Any, takes_images: bool = False) -> tuple[list[dict
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise RequestError(f"messages has {len(messages)} entries; it must have 1 to {MAX_MESSAGES}.")
     images: list[Any] = []
-    return [_check_message(index, message, takes_images, images) for index, message in enumerate(messages)], images
+    taken: tuple[MediaKind, ...] = ("image", *others) if takes_images else tuple(others)
+    return [_check_message(index, message, taken, images) for index, message in enumerate(messages)], images
 
 
-def _check_message(index: int, message: Any, takes_images: bool, images: list[Any]) -> dict[str, Any]:
+def _check_message(index: int, message: Any, taken: Collection[MediaKind], images: list[Any]) -> dict[str, Any]:
     """The message with its content as parts; appends its images' sources to `images`."""
     if not isinstance(message, Mapping) or not all(isinstance(key, str) for key in message):
         raise RequestError(f"messages[{index}] must be an object with 'role' and 'content'.")
     role = message.get("role")
     if not isinstance(role, str) or not 0 < len(role) <= _ROLE_LENGTH:
         raise RequestError(f"messages[{index}].role must be a string of 1 to {_ROLE_LENGTH} characters.")
+    message = check_calls(index, message)
     content = message.get("content")
-    parts: list[str | None] | None = None
+    parts: list[str | MediaSource | None] | None = None
     if isinstance(content, str):
         parts = [content]
     elif isinstance(content, list):
         parts = []
         for place, part in enumerate(content):
-            text, source = _check_part(f"messages[{index}].content[{place}]", part, takes_images)
-            parts.append(text)
+            text, source = _check_part(f"messages[{index}].content[{place}]", part, taken)
+            parts.append(source if isinstance(source, MediaSource) else text)
             if text is None:
                 images.append(source)
     elif content is None and role != "assistant":
@@ -84,8 +94,8 @@ def names_in_templates(key: str) -> tuple[str, ...]:
     return _REASONING if key in _REASONING else (key,)
 
 
-def _check_part(where: str, part: Any, takes_images: bool) -> tuple[str | None, Any]:
-    """A text part's text and None; None and an image part's source."""
+def _check_part(where: str, part: Any, taken: Collection[MediaKind]) -> tuple[str | None, Any]:
+    """A text part's text and None; None and another part's source."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(part, Mapping) or not isinstance(kind, str):
         raise RequestError(f"{where} must be an object with a 'type', as {{'type': 'text', 'text': ...}}.")
@@ -93,13 +103,32 @@ def _check_part(where: str, part: Any, takes_images: bool) -> tuple[str | None, 
         if not isinstance(part.get("text"), str):
             raise RequestError(f"{where}.text must be a string.")
         return str(part["text"]), None
-    if not takes_images:
+    if not taken:
         raise RequestError(f"{where} is of type {kind[:40]!r}, and this model takes text only.")
-    if kind not in _SOURCES:
+    if kind in _OTHER_SOURCES:
+        medium, read = _OTHER_SOURCES[kind]
+        if medium not in taken:
+            raise RequestError(f"{where} is of type {kind!r}, and this model takes no {medium}.")
+        if part.get("uuid") is not None:
+            raise RequestError(f"{where}.uuid: in messages images alone have one; prompts have multi_modal_uuids.")
+        return None, MediaSource(medium, read(where, part))
+    if kind not in _SOURCES or "image" not in taken:
         raise RequestError(
-            f"{where} is of type {kind[:40]!r}; this version of quire takes {', '.join((*_TEXT, *_SOURCES))}."
+            f"{where} is of type {kind[:40]!r}; this version of quire takes "
+            f"{', '.join((*_TEXT, *_SOURCES, *_OTHER_SOURCES))}."
         )
-    return None, _SOURCES[kind](where, part)
+    return None, _by_uuid(where, part, _SOURCES[kind])
+
+
+def _by_uuid(where: str, part: Mapping[str, Any], read: Callable[[str, Mapping[str, Any]], Any]) -> Any:
+    """An image part's source, under the part's uuid where it has one: what is known by that need not come again."""
+    if part.get("uuid") is None:
+        return read(where, part)
+    from quire.multimodal.uuids import named  # which brings torch
+
+    contents = [part[name] for name in _CONTENTS if part.get(name) is not None]
+    empty = all(isinstance(one, Mapping) and not one for one in contents)
+    return named(part["uuid"], None if empty else read(where, part), "image", where)
 
 
 def _from_url(where: str, part: Mapping[str, Any]) -> str:
@@ -156,6 +185,34 @@ _SOURCES: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
     "image": _from_image,
     "image_pil": _from_pil,
     "image_embeds": _from_embeds,
+}
+
+
+def _url_of(where: str, name: str, given: Any) -> str:
+    """A URL of what may be fetched by the rules of images: a text that is none would be a path of this machine."""
+    url = given.get("url") if isinstance(given, Mapping) else given
+    if not isinstance(url, str) or not _URL.match(url):
+        raise RequestError(f"{where}.{name} must be a URL that begins with data:, file:, http: or https:.")
+    return url
+
+
+def _url_part(name: str) -> Callable[[str, Mapping[str, Any]], Any]:
+    """OpenAI's shape: {"video_url": {"url": ...}}, or the URL itself."""
+    return lambda where, part: _url_of(where, name, part.get(name))
+
+
+def _from_video(where: str, part: Mapping[str, Any]) -> Any:
+    """Hugging Face's way: frames, bytes or a URL as "video", or a URL as "url"."""
+    given = [name for name in ("video", "url") if part.get(name) is not None]
+    if len(given) != 1:
+        raise RequestError(f"{where} must have either a 'video' or a 'url'; it has {' and '.join(given) or 'neither'}.")
+    source = part[given[0]]
+    return _url_of(where, given[0], source) if given[0] == "url" or isinstance(source, str) else source
+
+
+_OTHER_SOURCES: dict[str, tuple[MediaKind, Callable[[str, Mapping[str, Any]], Any]]] = {
+    "video_url": ("video", _url_part("video_url")),
+    "video": ("video", _from_video),
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.lora import LoRARequest
+from quire.multimodal import EmbeddedRows
 from quire.platform.outputs.stop_strings import StopStrings
 from quire.platform.sampling.logits_processors.chain import Chain
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
@@ -20,7 +21,7 @@ class ProcessedPrompt:
     ids: with one marker for each image (or with all placeholders). images: their sources; settings: for their
     processor. seed: the request's, drawn when it arrived: images are ready in any order. processors: what
     changes its logits. stops: its stop strings, prepared, or None. adapters: the versions that it runs with, and lora,
-    how the caller named them.
+    how the caller named them. embeds: the prompt's rows, where it came as embeddings: ids are zeros then.
     """
 
     text: str | None
@@ -33,6 +34,7 @@ class ProcessedPrompt:
     stops: StopStrings | None = None
     adapters: AdapterUse = ()
     lora: LoRARequest | None = None
+    embeds: EmbeddedRows | None = None
 
 
 @dataclass(frozen=True, eq=False)

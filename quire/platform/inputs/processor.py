@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from quire.errors import ContextLengthError, RequestError
-from quire.multimodal import ProcessedImage, check_count, expand, read_images
+from quire.errors import RequestError
+from quire.multimodal import (
+    EmbeddedRows,
+    Pixels,
+    ProcessedImage,
+    RowsSpec,
+    check_count,
+    expand,
+    kind_of,
+    read_media,
+    with_uuids,
+)
+from quire.platform.inputs.embeds import read_embeds
+from quire.platform.inputs.image_spec import ImageInputSpec
+from quire.platform.inputs.limits import Limits
 from quire.platform.inputs.prepared import PreparedRequest, ProcessedPrompt
-from quire.platform.inputs.tokenizer import encode_bad_words, encode_prompt
+from quire.platform.inputs.tokenizer import encode_bad_words, encode_prompt, write_around
 from quire.platform.kv.prefix_index import root_key
 from quire.platform.outputs.stop_strings import StopStrings
 from quire.platform.sampling.logits_processors import (
@@ -28,46 +41,27 @@ from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.beam import BeamGroup
 from quire.platform.scheduling.metrics import RequestMetrics
 from quire.platform.scheduling.request import MediaInput, Request
-from quire.types import PlaceholderRange
+from quire.types import MEDIA_KINDS, PlaceholderRange
+
+if TYPE_CHECKING:
+    from quire.platform.sampling.structured.compiler import ConstraintCompiler, RemoteGrammars
 
 # A text; token ids; or a dict with "prompt" or "prompt_token_ids", and optionally "cache_salt", "multi_modal_data" and
-# "mm_processor_kwargs".
+# "mm_processor_kwargs"; or one with "prompt_embeds", and optionally "prompt", the text to show for it, and
+# "cache_salt".
 PromptType = str | Sequence[int] | Mapping[str, Any]
 
-_PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt", "multi_modal_data", "mm_processor_kwargs"}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the loaded model and its pool can take."""
-
-    vocab_size: int
-    max_model_len: int
-    pool_tokens: int
-    max_logprobs: int
-    rope_threshold: int | None
-    crosses_threshold: bool = True
-
-
-@dataclass(frozen=True)
-class ImageInputSpec:
-    """What must be known to take images.
-
-    marker_id, marker: the token that stands where an image does, and its text. max_images: of a prompt.
-    max_tokens: of one image, that the features' budget can hold. settings: checks what a caller asks of the image
-    processor. rotary_positions: for models with `mrope`.
-    """
-
-    marker_id: int
-    marker: str | None
-    max_images: int
-    max_tokens: int
-    settings: Callable[[Mapping[str, Any] | None], Mapping[str, Any]]
-    rotary_positions: Callable[[int, Sequence[PlaceholderRange]], np.ndarray] | None
+_PROMPT_KEYS = {
+    "prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data", "multi_modal_uuids",
+    "mm_processor_kwargs",
+}  # fmt: skip
 
 
 class InputProcessor:
-    """Makes requests. Whatever is wrong with one is a RequestError, raised before anything was queued."""
+    """Makes requests. Whatever is wrong with one is a RequestError, raised before anything was queued.
+
+    rows_spec: what prompts as embeddings must be; None: they are not served.
+    """
 
     def __init__(
         self,
@@ -77,40 +71,70 @@ class InputProcessor:
         seed: int | None,
         image_spec: ImageInputSpec | None = None,
         plugins: Sequence[Plugin] = (),
+        remote: RemoteGrammars | None = None,
+        rows_spec: RowsSpec | None = None,
     ) -> None:
         self.limits = limits
         self.plugins = plugins
         self.image_spec = image_spec
+        self.rows_spec = rows_spec
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self._random = random.Random(seed)
+        self._remote = remote
 
     def read(self, request_id: str, prompt: PromptType, params: SamplingParams | BeamSearchParams) -> ProcessedPrompt:
         """Check all of a request that can be checked at once."""
         if not isinstance(params, BeamSearchParams):
             self._check_params(request_id, params)
         read = self._read_prompt(request_id, prompt)
-        self._max_tokens(request_id, len(read.ids), params.max_tokens)
+        if self.image_spec is not None and self.image_spec.prompt_sees and not read.images:
+            raise RequestError(
+                f"request {request_id}: all tokens of this model's prompts see one another, with an image among them: "
+                "give one"
+            )
+        self.limits.max_tokens(request_id, len(read.ids), params.max_tokens)
         if isinstance(params, BeamSearchParams):
             check_beams(self.plugins)
-            return read
-        unscored = self.image_spec is not None and read.images and self.image_spec.marker_id >= self.limits.vocab_size
+            sampling = self._beam_params(params)
+            if sampling.structured_outputs is None:
+                return read
+            return replace(read, processors=self._processors(request_id, sampling, read, self.eos_ids))
+        if read.embeds is not None and params.prompt_logprobs is not None:
+            raise RequestError(
+                f"request {request_id}: prompt_logprobs: a prompt of embeddings has no tokens that could have logprobs"
+            )
+        unscored = self.image_spec is not None and read.images and max(self._placeholders) >= self.limits.vocab_size
         if unscored and params.prompt_logprobs is not None:  # what the request's making would find out too late
             raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
-        processors = self._processors(request_id, params, read.ids)
+        processors = self._processors(request_id, params, read, self._stop_ids(params))
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         stops = StopStrings(params.stop) if params.stop else None
         return replace(read, seed=seed, processors=processors, stops=stops)
 
-    def _processors(self, request_id: str, params: SamplingParams, ids: list[int]) -> Chain:
+    def _processors(
+        self, request_id: str, params: SamplingParams, read: ProcessedPrompt, stop_ids: frozenset[int]
+    ) -> Chain:
         """What changes the request's logits. Long lists take their time: here no step waits for it."""
+        ids = [] if read.embeds is not None else read.ids  # penalties count tokens, and rows are none
         bad_words = encode_bad_words(self.tokenizer, params.bad_words or ())
-        size, stop_ids = self.limits.vocab_size, self._stop_ids(params)
+        size = self.limits.vocab_size
         try:
             check_arguments(params, self.plugins)
-            return build_chain(ProcessorRequest(params, ids, size, self.tokenizer, stop_ids, bad_words), self.plugins)
+            shaped = params.structured_outputs is not None or params.thinking_token_budget is not None
+            shapes = self._constraints.processors(params, stop_ids) if shaped else ()
+            request = ProcessorRequest(params, ids, size, self.tokenizer, stop_ids, bad_words)
+            return build_chain(request, self.plugins, shapes)
         except RequestError as error:
             raise RequestError(f"request {request_id}: {error}") from None
+
+    @cached_property
+    def _constraints(self) -> ConstraintCompiler:
+        """Made for the first request that wants it: most engines never need its library."""
+        from quire.platform.sampling.structured.compiler import ConstraintCompiler
+
+        never = tuple(self._placeholders)
+        return ConstraintCompiler(self.tokenizer, self.limits.vocab_size, self.eos_ids, never, self._remote)
 
     def _stop_ids(self, params: SamplingParams) -> frozenset[int]:
         return (frozenset() if params.ignore_eos else self.eos_ids) | frozenset(params.stop_token_ids or ())
@@ -118,7 +142,8 @@ class InputProcessor:
     def room(self, prompt: ProcessedPrompt) -> int:
         """How many tokens the images of a prompt may take together."""
         assert self.image_spec is not None
-        return self.limits.max_model_len - len(prompt.ids) + prompt.ids.count(self.image_spec.marker_id)
+        markers = {self.image_spec.markers[kind_of(source)] for source in prompt.images}
+        return self.limits.max_model_len - len(prompt.ids) + sum(map(prompt.ids.count, markers))
 
     def unserved(self, prepared: PreparedRequest) -> Request:
         """What stands for a request whose images turn out to be no good."""
@@ -139,22 +164,35 @@ class InputProcessor:
         """The request of a prompt that `read` has returned, with its images prepared. Raises RequestError."""
         request_id, prompt, params = prepared.request_id, prepared.prompt, prepared.params
         ids: list[int] = prompt.ids
-        items: list[PlaceholderRange] = []
+        placed: list[tuple[ProcessedImage, PlaceholderRange]] = []
         if images:
-            ids, items = self._place(request_id, prompt, images)
+            ids, placed = self._place(request_id, prompt, images)
         given = self._origin(prepared)
         given["prompt_ids"], given["prefix_root"] = ids, self._prefix_root(len(ids), prompt)
-        given["max_tokens"] = self._max_tokens(request_id, len(ids), params.max_tokens)
-        given["media"] = [
-            MediaInput(item, image.pixels, image.source, prompt.settings)
-            for item, image in zip(items, images, strict=True)
-        ]
-        if items and self.image_spec is not None and self.image_spec.rotary_positions is not None:
-            given["rotary"] = self.image_spec.rotary_positions(len(ids), items)
-            given["rotary_end"] = int(given["rotary"].max()) + 1
+        given["max_tokens"] = self.limits.max_tokens(request_id, len(ids), params.max_tokens)
+        given["media"] = [MediaInput(item, image.pixels, image.source, prompt.settings) for image, item in placed]
+        if prompt.embeds is not None:
+            given["media"] = _media_of(prompt.embeds)
+        elif placed:
+            given |= self._of_media(request_id, prompt, ids, [item for _, item in placed])
         if isinstance(params, BeamSearchParams):
-            return self._beam_request(params, given)
+            return self._beam_request(params, prompt.processors, given)
         return self._sampling_request(prompt, params, given)
+
+    def _of_media(
+        self, request_id: str, prompt: ProcessedPrompt, ids: list[int], items: list[PlaceholderRange]
+    ) -> dict[str, Any]:
+        """The fields of a Request that depend on what lies where in its prompt."""
+        assert self.image_spec is not None
+        given: dict[str, Any] = {"sees": self.image_spec.ranges(request_id, len(ids), items)}
+        if self.image_spec.rotary_positions is not None:
+            # The answer goes on as a text behind the prompt would, which need not be behind all of a video's times.
+            positions = self.image_spec.rotary_positions(len(ids) + 1, items)
+            given["rotary"], given["rotary_end"] = positions[:, :-1].copy(), int(positions[0, -1])
+        if self.image_spec.prompt_sees:
+            # Already the first token's keys depend on all of the prompt.
+            given["prefix_root"] = self._prefix_root(len(ids), prompt, (ids, items))
+        return given
 
     def _origin(self, prepared: PreparedRequest) -> dict[str, Any]:
         """The fields of a Request that do not depend on its images."""
@@ -171,20 +209,23 @@ class InputProcessor:
 
     def _place(
         self, request_id: str, prompt: ProcessedPrompt, images: Sequence[ProcessedImage]
-    ) -> tuple[list[int], list[PlaceholderRange]]:
+    ) -> tuple[list[int], list[tuple[ProcessedImage, PlaceholderRange]]]:
         """The prompt's ids with all placeholders, and where they are."""
         assert self.image_spec is not None
-        for number, image in enumerate(images):
+        numbers = dict.fromkeys(MEDIA_KINDS, 0)
+        for image in images:
+            number, numbers[image.kind] = numbers[image.kind], numbers[image.kind] + 1
             if image.layout.features > self.image_spec.max_tokens:
                 raise RequestError(
-                    f"request {request_id}: image {number} takes {image.layout.features} tokens, and the features of "
-                    f"{self.image_spec.max_tokens} fit the budget: scale it down, or raise media_cache_bytes"
+                    f"request {request_id}: {image.kind} {number} takes {image.layout.features} tokens, and the "
+                    f"features of {self.image_spec.max_tokens} fit the budget: scale it down, or raise "
+                    "media_cache_bytes"
                 )
-            if image.layout.grid is None and self.image_spec.rotary_positions is not None:
+            if image.kind == "image" and image.layout.grid is None and self.image_spec.rotary_positions is not None:
                 raise RequestError(
                     f"request {request_id}: image {number}: this model's image_embeds need image_grid_thw"
                 )
-        return expand(prompt.ids, images, self.image_spec.marker_id)
+        return expand(prompt.ids, images, self.image_spec.markers)
 
     def _check_params(self, request_id: str, params: SamplingParams) -> None:
         if not isinstance(params, SamplingParams):
@@ -206,35 +247,41 @@ class InputProcessor:
             **given,
         )
 
-    def _beam_request(self, params: BeamSearchParams, given: dict[str, Any]) -> Request:
-        """Sampled greedily, with the logprobs that the search chooses from."""
-        candidates = min(2 * params.beam_width, self.limits.vocab_size)
-        sampling = SamplingParams(
-            temperature=0.0, logprobs=candidates, max_tokens=params.max_tokens, ignore_eos=True, detokenize=False
-        )
+    def _beam_request(self, params: BeamSearchParams, processors: Chain, given: dict[str, Any]) -> Request:
         return Request(
-            params=sampling,
+            params=self._beam_params(params),
             seeds=(0,),
             eos_ids=frozenset(),
             stop_ids=frozenset(),
             beam=BeamGroup(params, given["max_tokens"], self.eos_ids),
+            processors=processors,
             **given,
         )
 
+    def _beam_params(self, params: BeamSearchParams) -> SamplingParams:
+        """Sampled greedily, with the logprobs that the search chooses from."""
+        return SamplingParams(
+            temperature=0.0,
+            logprobs=min(2 * params.beam_width, self.limits.vocab_size),
+            max_tokens=params.max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            structured_outputs=params.structured_outputs,
+        )
+
     def _read_prompt(self, request_id: str, prompt: PromptType) -> ProcessedPrompt:
-        salt: str | None = None
+        salt = self._salt(request_id, prompt) if isinstance(prompt, Mapping) else None
         images: list[Any] = []
         settings: Mapping[str, Any] = {}
+        if isinstance(prompt, Mapping) and prompt.get("prompt_embeds") is not None:
+            return read_embeds(request_id, prompt, self.rows_spec, self.limits, salt)
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - _PROMPT_KEYS
             if unknown or ("prompt" in prompt) + ("prompt_token_ids" in prompt) == 0:
                 raise RequestError(
                     f"request {request_id}: a prompt dict takes 'prompt' or 'prompt_token_ids', and 'cache_salt', "
-                    f"'multi_modal_data', 'mm_processor_kwargs'; it has {sorted(map(str, prompt))}"
+                    f"'multi_modal_data', 'multi_modal_uuids', 'mm_processor_kwargs'; it has {sorted(map(str, prompt))}"
                 )
-            salt = prompt.get("cache_salt")
-            if salt is not None and (not isinstance(salt, str) or not salt):
-                raise RequestError(f"request {request_id}: cache_salt must be a non-empty string")
             text = prompt.get("prompt")
             given = prompt["prompt_token_ids"] if prompt.get("prompt_token_ids") is not None else text
             text = text if isinstance(text, str) else None
@@ -244,37 +291,57 @@ class InputProcessor:
         ids = self._encode(request_id, given) if isinstance(given, str) else self._check_ids(request_id, given)
         if not ids:
             raise RequestError(f"request {request_id}: the prompt is empty; it must have at least one token")
-        self._check_markers(request_id, ids, len(images), exactly=isinstance(given, str))
+        self._check_markers(request_id, ids, images, exactly=isinstance(given, str))
         return ProcessedPrompt(text, ids, salt, images, settings)
+
+    def _salt(self, request_id: str, prompt: Mapping[str, Any]) -> str | None:
+        salt = prompt.get("cache_salt")
+        if salt is not None and (not isinstance(salt, str) or not salt):
+            raise RequestError(f"request {request_id}: cache_salt must be a non-empty string")
+        return salt
 
     def _read_media(self, request_id: str, prompt: Mapping[str, Any]) -> tuple[list[Any], Mapping[str, Any]]:
         """(sources of images, settings of their processor)"""
         data, settings = prompt.get("multi_modal_data"), prompt.get("mm_processor_kwargs")
         if self.image_spec is None:
-            if data or settings:
+            if data or settings or prompt.get("multi_modal_uuids"):
                 raise RequestError(f"request {request_id}: multi_modal_data was given, and this model takes text only")
             return [], {}
         try:
-            return read_images(data, self.image_spec.max_images), self.image_spec.settings(settings)
+            data = with_uuids(data, prompt.get("multi_modal_uuids"))
+            return read_media(data, self.image_spec.limits, self.image_spec.markers), self.image_spec.settings(settings)
         except RequestError as error:
             raise RequestError(f"request {request_id}: {error}") from None
 
-    def _check_markers(self, request_id: str, ids: list[int], images: int, exactly: bool) -> None:
-        """One for each image; ids that a caller made may have all placeholders already."""
+    def _check_markers(self, request_id: str, ids: list[int], sources: list[Any], exactly: bool) -> None:
+        """One for each image, or another kind; ids that a caller made may have all placeholders already."""
         if self.image_spec is None:
             return
-        markers = ids.count(self.image_spec.marker_id)
-        if exactly or markers < images or not images:
-            try:
-                check_count(markers, images)
-            except RequestError as error:
-                raise RequestError(f"request {request_id}: {error}") from None
+        counts = Counter(kind_of(source) for source in sources)
+        for kind in counts.keys() - self.image_spec.markers.keys():
+            raise RequestError(f"request {request_id}: this model takes no {kind}")
+        for kind, marker in self.image_spec.markers.items():
+            markers = ids.count(marker)
+            if exactly or markers < counts[kind] or not counts[kind]:
+                try:
+                    check_count(markers, counts[kind], kind)
+                except RequestError as error:
+                    raise RequestError(f"request {request_id}: {error}") from None
+
+    @cached_property
+    def _placeholders(self) -> frozenset[int]:
+        """Of all kinds, with their markers: token ids that a prompt may have, and an answer has not."""
+        spec = self.image_spec
+        return frozenset() if spec is None else frozenset(spec.markers.values()) | spec.placeholders
 
     def _encode(self, request_id: str, text: str) -> list[int]:
         if self.tokenizer is None:
             raise RequestError(f"request {request_id}: no tokenizer is loaded, so a prompt must be token ids, not text")
+        if self.image_spec is not None:
+            text = write_around(text, self.image_spec.marker, self.image_spec.around)
         ids = encode_prompt(self.tokenizer, text)
-        most = max((token for token in ids if self.image_spec is None or token != self.image_spec.marker_id), default=0)
+        placeholders = self._placeholders
+        most = max((token for token in ids if token not in placeholders), default=0)
         if most >= self.limits.vocab_size:
             raise RequestError(
                 f"request {request_id}: the tokenizer makes token {most} of this text, and the model's vocabulary "
@@ -291,40 +358,25 @@ class InputProcessor:
         if not isinstance(ids, list):
             raise RequestError(f"request {request_id}: a prompt's token ids are one-dimensional, not a single {ids!r}")
         for place, token in enumerate(ids):
-            marker = self.image_spec is not None and token == self.image_spec.marker_id
-            if type(token) is not int or not (0 <= token < self.limits.vocab_size or marker):
+            known = type(token) is int and (0 <= token < self.limits.vocab_size or token in self._placeholders)
+            if not known:
                 raise RequestError(
                     f"request {request_id}: prompt token {place} is {token!r}; "
                     f"token ids are integers from 0 to {self.limits.vocab_size - 1}"
                 )
         return ids
 
-    def _max_tokens(self, request_id: str, prompt_len: int, wanted: int | None) -> int:
-        """How many tokens the request may produce; RequestError if it can never fit."""
-        limits = self.limits
-        if prompt_len >= limits.max_model_len:
-            raise ContextLengthError(limits.max_model_len, prompt_len, request_id=request_id)
-        if prompt_len > limits.pool_tokens:
-            why = f" here, by the KV pool of {limits.pool_tokens} tokens (kv_cache_memory_bytes)"
-            raise ContextLengthError(limits.pool_tokens, prompt_len, request_id=request_id, why=why)
-        longest = limits.max_model_len - prompt_len
-        if limits.rope_threshold is not None and prompt_len <= limits.rope_threshold and not limits.crosses_threshold:
-            longest = min(longest, limits.rope_threshold - prompt_len + 1)  # the last token is not fed back
-        # The last token is never fed back, so it takes no slot.
-        room = limits.pool_tokens - prompt_len + 1
-        count = min(longest, wanted) if wanted is not None else max(min(longest, room), 1)
-        if count > room:
-            raise RequestError(
-                f"request {request_id}: {prompt_len} prompt tokens and {count} output tokens can never fit the KV pool "
-                f"of {limits.pool_tokens} tokens: lower max_tokens, or raise kv_cache_memory_bytes."
-            )
-        return count
-
-    def _prefix_root(self, prompt_len: int, prompt: ProcessedPrompt) -> bytes:
+    def _prefix_root(self, prompt_len: int, prompt: ProcessedPrompt, seen: object = None) -> bytes:
+        """seen: what the first token of the prompt sees beside itself."""
         # Past the threshold, keys are rotated by frequencies that depend on the prompt's length.
         threshold = self.limits.rope_threshold
         rope_length = prompt_len if threshold is not None and prompt_len > threshold else None
-        return root_key(prompt.salt, rope_length, prompt.adapters)
+        return root_key(prompt.salt, rope_length, prompt.adapters, seen)
+
+
+def _media_of(embeds: EmbeddedRows) -> list[MediaInput]:
+    """Rows take the way of features: what stands in the place of placeholders, found by digest, encoded by itself."""
+    return [MediaInput(item, Pixels({"prompt_embeds": embeds.of(item)}), None, {}, kept=True) for item in embeds.ranges]
 
 
 def _mix(seed: int, index: int) -> int:

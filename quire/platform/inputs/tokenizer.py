@@ -58,6 +58,16 @@ def _processor_template(path: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
+def processor_settings(path: Path) -> dict[str, Any]:
+    """A checkpoint's processor_config.json, but for the parts of it that are the image processor's and the like.
+
+    Raises CheckpointError for a file that is no JSON.
+    """
+    file = path / "processor_config.json"
+    found = _read_object(file) if file.is_file() else {}
+    return {name: value for name, value in found.items() if not isinstance(value, dict)}
+
+
 def eos_token_ids(
     path: str | Path,
     tokenizer: Any = None,
@@ -116,23 +126,36 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     return _encode(tokenizer, text, add_special_tokens=True)
 
 
-def encode_rendered(tokenizer: Any, pieces: Sequence[str], typed: str | None = None) -> list[int]:
+def write_around(text: str, marker: str | None, around: tuple[str, str]) -> str:
+    """A text with what is to stand before and behind each marker in it."""
+    return text.replace(marker, marker.join(around)) if marker and any(around) else text
+
+
+def encode_rendered(tokenizer: Any, pieces: Sequence[str], typed: str | Sequence[str] = ()) -> list[int]:
     """The same for a rendered chat template, which has written the special tokens itself: none are added.
 
-    pieces: the text, cut wherever a user typed `typed`, the text of a special token. There, it stays text.
+    pieces: the text, cut wherever a user typed the text of a special token. typed: which one, or which at each cut.
+    There, it stays text.
 
     Raises RequestError for a tokenizer that makes the token of it nonetheless.
     """
     ids = _encode(tokenizer, pieces[0], add_special_tokens=False)
     if len(pieces) == 1:
         return ids
-    assert typed is not None
+    words = [typed] * (len(pieces) - 1) if isinstance(typed, str) else list(typed)
+    plain = {word: _plain_ids(tokenizer, word) for word in dict.fromkeys(words)}
+    following = _continued(lambda text: _encode(tokenizer, text, add_special_tokens=False), pieces[1:])
+    for word, piece_ids in zip(words, following, strict=True):
+        ids += plain[word] + piece_ids
+    return ids
+
+
+def _plain_ids(tokenizer: Any, typed: str) -> list[int]:
+    """The text of a special token as text. Raises RequestError where the tokenizer cannot write it so."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    typed_ids = [] if backend is None else next(_continued(lambda text: _encode_plain(backend, text), [typed]))
-    if not typed_ids or token_id_of(tokenizer, typed) in typed_ids:
+    ids = [] if backend is None else next(_continued(lambda text: _encode_plain(backend, text), [typed]))
+    if not ids or token_id_of(tokenizer, typed) in ids:
         raise RequestError(f"the tokenizer cannot write {typed!r} but as its special token: take it out of the text.")
-    for piece_ids in _continued(lambda text: _encode(tokenizer, text, add_special_tokens=False), pieces[1:]):
-        ids += typed_ids + piece_ids
     return ids
 
 

@@ -11,10 +11,11 @@ from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.block_tables import BlockTables
 from quire.platform.kv.group_tables import GroupTables
 from quire.platform.kv.prefix_index import KeyChain
+from quire.platform.kv.spans import uncut_blocks
 from quire.platform.kv.state_tables import StateTables
 from quire.platform.kv.swap import Moves, SwapSpace
 from quire.platform.kv.windows import Footprint, first_place
-from quire.types import STATE, PlaceholderRange
+from quire.types import STATE, PlaceholderRange, Span
 
 
 class KVManager:
@@ -41,9 +42,12 @@ class KVManager:
         self._chains: dict[int, KeyChain] = {}
         self._copies: Moves = []
 
-    def open(self, sequence_id: int, root: bytes, media: Sequence[PlaceholderRange] = ()) -> None:
-        """A sequence arrives. root: of its prefix keys; media: its images, whose digests these cover."""
-        self._chains[sequence_id] = KeyChain(root, media)
+    def open(
+        self, sequence_id: int, root: bytes, media: Sequence[PlaceholderRange] = (), spans: Sequence[Span] = ()
+    ) -> None:
+        """A sequence arrives. root: of its prefix keys; media: its images, whose digests these cover; spans: ranges of
+        its tokens that see one another."""
+        self._chains[sequence_id] = KeyChain(root, media, spans)
 
     def blocks(self, sequence_id: int) -> Sequence[int]:
         """A sequence's blocks, in the order of its tokens; none while it waits."""
@@ -72,11 +76,19 @@ class KVManager:
     # -- a sequence that waits ------------------------------------------------------------------------------------
 
     def find_prefix(self, sequence_id: int, token_ids: Sequence[int], most: int) -> list[int]:
-        """Cached blocks that a sequence can start from, of its first `most` tokens."""
+        """Cached blocks that a sequence can start from, of its first `most` tokens; they end in no range of tokens that
+        see one another."""
         if not self._caches:
             return []
-        keys = self._chains[sequence_id].extend(token_ids, most, self._size)
-        return self.tables.find(keys[: most // self._size])
+        chain = self._chains[sequence_id]
+        keys, places = chain.extend(token_ids, most, self._size), most // self._size
+        if not chain.spans:
+            return self.tables.find(keys[:places])
+        while True:
+            found = self.tables.find(keys[: uncut_blocks(chain.spans, places, self._size)])
+            places = self.tables.places(found)
+            if uncut_blocks(chain.spans, places, self._size) == places:
+                return found
 
     def fits(self, tokens: int, found: Sequence[int]) -> bool:
         """Whether there are blocks for so many tokens, the first of which are in blocks that were found."""

@@ -10,17 +10,21 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
 
-from quire.types import AdapterUse, PlaceholderRange
+from quire.types import AdapterUse, PlaceholderRange, Span
 
 
-def root_key(cache_salt: str | None = None, rope_length: int | None = None, adapters: AdapterUse = ()) -> bytes:
-    """The chain's start.
+def root_key(
+    cache_salt: str | None = None, rope_length: int | None = None, adapters: AdapterUse = (), seen: object = None
+) -> bytes:
+    """The chain's start. seen: what the first token sees of later ones, as plain data; None: nothing.
 
     Requests with different salts (tenants), whose rotary frequencies differ, or that run with other adapters, or other
     versions of them, share nothing.
     """
     weights = [(ref.digest, weight) for ref, weight in adapters]
     parts = repr((cache_salt, rope_length, weights)).encode("utf-8", "surrogatepass")
+    if seen is not None:
+        parts += repr(seen).encode()
     return hashlib.sha256(parts).digest()
 
 
@@ -46,15 +50,23 @@ def block_key(parent: bytes, token_ids: Sequence[int], media: Sequence[tuple[byt
 class KeyChain:
     """The keys of one sequence's full blocks, computed as they are asked for.
 
-    root: what the chain begins with. media: the prompt's images. keys: of the blocks that are or were full; they
-    outlive a preemption, since the tokens do.
+    root: what the chain begins with. media: the prompt's images, videos and sounds. spans: its ranges whose tokens see
+    one another, so that a block which ends within one is of no use without the next. keys: of the blocks that are or
+    were full; they outlive a preemption, since the tokens do.
     """
 
-    __slots__ = ("_media", "_root", "keys")
+    __slots__ = ("_media", "_root", "keys", "spans")
 
-    def __init__(self, root: bytes, media: Sequence[PlaceholderRange] = (), keys: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self,
+        root: bytes,
+        media: Sequence[PlaceholderRange] = (),
+        spans: Sequence[Span] = (),
+        keys: Sequence[bytes] = (),
+    ) -> None:
         self._root = root
         self._media = media
+        self.spans = spans
         self.keys = list(keys)
 
     def extend(self, token_ids: Sequence[int], tokens: int, block_size: int) -> list[bytes]:
@@ -68,7 +80,7 @@ class KeyChain:
 
     def fork(self) -> KeyChain:
         """The chain of a sequence with the same tokens so far."""
-        return KeyChain(self._root, self._media, self.keys)
+        return KeyChain(self._root, self._media, self.spans, self.keys)
 
 
 class PrefixIndex:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quire.lora import LoRARequest
+from quire.platform.outputs.messages.message import Message
 from quire.platform.sampling.results import Failure
 from quire.platform.scheduling.metrics import RequestMetrics
 from quire.platform.scheduling.request import FinishReason
@@ -40,6 +41,7 @@ class CompletionOutput:
         the model's length), "abort" (by the caller), "error" (stop_reason says which).
     stop_reason: the stop string or stop token id that ended it; None for the model's end token; the message
         for finish_reason "error".
+    message: of `LLM.chat`: what the text says, reasoning and calls of tools told apart from the content.
     """
 
     index: int
@@ -49,6 +51,7 @@ class CompletionOutput:
     logprobs: Sequence[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    message: Message | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None

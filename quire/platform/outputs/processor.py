@@ -55,6 +55,10 @@ class OutputProcessor:
         text = texts.sequences.get(sequence.id) or texts.of(sequence)
         return text.take(sequence)
 
+    def tokens_taken(self, sequence: SequenceState) -> int:
+        """How many of a sequence's generated tokens its text is made of."""
+        return self._texts[sequence.request.arrival].of(sequence).taken
+
     def output(self, request: Request, finished: bool) -> Output | None:
         """The request's output after a step, if it has one to show now. finished: whether the request has; this is its
         last one then."""

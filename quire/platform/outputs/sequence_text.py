@@ -9,14 +9,15 @@ from quire.platform.scheduling.request import SequenceState
 class SequenceText:
     """The text of one sequence.
 
-    sent: tokens and characters that were handed out, of a request that streams what is new.
+    taken: tokens that the text is made of. sent: tokens and characters that were handed out, of a request that streams
+    what is new.
     """
 
-    __slots__ = ("_detokenizer", "_taken", "sent")
+    __slots__ = ("_detokenizer", "sent", "taken")
 
     def __init__(self, detokenizer: Detokenizer | None) -> None:
         self._detokenizer = detokenizer
-        self._taken = 0  # tokens that the detokenizer has
+        self.taken = 0
         self.sent = (0, 0)
 
     def take(self, sequence: SequenceState) -> str | None:
@@ -29,9 +30,9 @@ class SequenceText:
         if reason == "stop" and not sequence.request.params.include_stop_str_in_output:
             end -= 1  # the token that ends it is not shown
         stop = None
-        while self._taken < end and stop is None:
-            stop = detokenizer.append(tokens[self._taken])
-            self._taken += 1
+        while self.taken < end and stop is None:
+            stop = detokenizer.append(tokens[self.taken])
+            self.taken += 1
         if stop is not None or reason is not None:
             detokenizer.finish()
         return stop

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any
 
 from quire.errors import RequestError
+from quire.platform.sampling.structured.params import ReasoningTexts, StructuredOutputsParams
 
 MAX_N = 4096  # sequences of one request
 MAX_STOP_STRINGS = 64
@@ -70,6 +71,10 @@ class SamplingParams:
     logit_bias: token id -> number added to its logit, limited to -100 .. 100.
     allowed_token_ids: only these tokens may be generated.
     output_kind: see RequestOutputKind.
+    structured_outputs: what the answer is to look like; logprobs are then of what that allows.  guided_decoding: the
+        same, as vLLM called it before.
+    thinking_token_budget: most tokens of reasoning; then it is made to end.  reasoning: by which texts that is told; a
+        chat finds out by itself.
     extra_args: name -> value, for the engine's logits processors (docs/logits-processors.md); `vllm_xargs` over HTTP.
 
     Raises RequestError for a value out of bounds; what depends on the model is checked by `validate_for`.
@@ -100,8 +105,16 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     extra_args: Mapping[str, Any] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
+    reasoning: ReasoningTexts | None = None
+    guided_decoding: InitVar[StructuredOutputsParams | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, guided_decoding: StructuredOutputsParams | None) -> None:
+        if guided_decoding is not None:
+            if self.structured_outputs is not None:
+                raise RequestError("guided_decoding: structured_outputs is given too, its new name; give one of them.")
+            self._set("structured_outputs", guided_decoding)
         self._check_numbers()
         self._check_lengths()
         self._check_lists()
@@ -112,6 +125,11 @@ class SamplingParams:
             self._set(name, _boolean(name, getattr(self, name)))
         if not isinstance(self.output_kind, RequestOutputKind):
             raise _refused("output_kind", self.output_kind, "it is one of RequestOutputKind's members")
+        shape = self.structured_outputs
+        if shape is not None and not isinstance(shape, StructuredOutputsParams):
+            raise _refused("structured_outputs", shape, "it is a StructuredOutputsParams")
+        if self.reasoning is not None and not isinstance(self.reasoning, ReasoningTexts):
+            raise _refused("reasoning", self.reasoning, "it is ReasoningTexts")
         self._check_together()
 
     def _set(self, name: str, value: Any) -> None:
@@ -140,6 +158,9 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._set(name, _integer(name, getattr(self, name), -1, 2**31))
+        budget = self.thinking_token_budget
+        if budget is not None:
+            self._set("thinking_token_budget", _integer("thinking_token_budget", budget, 0, 2**31))
 
     def _check_lists(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -187,6 +208,7 @@ class BeamSearchParams:
 
     beam_width: sequences kept, 1 to MAX_BEAM_WIDTH.  max_tokens: most tokens to generate.
     length_penalty: a sequence's score is its log-probability divided by its length to this power.
+    structured_outputs: what all sequences are to look like; probabilities are then of what that allows.
     """
 
     beam_width: int
@@ -195,8 +217,14 @@ class BeamSearchParams:
     temperature: float = 0.0
     length_penalty: float = 1.0
     include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
+        shape = self.structured_outputs
+        if shape is not None and not isinstance(shape, StructuredOutputsParams):
+            raise _refused("structured_outputs", shape, "it is a StructuredOutputsParams")
+        if shape is not None and self.ignore_eos:
+            raise _refused("ignore_eos", True, "a beam search with structured_outputs ends where the shape does")
         checked = {
             "beam_width": _integer("beam_width", self.beam_width, 1, MAX_BEAM_WIDTH),
             "max_tokens": _integer("max_tokens", self.max_tokens, 1, 2**31),

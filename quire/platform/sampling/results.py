@@ -36,6 +36,12 @@ class TopLogprobs:
     ids: tuple[int, ...]
     values: tuple[float, ...]
 
+    @classmethod
+    def certain(cls, token_id: int, count: int) -> TopLogprobs:
+        """Of a token that was the only one. count: how many of the most likely ones are reported."""
+        best = count != 0
+        return cls(token_id, 0.0, 1, (token_id,) if best else (), (0.0,) if best else ())
+
     def items(self) -> Iterator[tuple[int, float]]:
         """(token id, logprob) of the best tokens, best first."""
         return zip(self.ids, self.values, strict=True)
@@ -51,9 +57,13 @@ class TopLogprobs:
 class Sampled(NamedTuple):
     """The token drawn; with `error` set there is none (token_id is -1), and the engine ends that request.
 
+    forced: what must come behind it, by the answer's shape, and was not drawn. ends: the answer is complete with that.
+
     A tuple with names, as every step makes one for each of its sequences.
     """
 
     token_id: int
     logprobs: TopLogprobs | None = None
     error: Failure | None = None
+    forced: tuple[int, ...] = ()
+    ends: bool = False

@@ -9,7 +9,8 @@ Randomness is stateless: one number from (seed, position), turned into a token b
 cumulative distribution in a fixed order. A request that was preempted, recomputed or replayed draws the
 same tokens again.
 
-Order of operations, as in vLLM: log-probabilities are those of the untouched logits; then allowed_token_ids,
+Order of operations, as in vLLM: structured_outputs; log-probabilities are those of the logits within them, otherwise
+untouched; then allowed_token_ids,
 bad_words, min_tokens, logit_bias, plug-ins, penalties (`logits_processors/`); then temperature, min_p, top_k, top_p
 (`distribution.py`). Wherever tokens are ranked, equal logits are ranked by token id, the lower first.
 
@@ -39,6 +40,10 @@ _NOT_FINITE = Failure(
     "the model's logits are not finite (NaN or infinity), so no token can be sampled", by_caller=False
 )
 _NO_TOKEN = "allowed_token_ids, bad_words and min_tokens together leave no token to sample: loosen one"
+_NO_TOKEN_IN_SHAPE = (
+    "structured_outputs leave no token to sample beside allowed_token_ids, bad_words and min_tokens (a shape that is "
+    "complete before min_tokens cannot go on): loosen one"
+)
 
 
 class TokenDraw(NamedTuple):
@@ -54,11 +59,18 @@ class TokenDraw(NamedTuple):
 
 
 class Sampling:
-    """Draws that have been asked for. tokens: [specs] int64 on the device, where all were drawn there, or else None."""
+    """Draws that have been asked for. drawn: None for those on the device. tokens: of these, int64 on the device.
 
-    def __init__(self, drawn: list[Sampled | None], tokens: torch.Tensor | None) -> None:
+    tokens: [draws], where all were drawn there and the next step needs no more than that; else None.
+    """
+
+    def __init__(
+        self, draws: Sequence[TokenDraw], drawn: list[Sampled | None], tokens: torch.Tensor | None = None
+    ) -> None:
+        self._draws = draws
         self._drawn = drawn
-        self.tokens = tokens if all(one is None for one in drawn) else None
+        there = all(one is None and not draw.state.shapes for one, draw in zip(drawn, draws, strict=True))
+        self.tokens = tokens if there else None
         self._waiting: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
         if tokens is not None:
             self._waiting = _to_host(tokens)
@@ -70,7 +82,10 @@ class Sampling:
             if event is not None:
                 event.synchronize()
             found = iter(host.tolist())
-            self._drawn = [_drawn_there(next(found)) if one is None else one for one in self._drawn]
+            self._drawn = [
+                _drawn_there(next(found), draw.state) if one is None else one
+                for one, draw in zip(self._drawn, self._draws, strict=True)
+            ]
             self._waiting = None
         return [one for one in self._drawn if one is not None]
 
@@ -86,8 +101,20 @@ def _to_host(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | Non
     return host, event
 
 
-def _drawn_there(token: int) -> Sampled:
-    return Sampled(token) if token >= 0 else Sampled(-1, error=_NOT_FINITE)
+def _drawn_there(token: int, state: SamplingState) -> Sampled:
+    if token < 0:
+        return Sampled(-1, error=_NOT_FINITE)
+    return Sampled(token) if not state.shapes else _followed(token, None, state)
+
+
+def _followed(token: int, logprobs: TopLogprobs | None, state: SamplingState) -> Sampled:
+    """A token with what must come behind it."""
+    following = state.follow(token)
+    if following is None:
+        return Sampled(token, logprobs)
+    if isinstance(following, Failure):
+        return Sampled(-1, error=following)
+    return Sampled(token, logprobs, None, *following)
 
 
 def begin(logits: torch.Tensor, draws: Sequence[TokenDraw]) -> Sampling:
@@ -104,7 +131,7 @@ def begin(logits: torch.Tensor, draws: Sequence[TokenDraw]) -> Sampling:
         rest = [draw._replace(row=place[draw.row]) for draw in rest]
         logits = logits[wanted]
     drawn = iter(sample(logits, rest))
-    return Sampling([None if there else next(drawn) for there in on_device], tokens)
+    return Sampling(draws, [None if there else next(drawn) for there in on_device], tokens)
 
 
 def _is_plain(draw: TokenDraw) -> bool:
@@ -133,11 +160,15 @@ def sample(logits: torch.Tensor, draws: Sequence[TokenDraw]) -> list[Sampled]:
     drawn: list[Sampled] = []
     before: TokenDraw | None = None
     weights: Weights | Failure = _NOT_FINITE
+    row: Row = table[0]
     for draw in draws:
         # The n sequences of one request draw their first tokens from the same row: weigh it once.
         if before is None or draw.row != before.row or draw.state is not before.state:
-            weights = _weigh(table[draw.row], draw.state)
-        drawn.append(_draw(table, weights, draw))
+            row = table[draw.row]
+            weights = _weigh(row, draw.state)
+            if draw.state.shapes and draw.state.input.params.logprobs is not None:
+                row = draw.state.restricted(row)
+        drawn.append(_draw(row, weights, draw))
         before = draw
     return drawn
 
@@ -154,14 +185,15 @@ def _weigh(row: Row, state: SamplingState) -> Weights | Failure:
         row = changed
         best = int(row.argmax())
         if not math.isfinite(row[best]):
-            return _nothing_left(row[best], state.plugins)
+            return _nothing_left(row[best], state)
     return weigh(row, best, state.input.params)
 
 
-def _nothing_left(best: np.float32, plugins: Sequence[str]) -> Failure:
+def _nothing_left(best: np.float32, state: SamplingState) -> Failure:
     """Why a changed row has no token. best: its largest logit."""
+    plugins = state.plugins
     if not plugins:
-        return Failure(_NO_TOKEN, by_caller=True)
+        return Failure(_NO_TOKEN if not state.shapes else _NO_TOKEN_IN_SHAPE, by_caller=True)
     names = ", ".join(plugins)
     if best == -math.inf:
         what = f"the logits processor {names}, beside allowed_token_ids, bad_words and min_tokens if these are set"
@@ -169,13 +201,14 @@ def _nothing_left(best: np.float32, plugins: Sequence[str]) -> Failure:
     return Failure(f"logits processor {names}: it has made a logit NaN or infinite", by_caller=False)
 
 
-def _draw(table: Row, weights: Weights | Failure, draw: TokenDraw) -> Sampled:
+def _draw(row: Row, weights: Weights | Failure, draw: TokenDraw) -> Sampled:
     if isinstance(weights, Failure):
         return Sampled(-1, error=weights)
     number = 0.0 if weights.cumulative is None else uniform(draw.seed, len(draw.state.output_ids))
     token_id = locate(weights, number)
     count = draw.state.input.params.logprobs
-    return Sampled(token_id, None if count is None else top_of(table[draw.row], token_id, count))
+    logprobs = None if count is None else top_of(row, token_id, count)
+    return Sampled(token_id, logprobs) if not draw.state.shapes else _followed(token_id, logprobs, draw.state)
 
 
 def top_logprobs(logits: torch.Tensor, token_ids: Sequence[int], count: int) -> list[TopLogprobs]:

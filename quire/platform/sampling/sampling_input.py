@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.platform.sampling.logits_processors.base import LogitsProcessor, Row
+from quire.platform.sampling.logits_processors.base import Following, LogitsProcessor, ProcessorError, Row
 from quire.platform.sampling.logits_processors.chain import (
     Chain,
     Link,
-    ProcessorError,
     changed_row,
     check_alone,
     prepare,
@@ -35,17 +34,33 @@ class SamplingState:
 
     input: the request's. output_ids: what the sequence has generated so far, a list that grows; its length is the
     position of the next draw. Made anew from these two, it goes on as if it had been there from the beginning.
-    prepares: the processors that get ready for a step together with those of other sequences.
+    prepares: the processors that get ready for a step together with those of other sequences. shapes: those that know
+    what must follow a token: they want to be told of each before the next step.
     """
 
-    __slots__ = ("_chain", "_check", "_failure", "_read", "_readers", "_until", "input", "output_ids", "prepares")
+    __slots__ = (
+        "_chain",
+        "_check",
+        "_failure",
+        "_forbids_until",
+        "_idlers",
+        "_read",
+        "_readers",
+        "_until",
+        "input",
+        "output_ids",
+        "prepares",
+        "shapes",
+    )
 
     def __init__(self, sampling: SamplingInput, output_ids: Sequence[int] = ()) -> None:
         self.input = sampling
         self.output_ids = output_ids
-        ends = [link.processor.until for link in sampling.processors]
-        self._until = math.inf if None in ends else max((end for end in ends if end is not None), default=0)
-        self._check = any(link.check for link in sampling.processors)
+        chain = sampling.processors
+        idlers = [link for link in chain if _overrides(type(link.processor), "idle")]
+        self._until = _last_end([link for link in chain if link not in idlers])
+        self._forbids_until = _last_end([link for link in chain if link not in idlers and link.processor.forbids])
+        self._check = any(link.check for link in chain)
         self._restart()
 
     def _restart(self) -> None:
@@ -56,13 +71,44 @@ class SamplingState:
             self._chain = tuple(link.fork() for link in self.input.processors)
         except ProcessorError as error:
             self._failure = error.failure
-        self._readers = [link for link in self._chain if _overrides(type(link.processor), "advance")]
-        self.prepares = [link for link in self._chain if _overrides(type(link.processor), "prepare")]
+        self._collect()
+
+    def _collect(self) -> None:
+        """Who of the chain does what."""
+        chain = self._chain
+        self._readers = [link for link in chain if _overrides(type(link.processor), "advance")]
+        self.prepares = [link for link in chain if _overrides(type(link.processor), "prepare")]
+        self._idlers = [link for link in chain if _overrides(type(link.processor), "idle")]
+        self.shapes = [link for link in chain if _overrides(type(link.processor), "follow")]
+
+    def fork(self, output_ids: Sequence[int]) -> SamplingState:
+        """Of another sequence of the request. output_ids: its tokens, the first of this one's or all."""
+        other = object.__new__(SamplingState)
+        for name in ("_check", "_failure", "_forbids_until", "_read", "_until", "input"):
+            setattr(other, name, getattr(self, name))
+        other.output_ids = output_ids
+        other._chain = ()
+        try:
+            other._chain = tuple(link.fork() for link in self._chain)
+        except ProcessorError as error:
+            other._failure = error.failure
+        other._collect()
+        return other
 
     @property
     def is_plain(self) -> bool:
         """Nothing is done to the next row."""
-        return len(self.output_ids) >= self._until
+        if len(self.output_ids) < self._until:
+            return False
+        if not self._idlers:
+            return True
+        self.read()
+        return self._failure is None and all(link.processor.idle for link in self._idlers)
+
+    @property
+    def failed(self) -> bool:
+        """It yields no more rows."""
+        return self._failure is not None
 
     @property
     def plugins(self) -> list[str]:
@@ -72,8 +118,8 @@ class SamplingState:
     def read(self) -> None:
         """Tell the processors of the tokens that are new."""
         length = len(self.output_ids)
-        if length < self._read:  # a sequence that goes back
-            self._restart()
+        if length < self._read:
+            self._go_back(self._read - length)
         if length > self._read and self._failure is None:
             new = self.output_ids[self._read :]
             try:
@@ -82,6 +128,39 @@ class SamplingState:
             except ProcessorError as error:
                 self.fail(error.failure)
         self._read = length
+
+    def _go_back(self, count: int) -> None:
+        """The sequence has lost its last tokens."""
+        if self._failure is None and all(link.processor.rollback(count) for link in self._readers):
+            self._read -= count
+        else:
+            self._restart()
+
+    def follow(self, token_id: int) -> Following | Failure | None:
+        """What must come behind a token that was drawn for it; None: nothing is certain."""
+        run, ends, last = [token_id], False, None
+        try:
+            while not ends and len(run) != last:  # one may go on where another has led
+                last = len(run)
+                for link in self.shapes:
+                    following = link.processor.follow(run, self.output_ids)
+                    if following is not None and not ends:
+                        run += following.tokens
+                        ends = following.ends
+                if len(self.shapes) == 1:
+                    break
+        except ProcessorError as error:
+            return error.failure
+        if len(run) > 1 and len(self.output_ids) + 1 < self._forbids_until:
+            return None  # one of the others may not allow it
+        return Following(tuple(run[1:]), ends) if ends or len(run) > 1 else None
+
+    def restricted(self, row: Row) -> Row:
+        """The next row within the answer's shape, and otherwise as it was: what logprobs are of."""
+        for link in self.shapes:
+            if self._failure is None and not link.processor.idle:
+                row = link.processor.changed(row, self.output_ids)
+        return row
 
     def fail(self, failure: Failure) -> None:
         """Its rows yield this from now on."""
@@ -97,6 +176,17 @@ class SamplingState:
         if self._check:
             changed = check_alone(self.input.processors, row, self.output_ids, changed)
         return changed
+
+
+def begin_together(states: Sequence[SamplingState]) -> None:
+    """Before the model computes a step: let work that can go on beside it begin. The states are distinct."""
+    together: dict[type[LogitsProcessor], list[LogitsProcessor]] = {}
+    for state in states:
+        state.read()
+        for link in () if state.failed else state.shapes:
+            together.setdefault(type(link.processor), []).append(link.processor)
+    for kind, members in together.items():
+        kind.begin(members)
 
 
 def prepare_together(states: Sequence[SamplingState]) -> None:
@@ -115,6 +205,12 @@ def prepare_together(states: Sequence[SamplingState]) -> None:
                     prepare([link], [state.output_ids])
                 except ProcessorError as error:
                     state.fail(error.failure)
+
+
+def _last_end(links: Sequence[Link]) -> float:
+    """The number of tokens from which on none of them does anything."""
+    ends = [link.processor.until for link in links]
+    return math.inf if None in ends else max((end for end in ends if end is not None), default=0)
 
 
 def _overrides(kind: type, method: str) -> bool:

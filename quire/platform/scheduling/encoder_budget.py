@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from quire.multimodal import FeatureCache, Pixels
+from quire.platform.kv.spans import uncut
 from quire.platform.scheduling.plan import EncodeImage
 from quire.platform.scheduling.plan_builder import PlanBuilder
 from quire.platform.scheduling.request import MediaInput, Request, SequenceState
@@ -27,21 +28,43 @@ class EncoderBudget:
         self._images_to_reprocess: list[tuple[Request, MediaInput]] = []
 
     def schedule_images(self, sequence: SequenceState, start: int, count: int, builder: PlanBuilder) -> int:
-        """How many of the next `count` tokens can be computed: those before the first image that is not ready.
+        """How many of the next `count` tokens can be computed: those before the first image that is not ready, and no
+        part of a range whose tokens see one another.
 
         The features of the images among them are held from here on, and encoded in this step if they must be.
         """
-        for media in sequence.request.media_in(start, start + count):
+        request = sequence.request
+        end = uncut(request.sees, start + count)
+        before = len(sequence.held), len(builder.encode)
+        for media in request.media_in(start, end) if start < end else ():
             digest = media.item.digest
             if digest in sequence.held:
                 if all(image.digest != digest for image in builder.encode):
                     media.drop_pixels()
-            elif self._acquire_features(sequence.request, media, builder):
+            elif self._acquire_features(request, media, builder):
                 sequence.held.append(digest)
             else:
                 builder.waits = True
-                return max(0, media.item.offset - start)
-        return count
+                end = uncut(request.sees, max(start, media.item.offset))
+                if request.sees:
+                    shown = request.media_in(start, end) if start < end else ()
+                    self._let_go(sequence, {one.item.digest for one in shown}, *before, builder)
+                break
+        return end - start
+
+    def _let_go(
+        self, sequence: SequenceState, needed: Collection[bytes], held: int, encodes: int, builder: PlanBuilder
+    ) -> None:
+        """Take back what a sequence was given behind so many images, but for what it needs in this step: it computes
+        them with an image that must wait, and until then others may have the room."""
+        for digest in [one for one in sequence.held[held:] if one not in needed]:
+            sequence.held.remove(digest)
+            if any(image.digest == digest for image in builder.encode[encodes:]):
+                builder.encode = [image for image in builder.encode if image.digest != digest]
+                del builder.pixels[digest]
+                self.features.discard(digest)
+            else:
+                self.features.release(digest)
 
     def _acquire_features(self, request: Request, media: MediaInput, builder: PlanBuilder) -> bool:
         """Hold an image's features; False: not in this step."""
@@ -60,7 +83,7 @@ class EncoderBudget:
         if not self.features.insert(item.digest, item.features * self._feature_bytes):
             return False
         mix = tuple((ref.uid, weight) for ref, weight in request.adapters if ref.visual)
-        builder.encode.append(EncodeImage(item.digest, item.features, mix))
+        builder.encode.append(EncodeImage(item.digest, item.features, mix, item.kind))
         builder.pixels[item.digest] = media.pixels
         return True
 

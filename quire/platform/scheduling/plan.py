@@ -13,7 +13,7 @@ from typing import NamedTuple
 from quire.lora import AdapterMix
 from quire.platform.sampling.results import Sampled, TopLogprobs
 from quire.platform.sampling.sampling_input import SamplingInput
-from quire.types import PlaceholderRange
+from quire.types import MediaKind, PlaceholderRange, Span
 
 # Among a sequence's tokens: the one that the step before draws for it. The worker has it.
 PENDING_TOKEN = -1
@@ -24,9 +24,9 @@ class NewSequence:
     """A sequence that the worker does not know yet; or no longer, after a plan that did not reach it.
 
     token_ids: all that it has; the first `prompt_len` of them are the prompt. adapters: (uid, weight) of each that its
-    tokens run with; empty: the base model. media: the prompt's images. rotary: in models with `mrope`, the bytes of
-    what the prompt's tokens turn by, [3, prompt_len] int64; None: their positions. rotary_end: what the first token
-    behind them turns by.
+    tokens run with; empty: the base model. media: the prompt's images, videos and sounds. rotary: in models with
+    `mrope`, the bytes of what the prompt's tokens turn by, [3, prompt_len] int64; None: their positions. rotary_end:
+    what the first token behind them turns by. sees: as of `Request`.
     """
 
     sequence_id: int
@@ -37,6 +37,7 @@ class NewSequence:
     media: tuple[PlaceholderRange, ...] = ()
     rotary: bytes | None = None
     rotary_end: int = 0
+    sees: tuple[Span, ...] = ()
 
 
 class ForkedSequence(NamedTuple):
@@ -83,11 +84,12 @@ class PromptScore(NamedTuple):
 
 
 class EncodeImage(NamedTuple):
-    """An image whose features some chunk of this step, or a later one, needs."""
+    """An image, a video or a sound whose features some chunk of this step, or a later one, needs."""
 
     digest: bytes
     length: int  # so many features it must have
     adapters: AdapterMix = ()  # that change what works on images
+    kind: MediaKind = "image"
 
 
 @dataclass(frozen=True, slots=True)

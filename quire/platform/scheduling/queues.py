@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from quire.platform.kv.spans import uncut
 from quire.platform.scheduling.request import SequenceState
 
 
@@ -30,6 +31,8 @@ def check_queues(
             raise AssertionError(f"sequence {sequence.id} is not in its queue exactly once")
         if not sequence.running and (sequence.num_computed or sequence.held):
             raise AssertionError(f"waiting sequence {sequence.id} holds features, or has computed tokens")
+        if uncut(sequence.request.sees, sequence.num_computed) != sequence.num_computed:
+            raise AssertionError(f"sequence {sequence.id} has computed a part of a range that is seen as a whole")
     if len(running) + len(waiting) != len(live):
         raise AssertionError("a finished sequence is still queued")
     for queue in (running, waiting):

@@ -27,7 +27,7 @@ from quire.platform.sampling.sampling_input import SamplingInput
 from quire.platform.scheduling.beam import BeamGroup, Candidate
 from quire.platform.scheduling.metrics import RequestMetrics
 from quire.platform.scheduling.plan import PENDING_TOKEN, NewSequence
-from quire.types import AdapterUse, PlaceholderRange
+from quire.types import AdapterUse, PlaceholderRange, Span
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -39,7 +39,8 @@ class MediaInput:
     """An image of a request.
 
     pixels: what to encode; None once its features have been seen, and while it is prepared again (`reprocessing`).
-    source, settings: from which it can be prepared again, should its features have been evicted.
+    source, settings: from which it can be prepared again, should its features have been evicted; kept: it cannot, and
+    the pixels stay until the request ends (rows of a prompt that the caller has embedded).
     """
 
     item: PlaceholderRange
@@ -47,10 +48,11 @@ class MediaInput:
     source: Any
     settings: Mapping[str, Any]
     reprocessing: bool = False
+    kept: bool = False
 
     def drop_pixels(self) -> None:
         """Its features are there, or nobody wants them any more."""
-        self.pixels = None
+        self.pixels = self.pixels if self.kept else None
 
     def ask_again(self) -> bool:
         """Its features and its pixels are gone: it is being prepared again from here on. False: it was already."""
@@ -78,6 +80,7 @@ class Request:
     media: the prompt's images, in their order; prompt_ids has their placeholders.
     rotary: in models with `mrope`, what the prompt's tokens turn by, [3, prompt] int64; None: their positions.
         rotary_end: what the first token behind them turns by.
+    sees: ranges of the prompt whose tokens see one another, later ones too: ascending, apart; none without media.
     salt: separates its cached blocks and image features from those of other salts.
     adapters: the versions that it runs with, held until it ends; lora: how the caller named them.
     prompt_scores: one entry a prompt token whose logprobs are wanted and known; the first token has none.
@@ -97,6 +100,7 @@ class Request:
     media: list[MediaInput] = field(default_factory=list)
     rotary: np.ndarray | None = None
     rotary_end: int = 0
+    sees: tuple[Span, ...] = ()
     adapters: AdapterUse = ()
     lora: LoRARequest | None = None
     salt: str | None = None
@@ -149,7 +153,7 @@ class Request:
         """From queued to finished: all its sequences are."""
         self.metrics.finished_time = time.monotonic()
         for media in self.media:  # whose pixels would count until the garbage collector comes
-            media.drop_pixels()
+            media.pixels = None
 
     # -- what may be asked ----------------------------------------------------------------------------------------
 
@@ -187,9 +191,8 @@ class SequenceState:
 
     token_ids: prompt and output; output_ids: the output alone, the same numbers once more.
     num_computed: tokens whose keys and values are in the cache. The scheduler lets it chase len(token_ids).
-    running: whether it holds blocks.
     held: digests of the images whose features this sequence needs for what it computes now.
-    worker_tokens: how many of its first tokens the worker knows.
+    running: whether it holds blocks. worker_tokens: how many of its first tokens the worker knows.
     passed_by: how many sequences with adapters were admitted before it while it waited for its own.
     token_time: when it got its last token, by `time.monotonic()`.
     pending: its last token is being drawn by a step that runs, and PENDING_TOKEN stands for it.
@@ -281,25 +284,42 @@ class SequenceState:
             self.token_ids.pop()
             self.output_ids.pop()
 
-    def append(self, sampled: Sampled) -> None:
-        """Take a sampled token: it goes on, or is finished if that is the last one, or if there is none."""
+    def append(self, sampled: Sampled) -> int:
+        """Take a sampled token: it goes on, or is finished if that is the last one, or if there is none. Returns how
+        many tokens it has taken: those that must come behind that one as well."""
         if self.pending:
             self.drop_pending()
         if sampled.error is not None:
             self.request.fail(sampled.error)
             self.finish_reason = "error"
-            return
-        token = sampled.token_id
+            return 0
+        length = len(self.token_ids)
+        self._take(sampled.token_id, sampled.logprobs)
+        if sampled.forced or sampled.ends:
+            self._take_forced(sampled)
+        return len(self.token_ids) - length
+
+    def _take(self, token: int, logprobs: TopLogprobs | None) -> None:
         self.token_ids.append(token)
         self.output_ids.append(token)
-        if sampled.logprobs is not None:
-            self.logprobs.append(sampled.logprobs)
-            self.cumulative_logprob += sampled.logprobs.chosen
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs.chosen
         if token in self.request.stop_ids and len(self.output_ids) >= self.request.params.min_tokens:
             self.finish_reason = "stop"
             self.stop_reason = None if token in self.request.eos_ids else token
         elif len(self.output_ids) >= self.request.max_tokens:
             self.finish_reason = "length"
+
+    def _take_forced(self, sampled: Sampled) -> None:
+        """Tokens that must come behind a sampled one, as far as the sequence goes."""
+        params = self.request.params
+        for token in sampled.forced:
+            if self.finish_reason is not None:
+                return
+            self._take(token, None if params.logprobs is None else TopLogprobs.certain(token, params.logprobs))
+        if sampled.ends:  # by a token that does not end others, perhaps, or as the last one that it may have
+            self.finish_reason = "stop"
 
     def offer(self, candidates: TopLogprobs | None) -> None:
         """A beam's step is done; it takes no token before its siblings' are."""
@@ -334,9 +354,12 @@ class SequenceState:
         self.drop_pending()
         self.finish_reason = self.finish_reason or reason
 
-    def stop_at(self, stop: str) -> None:
-        """Its text has reached a stop string, which counts before any other end."""
+    def stop_at(self, stop: str, count: int | None = None) -> None:
+        """Its text has reached a stop string, which counts before any other end. count: the generated tokens that have
+        led there, where further ones came with them; None: all."""
         self.finish_reason, self.stop_reason = "stop", stop
+        if count is not None and count < len(self.output_ids):
+            del self.token_ids[count - len(self.output_ids) :], self.output_ids[count:], self.logprobs[count:]
 
     # -- what may be asked ----------------------------------------------------------------------------------------
 
@@ -373,4 +396,5 @@ class SequenceState:
             tuple(media.item for media in request.media),
             None if request.rotary is None else request.rotary.tobytes(),
             request.rotary_end,
+            request.sees,
         )

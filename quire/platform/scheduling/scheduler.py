@@ -80,7 +80,7 @@ class Scheduler:
         """Queue a new request. It has been checked that the pool can hold a sequence of it to its end."""
         sequence = request.begin()
         self._live[sequence.id] = sequence
-        self.kv.open(sequence.id, request.prefix_root, [media.item for media in request.media])
+        self.kv.open(sequence.id, request.prefix_root, [media.item for media in request.media], request.sees)
         enqueue(self.waiting, sequence)
 
     def end(self, request: Request, reason: FinishReason) -> None:
@@ -101,9 +101,12 @@ class Scheduler:
         sequence = self._live.get(sequence_id)
         return None if sequence is None else sequence.request
 
-    def stop_at(self, sequence: SequenceState, stop: str) -> None:
-        """End a sequence whose text has reached a stop string, whatever else may end it in the same step."""
-        sequence.stop_at(stop)
+    def stop_at(self, sequence: SequenceState, stop: str, count: int | None = None) -> None:
+        """End a sequence whose text has reached a stop string, whatever else may end it in the same step. count: the
+        generated tokens that have led there; None: all."""
+        before = len(sequence.output_ids)
+        sequence.stop_at(stop, count)
+        self.generated_tokens -= before - len(sequence.output_ids)
         self.finish(sequence, "stop")
 
     def finish(self, sequence: SequenceState, reason: FinishReason) -> None:
@@ -314,7 +317,10 @@ class Scheduler:
                 continue
             branches = [sequence, *(self._fork(sequence, i) for i in range(1, len(sampled)))]
             for branch, token in zip(branches, sampled, strict=True):
-                branch.append(token)
+                if token.forced:  # of which some may be past its end
+                    self.generated_tokens += branch.append(token) - 1
+                else:
+                    branch.append(token)
             advanced += branches
         for sequence in advanced:
             if sequence.finish_reason is not None:

@@ -113,7 +113,9 @@ class Exchange:
         try:
             await app(scope, self.receive, self.send)
             if not (self.answered or self._gone):
-                raise RuntimeError("the application gave no whole answer")
+                if not self._left:
+                    raise RuntimeError("the application gave no whole answer")
+                self._connection.abort()  # of an answer that nobody waits for
         except asyncio.CancelledError:
             self._connection.abort()
             raise

@@ -16,7 +16,8 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.http.connection import Connection, Times
-from quire.server.middleware import OPEN, route_path
+from quire.server.middleware import OPEN
+from quire.server.paths import route_path
 from quire.server.responses.errors import ApiError
 
 logger = logging.getLogger("quire.server")

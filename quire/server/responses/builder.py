@@ -24,10 +24,9 @@ from quire.platform.engine.output_stream import Outputs
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.beams import beams_as_output
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, Output, RequestOutput
-from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.server.context import ServerContext, new_id, note
 from quire.server.responses.errors import ApiError, ClientGoneError, Json, as_api_error, remember
-from quire.server.schemas.sampling import stream_options
+from quire.server.schemas.sampling import Params, stream_options
 
 _T = TypeVar("_T")
 
@@ -102,12 +101,8 @@ def event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
 
 
-@dataclass(frozen=True)
-class GenerationOptions:
-    """What all prompts of an HTTP request have in common."""
-
-    params: SamplingParams | BeamSearchParams
-    adapter: LoRARequest | None
+# Called on a worker, once a request has its place in the queue: its prompts, and what each is to be answered with.
+Read = Callable[[], Sequence[tuple[PromptType, Params]]]
 
 
 class ResponseBuilder(ABC):
@@ -155,15 +150,10 @@ class ResponseBuilder(ABC):
         found = beams_as_output(self._tokenizer, output).outputs
         return [replace(one, cumulative_logprob=None, logprobs=None) for one in found]  # which were not asked for
 
-    async def run(
-        self, prompts: Callable[[], Sequence[PromptType]], options: GenerationOptions, sequences: int, stream: bool
-    ) -> Response:
-        """Answer; until the first output a fault has its own status, afterwards it is a part of the stream.
-
-        prompts: called on a worker, once the request has its place in the queue.
-        """
+    async def run(self, read: Read, adapter: LoRARequest | None, sequences: int, stream: bool) -> Response:
+        """Answer; until the first output a fault has its own status, afterwards it is a part of the stream."""
         with ExitStack() as held:  # handed over to the stream, if there is one
-            outputs = await self._admitted(held, prompts, options, sequences)
+            outputs = await self._admitted(held, read, adapter, sequences)
             if not stream:
                 ended = await unless_gone(self._request, self._collect(outputs))
                 return Json(self.whole(ended))
@@ -171,13 +161,13 @@ class ResponseBuilder(ABC):
             return Stream(self._parts(first, outputs), held.pop_all(), self.media_type)
 
     async def begin(
-        self, prompts: Callable[[], Sequence[PromptType]], options: GenerationOptions, sequences: int
+        self, read: Read, adapter: LoRARequest | None, sequences: int
     ) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]:
         """Queue it as `run` does, whose faults these are. What is returned is to be called once: it waits for the
         answer's body, whether the client is there or not.
         """
         with ExitStack() as held:
-            outputs = await self._admitted(held, prompts, options, sequences)
+            outputs = await self._admitted(held, read, adapter, sequences)
             kept = held.pop_all()
 
         async def rest() -> dict[str, Any]:
@@ -186,45 +176,52 @@ class ResponseBuilder(ABC):
 
         return rest
 
-    async def _admitted(
-        self, held: ExitStack, prompts: Callable[[], Sequence[PromptType]], options: GenerationOptions, sequences: int
-    ) -> Outputs:
+    async def _admitted(self, held: ExitStack, read: Read, adapter: LoRARequest | None, sequences: int) -> Outputs:
         held.enter_context(self._context.engine.accepted())
         held.enter_context(self._context.admit(sequences))
-        outputs = await unless_gone(self._request, self._begin(prompts, options))
+        outputs = await unless_gone(self._request, self._begin(read, adapter))
         held.callback(lambda: self._context.metrics.aborted(outputs.close()))
         return outputs
 
-    async def _begin(self, prompts: Callable[[], Sequence[PromptType]], options: GenerationOptions) -> Outputs:
+    async def _begin(self, read: Read, adapter: LoRARequest | None) -> Outputs:
         engine = self._context.engine
-        made = await engine.on_reader(prompts)
-        pairs = zip(self._ids, made, strict=True)
-        requests = [EngineRequest(name, prompt, options.params, options.adapter) for name, prompt in pairs]
+        made = await engine.on_reader(read)
+        named = zip(self._ids, made, strict=True)
+        requests = [EngineRequest(name, prompt, params, adapter) for name, (prompt, params) in named]
         try:
             return await engine.submit(requests)
         except RequestError:
-            if options.adapter is not None:
-                self._context.served.find(options.adapter.lora_name)  # which says so, if it has just gone
+            if adapter is not None:
+                self._context.served.find(adapter.lora_name)  # which says so, if it has just gone
             raise
 
     async def _collect(self, outputs: Outputs) -> dict[str, Output]:
         return {output.request_id: self._checked(output) async for output in outputs}
 
     async def _next(self, outputs: Outputs) -> Output:
-        return self._checked(await anext(outputs))
+        first = await anext(outputs)
+        goes_on = isinstance(first, RequestOutput) and any(one.finish_reason != "error" for one in first.outputs)
+        return first if goes_on else self._checked(first)
 
     async def _parts(self, first: Output, outputs: Outputs) -> AsyncGenerator[bytes, None]:
+        """A choice that fails ends the stream when the others have ended: what they say does not depend on when."""
         made: list[bytes] = []
+        failed: RequestOutput | None = None
         try:
             output: Output | None = first
             while isinstance(output, RequestOutput):
-                made = self.parts(output) if self.cumulative else made + self.parts(output)
+                if output.failure is not None:
+                    failed = output
+                    output = replace(output, outputs=[one for one in output.outputs if one.finish_reason != "error"])
+                parts = self.parts(output) if output.outputs else []
+                made = parts if self.cumulative and parts else made + parts
                 if made and not outputs.ready:  # else this stream is behind: the next go with these
                     yield b"".join(made)
                     made = []
                 output = await anext(outputs, None)
-                if output is not None:
-                    self._checked(output)
+            for last in (failed, output):
+                if last is not None:
+                    self._checked(last)
             yield b"".join([*made, *self.last_parts()])
         except Exception as error:
             told = as_api_error(error, self._fields)
@@ -247,15 +244,14 @@ class EventResponseBuilder(ResponseBuilder):
     media_type = "text/event-stream"
     objects: tuple[str, str]  # what OpenAI calls an answer, and a chunk of it
 
-    def __init__(self, context: ServerContext, request: Request, body: Any, model: str, prompts: int) -> None:
-        """model: what the client called it."""
+    def __init__(self, context: ServerContext, request: Request, body: Any, prompts: int) -> None:
         self._usage_last, self._usage_each = stream_options(body)
         super().__init__(context, request, body, prompts)
         self._head = {
             "id": self._id,
             "object": self.objects[bool(body.stream)],
             "created": int(time.time()),
-            "model": model,
+            "model": context.served.name_of(body.model),
             "system_fingerprint": f"quire-{__version__}",
         }
 
@@ -282,11 +278,12 @@ class EventResponseBuilder(ResponseBuilder):
 
 @dataclass
 class Usage:
-    """Tokens of one HTTP request, added up as outputs come."""
+    """Tokens of one HTTP request, added up as outputs come. reasoning: None where the model does not reason."""
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    reasoning: int | None = None
     _seen: set[str] = field(default_factory=set)
 
     def count(self, output: Output) -> None:
@@ -304,12 +301,15 @@ class Usage:
         return {"prompt_tokens": self.prompt, "cached_tokens": self.cached, "completion_tokens": self.completion}
 
     def as_dict(self) -> dict[str, Any]:
-        return {
+        told: dict[str, Any] = {
             "prompt_tokens": self.prompt,
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": {"cached_tokens": self.cached},
         }
+        if self.reasoning is not None:
+            told["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
+        return told
 
 
 def best(outputs: Sequence[CompletionOutput], n: int) -> list[CompletionOutput]:

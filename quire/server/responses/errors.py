@@ -1,4 +1,6 @@
-"""Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}}."""
+"""Errors as clients expect them: {"error": {"message", "type", "param", "code"}} as OpenAI's API has them, and on the
+routes of Anthropic's as that has them.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,14 @@ import json
 import logging
 import re
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from quire.errors import (
     AdapterError,
@@ -22,6 +25,7 @@ from quire.errors import (
     QuireError,
     SleepingError,
 )
+from quire.server.paths import speaks_anthropic
 
 logger = logging.getLogger("quire.server")
 
@@ -41,6 +45,17 @@ _TYPES = {
 }
 _RETRY = {"Retry-After": "5"}
 
+# By status: Anthropic's names, and its number for a server that takes no requests now.
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+_OVERLOADED = {503: 529}
+
 # How messages about a field begin: temperature=..., messages[3].content ..., best_of: ...
 _FIELD = re.compile(r"(?:request [^ ]+: )?([a-z_]+)(?=[\[=.:']| must| needs| has | cannot )")
 _LONGEST_NAME = 200  # characters of a field's
@@ -53,12 +68,17 @@ _URL = re.compile(r"\b(?:[a-zA-Z][a-zA-Z0-9+.-]*://|data:)\S*")
 _TEMPLATES_OWN = "the chat template failed"
 
 
-class Json(JSONResponse):
+def as_json(content: Any) -> bytes:
     """JSON whose texts may quote what a client sent, half a surrogate pair among it, which UTF-8 cannot have."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+class Json(JSONResponse):
+    """An answer in JSON, as `as_json` writes it."""
 
     def render(self, content: Any) -> bytes:
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return text.encode("utf-8", "replace")
+        return as_json(content)
 
 
 class ApiError(Exception):
@@ -93,6 +113,26 @@ class ApiError(Exception):
         return Json(self.body, self.status, dict(self.headers) if self.headers else None)
 
 
+# What Anthropic's package looks for: its tool runner sends all messages then.
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}
+
+
+def anthropic_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
+    """An error as Anthropic's API has it."""
+    status = _OVERLOADED.get(error.status, error.status)
+    kind = _ANTHROPIC.get(status, "invalid_request_error" if status < 500 else "api_error")
+    told = {"details": _DETAILS[error.param]} if error.param in _DETAILS else {}
+    return {"type": "error", "error": {"type": kind, "message": error.message, **told}, "request_id": request_id}
+
+
+def response_to(scope: Scope, error: ApiError) -> JSONResponse:
+    """The error in the form that who asks expects."""
+    if not speaks_anthropic(scope):
+        return error.response
+    body = anthropic_body(error, scope.get("state", {}).get("request_id"))
+    return Json(body, _OVERLOADED.get(error.status, error.status), dict(error.headers) if error.headers else None)
+
+
 class ErrorDetail(BaseModel):
     """What was wrong. param: the field that it is about."""
 
@@ -125,6 +165,26 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
         500: "A fault of the server's.",
         503: "The engine sleeps, is shutting down, or has failed.",
     }.items()
+}
+
+
+class AnthropicErrorDetail(BaseModel):
+    """What was wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorAnswer(BaseModel):
+    """Every answer other than success, on the routes of Anthropic's API."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str | None
+
+
+DOCUMENTED_ANTHROPIC: dict[int | str, dict[str, Any]] = {
+    _OVERLOADED.get(int(status), status): {**told, "model": AnthropicErrorAnswer} for status, told in DOCUMENTED.items()
 }
 
 
@@ -178,7 +238,7 @@ def install_handlers(app: FastAPI) -> None:
 
     def answer(request: Request, error: ApiError) -> JSONResponse:
         remember(request.scope, error)
-        return error.response
+        return response_to(request.scope, error)
 
     async def of_route(request: Request, error: Exception) -> JSONResponse:
         return answer(request, as_api_error(error))

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from openai.types.chat import ChatCompletion
 
-from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, Output, RequestOutput
+from quire.platform.outputs.messages.message import ArgumentsDelta, CallBegin, ContentDelta, Delta, ReasoningDelta
+from quire.platform.outputs.outputs import CompletionOutput, Output, RequestOutput
 from quire.server.context import ServerContext, context_of, note, note_ignored
-from quire.server.responses.builder import EventResponseBuilder, GenerationOptions, adapter_of, best
-from quire.server.responses.errors import ApiError, as_api_error
+from quire.server.responses.builder import EventResponseBuilder, adapter_of
+from quire.server.responses.errors import as_api_error
 from quire.server.responses.logprobs import chat_logprobs, plain
+from quire.server.responses.message_builder import Choice, ChoiceUpdate, MessageResponseBuilder
 from quire.server.schemas.body import JsonRoute
+from quire.server.schemas.chat_options import ChatCall, about_chat, text_of_last
 from quire.server.schemas.fields import REFUSED_IN_CHAT
 from quire.server.schemas.openai import ChatRequest, check_fields, untyped
-from quire.server.schemas.prompts import PromptReader
-from quire.server.schemas.sampling import sampling_params
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -30,79 +30,38 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:  # 
     context, fields = context_of(request), untyped(body)
     note_ignored(request, check_fields(fields, REFUSED_IN_CHAT, context.config.unknown_fields == "warn"))
     adapter = await adapter_of(context, request, fields.model)
-    name = context.served.name_of(fields.model)
-    note(request, model=name, user=fields.user or fields.safety_identifier)
+    note(request, model=context.served.name_of(fields.model), user=fields.user or fields.safety_identifier)
+    call: ChatCall | None = None
     try:
-        max_tokens = _max_tokens(fields)
-        params = sampling_params(fields, context.config, _logprobs(fields), max_tokens)
-        answer = _ChatAnswer(context, request, fields, name)
-        sequences = fields.best_of or fields.n or 1
-
-        def prompts() -> list[PromptType]:
-            reader = PromptReader(context)
-            try:
-                return [reader.chat_prompt(fields, max_tokens)]
-            finally:
-                note_ignored(request, reader.ignored_fields)
-
-        return await answer.run(prompts, GenerationOptions(params, adapter), sequences, bool(fields.stream))
+        call = ChatCall(context, request, fields)
+        answer = _ChatAnswer(context, request, fields, call)
+        return await answer.run(call.read, adapter, call.sequences, bool(fields.stream))
     except Exception as error:
-        raise _by_name(as_api_error(error, list(type(fields).model_fields)), fields) from error
-
-
-def _logprobs(body: Any) -> int | None:
-    if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs: is for logprobs=true.", "top_logprobs")
-    return (body.top_logprobs or 0) if body.logprobs else None
-
-
-def _max_tokens(body: Any) -> int | None:
-    both = body.max_tokens is not None and body.max_completion_tokens is not None
-    if both and body.max_tokens != body.max_completion_tokens:
-        raise ApiError(400, "max_tokens: is not max_completion_tokens; give one of them.", "max_tokens")
-    most: int | None = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return most
-
-
-def _by_name(error: ApiError, body: Any) -> ApiError:
-    """The engine's names for two fields are others than this route's."""
-    names = {"logprobs": "top_logprobs"}
-    if body.max_completion_tokens is not None:
-        names["max_tokens"] = "max_completion_tokens"
-    given = names.get(error.param or "")
-    if given is None or not error.message.startswith(f"{error.param}="):
-        return error
-    return ApiError(error.status, given + error.message.removeprefix(error.param or ""), given, error.code)
+        raise about_chat(as_api_error(error, list(type(fields).model_fields)), fields, call) from error
 
 
 def _opening(body: Any, role: str) -> str:
-    """What echo repeats: the last message, where it is of the role that goes on. Nobody has checked messages yet."""
-    last = body.messages[-1] if body.echo and body.messages else {}
-    content = last.get("content") if last.get("role") == role else None
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        return "\n".join(text for text in texts if isinstance(text, str))
-    return content if isinstance(content, str) else ""
+    """What echo repeats: the last message, where it is of the role that goes on."""
+    goes_on = body.echo and body.messages and body.messages[-1].get("role") == role
+    return text_of_last(body.messages) if goes_on else ""
 
 
-class _ChatAnswer(EventResponseBuilder):
+class _ChatAnswer(MessageResponseBuilder, EventResponseBuilder):
     kind = "chatcmpl"
     objects = ("chat.completion", "chat.completion.chunk")
 
-    def __init__(self, context: ServerContext, request: Request, body: Any, model: str) -> None:
-        super().__init__(context, request, body, model, prompts=1)
+    def __init__(self, context: ServerContext, request: Request, body: Any, call: ChatCall) -> None:
+        super().__init__(context, request, body, call)
         self._role = context.config.response_role
         self._opening = _opening(body, self._role)
-        self._begun: set[int] = set()
-        self._ended: set[int] = set()
+        self._told = False  # of the prompt
+        self._shows_reasoning = body.include_reasoning is not False
 
     # -- in one piece ---------------------------------------------------------------------------------------------
 
     def whole(self, outputs: dict[str, Output]) -> dict[str, Any]:
         (output,) = outputs.values()
-        self._usage.count(output)
-        chosen = self.beams(output) if isinstance(output, BeamSearchOutput) else best(output.outputs, self._n)
-        choices = [self._choice(completion, index) for index, completion in enumerate(chosen)]
+        choices = [self._whole_choice(choice, index) for index, choice in enumerate(self.choices(output))]
         note(self._request, **self._usage.for_log())
         return {**self._head, **self._of_prompt(output), "choices": choices, "usage": self._usage.as_dict()}
 
@@ -114,22 +73,29 @@ class _ChatAnswer(EventResponseBuilder):
             told["prompt_token_ids"] = list(output.prompt_token_ids)
         return told
 
-    def _choice(self, completion: CompletionOutput, index: int) -> dict[str, Any]:
-        content = self._opening + completion.text
-        return {
-            "index": index,
-            "message": {"role": self._role, "content": content, "refusal": None},
-            **self._rest(completion),
-        }
+    def _whole_choice(self, choice: Choice, index: int) -> dict[str, Any]:
+        said = choice.message
+        content = None if said.content is None and not self._opening else self._opening + (said.content or "")
+        message: dict[str, Any] = {"role": self._role, "content": content, "refusal": None}
+        if said.reasoning is not None and self._shows_reasoning:
+            message.update(dict.fromkeys(_REASONING, said.reasoning))
+        if said.tool_calls and self._call.legacy:
+            message["function_call"] = _function(said.tool_calls[0].name, said.tool_calls[0].arguments)
+        elif said.tool_calls:
+            message["tool_calls"] = [
+                {"id": one.id, "type": "function", "function": _function(one.name, one.arguments)}
+                for one in said.tool_calls
+            ]
+        return {"index": index, "message": message, **self._rest(choice.completion, choice.finish_reason)}
 
-    def _rest(self, completion: CompletionOutput) -> dict[str, Any]:
+    def _rest(self, completion: CompletionOutput, finish_reason: str | None) -> dict[str, Any]:
         """What a choice has in both forms."""
         as_ids = bool(self._body.return_tokens_as_token_ids)
         rest: dict[str, Any] = {
             "logprobs": chat_logprobs(completion, self._body.top_logprobs or 0, as_ids)
             if self._body.logprobs
             else None,
-            "finish_reason": completion.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": completion.stop_reason,
         }
         if self._body.return_token_ids:
@@ -139,27 +105,65 @@ class _ChatAnswer(EventResponseBuilder):
     # -- streamed -------------------------------------------------------------------------------------------------
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        self._usage.count(output)
-        told = {} if self._begun else self._of_prompt(output)  # with the first chunk
+        told = {} if self._told else self._of_prompt(output)  # with the first chunk
         made = []
-        for completion in output.outputs:
-            if self._has_news(completion):
-                made.append({**self.chunk([self._delta(completion)], self._usage_each), **told})
-                told = {}
+        for update in self.updates(output):
+            for choice in self._choices(update):
+                made.append({**self.chunk([choice], self._usage_each), **told})
+                self._told, told = True, {}
         return made
 
-    def _has_news(self, completion: CompletionOutput) -> bool:
-        if completion.index in self._ended:
-            return False
-        tells_tokens = completion.token_ids and (self._body.logprobs or self._body.return_token_ids)
-        begins = completion.index not in self._begun
-        return bool(begins or completion.text or completion.finish_reason or tells_tokens)
+    def _choices(self, update: ChoiceUpdate) -> list[dict[str, Any]]:
+        """The chunks' choices that an update makes, mostly one. The first has the tokens, the last how it ended."""
+        completion, shown, begins, _, ends = update
+        if not self._shows_reasoning:
+            shown = [delta for delta in shown if not isinstance(delta, ReasoningDelta)]
+        if not (begins or ends):
+            if not shown and not (completion.token_ids and (self._body.logprobs or self._body.return_token_ids)):
+                return []
+            if len(shown) == 1 and isinstance(shown[0], ContentDelta):  # as nearly all are
+                return [
+                    {"index": completion.index, "delta": {"content": shown[0].text}, **self._rest(completion, ends)}
+                ]
+        deltas, rest = self._deltas(update, shown), self._rest(completion, ends)
+        if len(deltas) == 1:
+            return [{"index": completion.index, "delta": deltas[0], **rest}]
+        between = {"logprobs": None, "finish_reason": None, "stop_reason": None}
+        ended = {name: rest[name] for name in ("finish_reason", "stop_reason")}
+        first = {**rest, "finish_reason": None, "stop_reason": None}
+        rests = [first, *[between] * (len(deltas) - 2), {**between, **ended}]
+        return [{"index": completion.index, "delta": delta, **one} for delta, one in zip(deltas, rests, strict=True)]
 
-    def _delta(self, completion: CompletionOutput) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": completion.text}
-        if completion.index not in self._begun:
-            self._begun.add(completion.index)
-            delta = {"role": self._role, "content": self._opening + completion.text}
-        if completion.finish_reason is not None:
-            self._ended.add(completion.index)
-        return {"index": completion.index, "delta": delta, **self._rest(completion)}
+    def _deltas(self, update: ChoiceUpdate, shown: Sequence[Delta]) -> list[dict[str, Any]]:
+        """As OpenAI has them: the role first; a call's name before its arguments, which are put together."""
+        texts: dict[str, Any] = {}
+        made = [texts]
+        if update.begins:
+            unknown = None if self._call.tools is not None and not self._opening else self._opening
+            texts.update(role=self._role, content=unknown)
+        for delta in shown:
+            if isinstance(delta, ContentDelta):
+                texts["content"] = (texts.get("content") or "") + delta.text
+            elif isinstance(delta, ReasoningDelta):
+                texts.update(dict.fromkeys(_REASONING, texts.get(_REASONING[0], "") + delta.text))
+            else:
+                made.append(self._call_delta(delta))
+        ends_as_text = update.finish_reason is not None and not update.calls
+        if ends_as_text or (self._call.tools is None and _REASONING[0] not in texts):
+            texts["content"] = texts.get("content") or ""
+        return made if texts or len(made) == 1 else made[1:]
+
+    def _call_delta(self, delta: CallBegin | ArgumentsDelta) -> dict[str, Any]:
+        function = _function(delta.name, "") if isinstance(delta, CallBegin) else {"arguments": delta.text}
+        if self._call.legacy:
+            return {"function_call": function}
+        head = {"id": delta.id, "type": "function"} if isinstance(delta, CallBegin) else {}
+        return {"tool_calls": [{"index": delta.place, **head, "function": function}]}
+
+
+# Of a message: what clients of vLLM and of DeepSeek call what the model thought.
+_REASONING = ("reasoning_content", "reasoning")
+
+
+def _function(name: str, arguments: str) -> dict[str, str]:
+    return {"name": name, "arguments": arguments}

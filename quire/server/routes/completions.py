@@ -8,16 +8,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from openai.types import Completion
 
+from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, Output, RequestOutput
 from quire.server.context import ServerContext, context_of, note, note_ignored
-from quire.server.responses.builder import EventResponseBuilder, GenerationOptions, adapter_of, best
+from quire.server.responses.builder import EventResponseBuilder, adapter_of, best
 from quire.server.responses.errors import as_api_error
 from quire.server.responses.logprobs import CompletionLogprobs, joined, plain
 from quire.server.schemas.body import JsonRoute
 from quire.server.schemas.fields import REFUSED_IN_COMPLETIONS
 from quire.server.schemas.openai import CompletionRequest, check_fields, untyped
-from quire.server.schemas.prompts import PromptReader, several
-from quire.server.schemas.sampling import sampling_params
+from quire.server.schemas.prompts import PromptReader, completion_prompts
+from quire.server.schemas.sampling import Params, sampling_params
+from quire.server.schemas.structured import about_shape, shape_of
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -30,25 +32,25 @@ async def completions(body: CompletionRequest, request: Request) -> Response:  #
     context, fields = context_of(request), untyped(body)
     note_ignored(request, check_fields(fields, REFUSED_IN_COMPLETIONS, context.config.unknown_fields == "warn"))
     adapter = await adapter_of(context, request, fields.model)
-    name = context.served.name_of(fields.model)
-    note(request, model=name, user=fields.user or fields.safety_identifier)
+    note(request, model=context.served.name_of(fields.model), user=fields.user or fields.safety_identifier)
+    shape = shape_of(fields)
     try:
         scores_only = fields.max_tokens == 0 and bool(fields.echo)
         max_tokens = 1 if scores_only else fields.max_tokens
         if max_tokens is None and "max_tokens" not in context.config.default_sampling:
             max_tokens = _MAX_TOKENS
-        params = sampling_params(fields, context.config, fields.logprobs, max_tokens)
-        prompts = several(fields.prompt, context.config.max_prompts)
-        answer = _CompletionAnswer(context, request, fields, name, len(prompts), scores_only)
+        params = sampling_params(fields, context.config, fields.logprobs, max_tokens, shape)
+        prompts = completion_prompts(fields, context.config.max_prompts)
+        answer = _CompletionAnswer(context, request, fields, len(prompts), scores_only)
         sequences = len(prompts) * (fields.best_of or fields.n or 1)
-        return await answer.run(
-            lambda: PromptReader(context).completion_prompts(prompts, fields, max_tokens),
-            GenerationOptions(params, adapter),
-            sequences,
-            bool(fields.stream),
-        )
+
+        def read() -> list[tuple[PromptType, Params]]:
+            return [(one, params) for one in PromptReader(context).completion_prompts(prompts, fields, max_tokens)]
+
+        return await answer.run(read, adapter, sequences, bool(fields.stream))
     except Exception as error:
-        raise as_api_error(error, list(type(fields).model_fields)) from error
+        told = as_api_error(error, list(type(fields).model_fields))
+        raise about_shape(told, shape.field if shape else None) from error
 
 
 class _Choice:
@@ -66,10 +68,8 @@ class _CompletionAnswer(EventResponseBuilder):
     kind = "cmpl"
     objects = ("text_completion", "text_completion")
 
-    def __init__(
-        self, context: ServerContext, request: Request, body: Any, model: str, prompts: int, scores_only: bool
-    ) -> None:
-        super().__init__(context, request, body, model, prompts)
+    def __init__(self, context: ServerContext, request: Request, body: Any, prompts: int, scores_only: bool) -> None:
+        super().__init__(context, request, body, prompts)
         self._place = {request_id: place for place, request_id in enumerate(self._ids)}
         self._scores_only = scores_only
         self._choices: dict[int, _Choice] = {}

@@ -13,12 +13,13 @@ from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import BeamSearchOutput, Output, RequestOutput
 from quire.server.context import ServerContext, context_of, note, note_ignored
 from quire.server.deferred import owner_of
-from quire.server.responses.builder import GenerationOptions, ResponseBuilder, adapter_of, best
+from quire.server.responses.builder import ResponseBuilder, adapter_of, best
 from quire.server.responses.errors import ApiError, as_api_error
 from quire.server.schemas.body import JsonRoute
 from quire.server.schemas.openai import GenerateRequest, untyped
 from quire.server.schemas.prompts import PromptReader
-from quire.server.schemas.sampling import sampling_params
+from quire.server.schemas.sampling import Params, sampling_params
+from quire.server.schemas.structured import about_shape, shape_of
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -51,26 +52,29 @@ async def generate(body: GenerateRequest, request: Request) -> Response:  # type
     wait = fields.wait is not False
     if fields.stream and not wait:
         raise ApiError(400, "stream: who does not wait gets the answer in one piece, from /result.", "stream")
+    shape = shape_of(fields)
     try:
         max_tokens = fields.max_tokens
         if max_tokens is None and "max_tokens" not in context.config.default_sampling:
             max_tokens = _MAX_TOKENS
-        options = GenerationOptions(sampling_params(fields, context.config, None, max_tokens), adapter)
+        params = sampling_params(fields, context.config, None, max_tokens, shape)
         answer = _TextsAnswer(context, request, fields, prompts=1)
         sequences = fields.best_of or fields.n or 1
 
-        def prompts() -> list[PromptType]:
-            return PromptReader(context).completion_prompts([fields.prompt], fields, max_tokens)
+        def read() -> list[tuple[PromptType, Params]]:
+            reader = PromptReader(context)
+            return [(one, params) for one in reader.completion_prompts([fields.prompt], fields, max_tokens)]
 
         if wait:
-            return await answer.run(prompts, options, sequences, bool(fields.stream))
+            return await answer.run(read, adapter, sequences, bool(fields.stream))
         context.deferred.check_room()
-        rest = await answer.begin(prompts, options, sequences)
+        rest = await answer.begin(read, adapter, sequences)
         name = context.deferred.add(rest(), owner_of(request.scope, context.config))
         note(request, result=name[:8])
         return JSONResponse({"request_id": name})
     except Exception as error:
-        raise as_api_error(error, list(type(fields).model_fields)) from error
+        told = as_api_error(error, list(type(fields).model_fields))
+        raise about_shape(told, shape.field if shape else None) from error
 
 
 _NOT_YET = {"model": Pending, "description": "It is not ready."}

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from quire.platform.outputs.messages.tool_choice import check_tools
 from quire.server.context import ServerContext, context_of
 from quire.server.responses.builder import adapter_of
 from quire.server.responses.errors import ApiError, Json, as_api_error
@@ -15,7 +16,7 @@ from quire.server.schemas.body import JsonRoute
 from quire.server.schemas.openai import DetokenizeRequest, TokenizeRequest
 from quire.server.schemas.prompts import PromptReader
 
-_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -50,7 +51,8 @@ def _tokenize(context: ServerContext, body: TokenizeRequest) -> dict[str, Any]:
     else:
         if body.add_special_tokens:
             raise ApiError(400, "add_special_tokens: the chat template writes them.", "add_special_tokens")
-        tokens = reader.render(body, body.chat_template_kwargs).token_ids
+        tools = check_tools(body.tools)
+        tokens = reader.render(body, body.chat_template_kwargs, tools.as_tools() if tools else None).token_ids
     strings = engine.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
     return {
         "count": len(tokens),

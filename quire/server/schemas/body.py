@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -34,6 +34,8 @@ MOST_TEXTS = 320_000  # names among them
 MOST_CONTAINERS = 100_000  # lists and objects
 _SMALL = 64 << 10  # bytes that are read faster than handed to a worker
 _PIECE = 1 << 20  # bytes that are counted at once
+
+_T = TypeVar("_T")
 
 _one_at_a_time = ThreadPoolExecutor(1, "quire-json")
 
@@ -68,11 +70,11 @@ def _read_large(body: bytes, model: type[BaseModel] | None) -> Any:
     _check_count(body)
     with _no_collection():
         given = _read(body)
-        return given if model is None else _checked(given, model)
+        return given if model is None else validated(given, model)
 
 
-def _checked(given: Any, model: type[BaseModel]) -> BaseModel:
-    """Raises RequestValidationError."""
+def validated(given: Any, model: type[BaseModel]) -> BaseModel:
+    """A body as its model. Raises RequestValidationError."""
     try:
         return model.model_validate(given, from_attributes=True)
     except ValidationError as error:
@@ -82,12 +84,17 @@ def _checked(given: Any, model: type[BaseModel]) -> BaseModel:
 
 async def checked(given: Any, model: type[BaseModel]) -> BaseModel:
     """A body that was read without a model, checked by the worker of large ones. Raises RequestValidationError."""
+    return await on_worker(validated, given, model)
 
-    def check() -> BaseModel:
+
+async def on_worker(function: Callable[..., _T], *args: Any) -> _T:
+    """Something about a body that may take time, done by the worker of large ones."""
+
+    def work() -> _T:
         with _no_collection():
-            return _checked(given, model)
+            return function(*args)
 
-    return await asyncio.get_running_loop().run_in_executor(_one_at_a_time, copy_context().run, check)
+    return await asyncio.get_running_loop().run_in_executor(_one_at_a_time, copy_context().run, work)
 
 
 @dataclass

@@ -47,8 +47,6 @@ def _among(value: Any, values: tuple[Any, ...]) -> bool:
     return any(type(value) is type(other) and value == other for other in values)
 
 
-_TOOLS = "this version serves no tool calls"
-_STRUCTURE = "this version serves no structured output"
 _AUDIO = "text and images are served, no audio"
 _FILTER = "top_k, top_p and min_p choose among tokens"
 _CACHE = "A hint: the prefix cache finds equal beginnings, keeps what fits, and needs no advice"
@@ -63,25 +61,14 @@ ACCEPTED: dict[str, Acceptance] = {
     "prompt_cache_retention": Acceptance(_CACHE),
     "cache_control": Acceptance(_CACHE),
     "prediction": Acceptance("A guess of the answer, which could only make it faster"),
-    "parallel_tool_calls": Acceptance("No tools are called"),
+    "guided_decoding_backend": Acceptance("One engine serves all shapes"),
     "usage": Acceptance("OpenRouter's; `stream_options` asks for usage in streams"),
     "session_id": Acceptance("Requests stand alone"),
     "num_ctx": Acceptance("Ollama's; all of the model's context is always there"),
     "keep_alive": Acceptance("Ollama's; the model stays loaded"),
 }
 
-# Of OpenAI's.
 _REFUSED_BY_BOTH: dict[str, Refusal] = {
-    "response_format": Refusal(_STRUCTURE, ({"type": "text"},)),
-    # Of vLLM's.
-    "structured_outputs": Refusal(_STRUCTURE),
-    "guided_json": Refusal(_STRUCTURE),
-    "guided_regex": Refusal(_STRUCTURE),
-    "guided_choice": Refusal(_STRUCTURE),
-    "guided_grammar": Refusal(_STRUCTURE),
-    "guided_decoding_backend": Refusal(_STRUCTURE),
-    "guided_whitespace_pattern": Refusal(_STRUCTURE),
-    "structural_tag": Refusal(_STRUCTURE),
     # Other engines'.
     "top_a": Refusal(_FILTER, (0, 0.0)),
     "typical_p": Refusal(_FILTER, (1, 1.0)),
@@ -94,24 +81,17 @@ _REFUSED_BY_BOTH: dict[str, Refusal] = {
 
 REFUSED_IN_COMPLETIONS: dict[str, Refusal] = {
     "suffix": Refusal("no text is filled in before a suffix", ("",)),
-    "prompt_embeds": Refusal("prompts are texts or token ids"),
     **_REFUSED_BY_BOTH,
 }
 
 REFUSED_IN_CHAT: dict[str, Refusal] = {
     "audio": Refusal(_AUDIO),
     "modalities": Refusal(_AUDIO, (["text"],)),
-    "tools": Refusal(_TOOLS, ([],)),
-    "tool_choice": Refusal(_TOOLS, ("none", "auto")),
-    "functions": Refusal(_TOOLS, ([],)),
-    "function_call": Refusal(_TOOLS, ("none", "auto")),
     "moderation": Refusal("nothing is moderated"),
     "verbosity": Refusal("ask for it in the prompt", ("medium",)),
     "web_search_options": Refusal("nothing is searched"),
     "chat_template": Refusal("templates come from the model, or from the server's --chat-template; never in requests"),
-    "include_reasoning": Refusal("reasoning is not told apart from the answer", (True,)),
-    "media_io_kwargs": Refusal("mm_processor_kwargs changes how images are processed"),
-    "thinking_token_budget": Refusal("reasoning is not told apart from the answer"),
+    "media_io_kwargs": Refusal("mm_processor_kwargs changes how images and videos are processed"),
     **_REFUSED_BY_BOTH,
 }
 
@@ -139,6 +119,15 @@ _EXTRAS_OF_BOTH: dict[str, Any] = {
     "return_token_ids": bool,
     "cache_salt": str,
     "vllm_xargs": dict[str, Any],
+    # What shape an answer is to have; checked by schemas.structured.
+    "response_format": dict[str, Any],
+    "structured_outputs": dict[str, Any],
+    "guided_json": str | bool | dict[str, Any],
+    "guided_regex": str,
+    "guided_choice": list[str],
+    "guided_grammar": str,
+    "guided_whitespace_pattern": str,
+    "structural_tag": str | dict[str, Any],
 }
 _CHAT_EXTRAS: dict[str, Any] = {
     "best_of": int,
@@ -149,6 +138,8 @@ _CHAT_EXTRAS: dict[str, Any] = {
     "chat_template_kwargs": dict[str, Any],
     "mm_processor_kwargs": dict[str, Any],
     "reasoning_effort": Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"],
+    "include_reasoning": bool,
+    "thinking_token_budget": int,
     **_EXTRAS_OF_BOTH,
 }
 
@@ -159,11 +150,12 @@ _OTHERWISE: dict[str, Any] = {
     "messages": list[dict[str, Any]],  # checked by platform.chat_messages, which takes more kinds of parts
     "logit_bias": dict[str, float],
     "stream_options": dict[str, bool],
+    # Checked by outputs.messages.tool_choice, which names what is wrong.
+    "tools": list[dict[str, Any]],
+    "tool_choice": str | dict[str, Any],
+    "functions": list[dict[str, Any]],
+    "function_call": str | dict[str, Any],
 }
-
-
-# Asking for nothing: what they go with says that it is not to be used.
-UNUSED = {"tools": ("tool_choice", "none"), "functions": ("function_call", "none")}
 
 
 class _FirstFault:
@@ -192,11 +184,11 @@ FIRST_FAULT = _FirstFault()
 _FEW_ITEMS, _FEW_ENTRIES = _AtMost(MAX_MESSAGES), _AtMost(MAX_LOGIT_BIAS)
 
 
-def _bounded(hint: Any) -> Any:
+def bounded(hint: Any) -> Any:
     """A type whose check costs no more than its first fault, with lists for what the `openai` package calls Iterable
     or Sequence: what JSON has.
     """
-    origin, inner = get_origin(hint), tuple(_bounded(part) for part in get_args(hint))
+    origin, inner = get_origin(hint), tuple(bounded(part) for part in get_args(hint))
     if origin in (Union, UnionType):
         return Union[inner]  # noqa: UP007 (made at run time)
     if origin in (collections.abc.Iterable, collections.abc.Sequence, list):
@@ -214,7 +206,7 @@ def _openai_fields(params: Any) -> dict[str, Any]:
 
 def _honoured(params: Any, extras: Mapping[str, Any], refused: Mapping[str, Refusal]) -> dict[str, Any]:
     fields = {**_openai_fields(params), **extras}
-    return {name: _bounded(hint) for name, hint in fields.items() if name not in refused and name not in ACCEPTED}
+    return {name: bounded(hint) for name, hint in fields.items() if name not in refused and name not in ACCEPTED}
 
 
 # vLLM's first server has one prompt, sampling parameters, and `stream`; `wait` is quire's.
@@ -223,13 +215,16 @@ _GENERATE_NAMES = (
     "stop_token_ids", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids",
     "bad_words", "ignore_eos", "min_tokens", "include_stop_str_in_output", "skip_special_tokens",
     "spaces_between_special_tokens", "use_beam_search", "length_penalty", "logprobs", "prompt_logprobs", "user",
-    "cache_salt", "truncate_prompt_tokens", "add_special_tokens", "vllm_xargs",
+    "cache_salt", "truncate_prompt_tokens", "add_special_tokens", "vllm_xargs", "structured_outputs",
 )  # fmt: skip
 
-COMPLETION_FIELDS = _honoured(CompletionParams, _EXTRAS_OF_BOTH, REFUSED_IN_COMPLETIONS)
+# Of each prompt that comes as embeddings, base64 of what torch.save writes; these come before those of `prompt`.
+_COMPLETION_EXTRAS: dict[str, Any] = {"prompt_embeds": str | list[str], **_EXTRAS_OF_BOTH}
+
+COMPLETION_FIELDS = _honoured(CompletionParams, _COMPLETION_EXTRAS, REFUSED_IN_COMPLETIONS)
 CHAT_FIELDS = _honoured(ChatParams, _CHAT_EXTRAS, REFUSED_IN_CHAT)
 GENERATE_FIELDS = {
-    "prompt": str | _bounded(list[int]),
+    "prompt": str | bounded(list[int]),
     "wait": bool,
     **{name: COMPLETION_FIELDS[name] for name in _GENERATE_NAMES},
 }

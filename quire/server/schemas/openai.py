@@ -18,7 +18,6 @@ from quire.server.schemas.fields import (
     GENERATE_FIELDS,
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
-    UNUSED,
     Acceptance,
     Refusal,
 )
@@ -77,9 +76,7 @@ def _request(
     return create_model(name, __base__=Body, **fields)
 
 
-CompletionRequest = _request(
-    "CompletionRequest", COMPLETION_FIELDS, ACCEPTED, REFUSED_IN_COMPLETIONS, {"prompt": COMPLETION_FIELDS["prompt"]}
-)
+CompletionRequest = _request("CompletionRequest", COMPLETION_FIELDS, ACCEPTED, REFUSED_IN_COMPLETIONS, {})
 CompletionRequest.__doc__ = "OpenAI's /v1/completions, with vLLM's sampling parameters."
 
 ChatRequest = _request(
@@ -100,19 +97,20 @@ def untyped(body: Any) -> Any:
     return body
 
 
-def check_fields(body: Body, refused: Mapping[str, Refusal], lenient: bool) -> list[str]:
+def check_fields(
+    body: Body, refused: Mapping[str, Refusal], lenient: bool, accepted: Mapping[str, Acceptance] = ACCEPTED
+) -> list[str]:
     """The fields that are passed over, as they change nothing. Raises ApiError for one that asks for what is not
     served; lenient: that is passed over too.
     """
     ignored_fields = []
     for field in sorted(body.model_fields_set):
         value = getattr(body, field)
-        acceptance, refusal = ACCEPTED.get(field), refused.get(field)
+        acceptance, refusal = accepted.get(field), refused.get(field)
         if acceptance is not None and not acceptance.is_neutral(value):
             ignored_fields.append(field)
         elif refusal is not None and not refusal.allows(value):
-            beside, unused = UNUSED.get(field, ("", None))
-            if not (lenient or (beside and getattr(body, beside) == unused)):
+            if not lenient:
                 raise ApiError(400, f"{field}: {refusal.why}.", param=field, code="unsupported_parameter")
             ignored_fields.append(field)
     return ignored_fields
@@ -128,6 +126,7 @@ class TokenizeRequest(Body):
     return_token_strs: bool = False
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: Annotated[list[dict[str, Any]], FIRST_FAULT] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Annotated[Any, Field(description=f"Refused: {REFUSED_IN_CHAT['chat_template'].why}.")] = None
 

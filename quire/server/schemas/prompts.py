@@ -14,18 +14,20 @@ from quire.server.context import ServerContext
 from quire.server.responses.errors import ApiError
 
 _MAX_SALT = 1024  # characters
-_MAX_PARTS = 10_000  # messages, and parts of their contents
+MAX_PARTS = 10_000  # messages, and parts of their contents
 _MAX_NAMED = 64  # fields that are told of
 _MAX_VALUES = 40_000  # of messages and a template's variables: they are copied, and written as JSON, all at once
-_MAX_EXTRA = 1 << 20  # characters of what templates get beside the messages' texts; more where the model takes more
+MAX_EXTRA = 1 << 20  # characters of what templates get beside the messages' texts; more where the model takes more
 
 # Of a part: what it may have beside its type. Of what else it has nothing reaches the model.
 _PART_KEYS = {
     "text": {"text"},
     "input_text": {"text"},
-    "image_url": {"image_url", "detail"},
-    "input_image": {"image_url", "detail"},
-    "image": {"image", "url", "detail"},
+    "image_url": {"image_url", "detail", "uuid"},
+    "input_image": {"image_url", "detail", "uuid"},
+    "image": {"image", "url", "detail", "uuid"},
+    "video_url": {"video_url", "uuid"},
+    "video": {"video", "url", "uuid"},
 }
 # On a part that does not take them, these are not passed over: they are contents, and sizes of images.
 _CONTENTS = frozenset(
@@ -34,7 +36,11 @@ _CONTENTS = frozenset(
 )  # fmt: skip
 _SIZES = frozenset({"min_pixels", "max_pixels", "resized_height", "resized_width"})
 _DETAILS = (None, "auto", "high", "low")
-_TOOL_KEYS = ("tool_calls", "tool_call_id", "function_call", "audio")
+_NOT_WITH_EMBEDS = {
+    "echo": "a prompt of embeddings has no text",
+    "prompt_logprobs": "a prompt of embeddings has no tokens that could have logprobs",
+    "truncate_prompt_tokens": "send the rows that are to be read",
+}
 _SWITCHES = ("enable_thinking", "thinking")  # of templates whose reasoning has no levels
 
 
@@ -53,7 +59,7 @@ class PromptReader:
     def completion_prompts(self, prompts: Sequence[Any], body: Any, max_tokens: int | None) -> list[PromptType]:
         """Prompts of /v1/completions, as its body says that they are to be read. max_tokens: of the answer."""
         salt = self._salt(body.cache_salt)
-        return [{**self._prompt(one, body, max_tokens), **salt} for one in prompts]
+        return [{**(one if isinstance(one, dict) else self._prompt(one, body, max_tokens)), **salt} for one in prompts]
 
     def _prompt(self, prompt: str | list[int], body: Any, max_tokens: int | None) -> dict[str, Any]:
         if isinstance(prompt, str):
@@ -70,8 +76,13 @@ class PromptReader:
             raise RequestError("prompt: no tokenizer is loaded, so a prompt must be token ids, not text")
         return encode_prompt(self._tokenizer, text) if add_special_tokens else encode_rendered(self._tokenizer, [text])
 
-    def chat_prompt(self, body: Any, max_tokens: int | None) -> PromptType:
-        """The prompt of a body of /v1/chat/completions. max_tokens: of the answer."""
+    def chat_prompt(
+        self, body: Any, max_tokens: int | None, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[PromptType, str]:
+        """The prompt of a body of /v1/chat/completions, and what the template has written.
+
+        max_tokens: of the answer.  tools: that the template is told of.
+        """
         if body.add_special_tokens:
             raise ApiError(400, "add_special_tokens: the chat template writes them.", "add_special_tokens")
         salt = self._salt(body.cache_salt)
@@ -79,8 +90,8 @@ class PromptReader:
         if body.documents is not None:
             kwargs["documents"] = body.documents
         if body.reasoning_effort is not None:
-            self._reason(body.reasoning_effort, kwargs)
-        chat = self.render(body, kwargs)
+            self._reason(body.reasoning_effort, kwargs, tools)
+        chat = self.render(body, kwargs, tools)
         token_ids = chat.token_ids
         if body.truncate_prompt_tokens is not None:
             if chat.images:
@@ -90,17 +101,23 @@ class PromptReader:
             token_ids = self._truncated(token_ids, body.truncate_prompt_tokens, max_tokens)
         prompt: dict[str, Any] = {"prompt_token_ids": token_ids, **salt}
         if chat.images:
-            prompt["multi_modal_data"] = {"image": chat.images}
+            prompt["multi_modal_data"] = chat.multi_modal_data
         if body.mm_processor_kwargs is not None:
             prompt["mm_processor_kwargs"] = body.mm_processor_kwargs
-        return prompt
+        return prompt, chat.text
 
-    def render(self, body: Any, template_kwargs: Mapping[str, Any] | None) -> ChatPrompt:
+    def render(
+        self,
+        body: Any,
+        template_kwargs: Mapping[str, Any] | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> ChatPrompt:
         """Messages through the chat template."""
-        most = max(_MAX_EXTRA, self._max_characters())
-        values = _check_size([template_kwargs], 0, most, "chat_template_kwargs")
+        most = max(MAX_EXTRA, self._max_characters())
+        values = check_size([template_kwargs], 0, most, "chat_template_kwargs")
+        values = check_size([tools], values, most, "tools")
         extras = [_extras(message) for message in body.messages]
-        _check_size(extras, values, most, "messages")
+        check_size(extras, values, most, "messages")
         _check_messages(body.messages, self.ignored_fields)
         self._check_length(_characters(body.messages), "messages")
         opened = bool(body.continue_final_message)
@@ -109,34 +126,43 @@ class PromptReader:
                 self._tokenizer,
                 body.messages,
                 image_marker=self._sight.marker if self._sight else None,
+                around_marker=self._sight.around if self._sight else ("", ""),
+                other_markers=self._sight.words if self._sight else {},
                 chat_template=self._config.chat_template,
                 add_generation_prompt=not opened if body.add_generation_prompt is None else body.add_generation_prompt,
                 continue_final_message=opened,
+                tools=tools,
                 template_kwargs=template_kwargs,
                 max_characters=self._max_characters(),
             )
         except TooManyCharactersError as error:
             raise self._too_long(error.characters, "messages") from None
-        self._note_keys(body.messages)
+        self._note_keys(body.messages, self._template(tools))
         return chat
 
-    def _note_keys(self, messages: Sequence[Mapping[str, Any]]) -> None:
+    def shows_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the template has a place for tools."""
+        return "tools" in template_variables(self._template(tools))
+
+    def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
+        return template_of(self._tokenizer, self._config.chat_template, tools)
+
+    def _note_keys(self, messages: Sequence[Mapping[str, Any]], template: str) -> None:
         """Messages go to the template as they are; of a key that it does not have in it, it makes nothing."""
         keys: set[str] = set()
         for message in messages:
             keys.update(key for key, value in message.items() if value not in (None, [], {}))
             if len(keys) > _MAX_NAMED:
                 break
-        template = template_of(self._tokenizer, self._config.chat_template)
         self.ignored_fields |= {
             f"messages[].{key}"
-            for key in keys - {"role", "content"}
+            for key in keys - {"role", "content", "tool_calls", "function_call"}
             if not any(name in template for name in names_in_templates(key))
         }
 
-    def _reason(self, effort: str, kwargs: dict[str, Any]) -> None:
+    def _reason(self, effort: str, kwargs: dict[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> None:
         """Tell the template how much to reason, in the words that it knows, if it knows any."""
-        known = template_variables(template_of(self._tokenizer, self._config.chat_template))
+        known = template_variables(self._template(tools))
         name = next((name for name in ("reasoning_effort", *_SWITCHES) if name in known), None)
         if name is None:
             self.ignored_fields.add("reasoning_effort")
@@ -182,6 +208,22 @@ class PromptReader:
         return token_ids[-most:]
 
 
+def completion_prompts(body: Any, most: int) -> list[Any]:
+    """The prompts of a body of /v1/completions: embeddings as dicts, and then those of `prompt`. Raises ApiError."""
+    embeds = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
+    if not embeds:
+        return several(body.prompt, most)
+    for field, why in _NOT_WITH_EMBEDS.items():
+        if getattr(body, field) not in (None, False):
+            raise ApiError(400, f"{field}: is not served with prompt_embeds: {why}.", field)
+    texts = [] if body.prompt in (None, "", []) else several(body.prompt, most)
+    if len(embeds) + len(texts) > most:
+        raise ApiError(
+            400, f"prompt_embeds: with prompt, {len(embeds) + len(texts)} prompts; the limit is {most}.", "prompt"
+        )
+    return [*({"prompt_embeds": one} for one in embeds), *texts]
+
+
 def several(prompt: Any, most: int) -> list[Any]:
     """One prompt or several -> several. Raises ApiError for none, and for more than `most`."""
     if prompt is None or prompt == []:
@@ -200,7 +242,7 @@ def _extras(message: Mapping[str, Any]) -> list[Any]:
     return [named, {key: value for key, value in message.items() if key != "content"}]
 
 
-def _check_size(given: Sequence[Any], values: int, most: int, field: str) -> int:
+def check_size(given: Sequence[Any], values: int, most: int, field: str) -> int:
     """Count values, `values` before them among these, and characters, names included. Raises ApiError for too many.
 
     What goes to a template is made JSON in one go, for which everybody waits: and others' templates run after it.
@@ -232,13 +274,12 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], ignored_fields: set[s
     """
     contents = [message.get("content") for message in messages]
     parts = len(messages) + sum(len(content) for content in contents if isinstance(content, list))
-    if parts > _MAX_PARTS:
-        raise ApiError(400, f"messages: have {parts} parts, and the limit is {_MAX_PARTS}.", "messages")
+    if parts > MAX_PARTS:
+        raise ApiError(400, f"messages: have {parts} parts, and the limit is {MAX_PARTS}.", "messages")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
-        asked = next((key for key in _TOOL_KEYS if message.get(key)), None)
-        if asked is not None or message.get("role") in ("tool", "function"):
-            raise ApiError(400, f"{where}.{asked or 'role'}: this version serves no tool calls.", "messages")
+        if message.get("audio"):
+            raise ApiError(400, f"{where}.audio: this version serves no audio.", "messages")
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, list) else ()):
             if isinstance(part, Mapping):

@@ -10,6 +10,8 @@ from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, 
 from quire.server.responses.errors import ApiError
 from quire.server.schemas.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from quire.server.schemas.openai import Body
+from quire.server.schemas.structured import FIELDS as SHAPES
+from quire.server.schemas.structured import Shape
 
 # Fields that `SamplingParams` has under the same name.
 _SAME = (
@@ -24,20 +26,25 @@ _OF_BEAMS = {
     "length_penalty", "ignore_eos", "include_stop_str_in_output", "stream", "user", "safety_identifier", "request_id",
     "cache_salt", "add_special_tokens", "truncate_prompt_tokens", "add_generation_prompt", "continue_final_message",
     "wait", "documents", "chat_template_kwargs", "mm_processor_kwargs", "reasoning_effort", "return_token_ids",
+    "include_reasoning", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call", *SHAPES,
 }  # fmt: skip
 
 
+Params = SamplingParams | BeamSearchParams
+
+
 def sampling_params(
-    body: Body, config: ServerConfig, logprobs: int | None, max_tokens: int | None
-) -> SamplingParams | BeamSearchParams:
+    body: Body, config: ServerConfig, logprobs: int | None, max_tokens: int | None, shape: Shape | None
+) -> Params:
     """The parameters that a checked body asks for; what it leaves out has the server's defaults, then the API's.
 
-    logprobs, max_tokens: which each route reads in its own way. Raises ApiError and RequestError.
+    logprobs, max_tokens: which each route reads in its own way.  shape: of the answers. Raises ApiError and
+    RequestError.
     """
     values: Any = body
     n = _count(values, config)
     if values.use_beam_search:
-        return _beam_params(values, n, max_tokens)
+        return _beam_params(values, n, max_tokens, shape)
     if values.length_penalty not in (None, 1.0):
         raise ApiError(400, "length_penalty: is for use_beam_search=true.", param="length_penalty")
     asked = {name: getattr(values, name) for name in _SAME}
@@ -54,6 +61,7 @@ def sampling_params(
             "n": best_of or n,
             # The best are found by their logprobs.
             "logprobs": 0 if logprobs is None and best_of is not None and best_of > n else logprobs,
+            "structured_outputs": None if shape is None else shape.params,
             "output_kind": RequestOutputKind.DELTA if values.stream else RequestOutputKind.FINAL_ONLY,
         }
     )
@@ -76,7 +84,7 @@ def _count(body: Any, config: ServerConfig) -> int:
     return n
 
 
-def _beam_params(body: Any, width: int, max_tokens: int | None) -> BeamSearchParams:
+def _beam_params(body: Any, width: int, max_tokens: int | None, shape: Shape | None) -> BeamSearchParams:
     for field in sorted(body.model_fields_set & (COMPLETION_FIELDS.keys() | CHAT_FIELDS.keys()) - _OF_BEAMS):
         if getattr(body, field) is not None:
             raise ApiError(400, f"{field}: is not served together with use_beam_search.", param=field)
@@ -89,6 +97,7 @@ def _beam_params(body: Any, width: int, max_tokens: int | None) -> BeamSearchPar
         temperature=body.temperature or 0.0,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        structured_outputs=None if shape is None else shape.params,
     )
 
 

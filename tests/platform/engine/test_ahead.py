@@ -16,6 +16,7 @@ from quire.platform.execution import model_runner as runner
 from quire.platform.sampling import sampler
 from quire.platform.sampling.params import BeamSearchParams
 from tests.platform.engine.test_promise import answers, prompts
+from tests.platform.sampling.structured import shapes
 
 
 def begin_there(logits: torch.Tensor, draws: Sequence[sampler.TokenDraw]) -> sampler.Sampling:
@@ -24,6 +25,7 @@ def begin_there(logits: torch.Tensor, draws: Sequence[sampler.TokenDraw]) -> sam
     there = [sampler._is_plain(draw) for draw in draws]
     tokens = [one.token_id for one, yes in zip(drawn, there, strict=True) if yes]
     return sampler.Sampling(
+        draws,
         [None if yes else one for one, yes in zip(drawn, there, strict=True)],
         torch.tensor(tokens, dtype=torch.int64) if tokens else None,
     )
@@ -267,3 +269,14 @@ def test_a_row_that_cannot_be_drawn(tiny_path, ahead, monkeypatch):
     )
     assert outputs[0].outputs[0].finish_reason == "error" and len(outputs[0].outputs[0].token_ids) == 4
     assert outputs[1].outputs[0].token_ids == expected[0][0]
+
+
+def test_shapes_beside_steps_that_look_ahead(tiny_path, ahead: Callable[..., LLM]) -> None:
+    """Whoever has a shape is waited for: what must follow a token is not known on the device."""
+    batch, given = shapes.prompts(16), [shapes.params(index) for index in range(16)]
+
+    def all_of(llm: LLM) -> list[list[tuple]]:
+        outputs = llm.generate(batch, given, use_tqdm=False)
+        return [[(one.token_ids, one.text, one.finish_reason) for one in output.outputs] for output in outputs]
+
+    assert all_of(ahead(tiny_path)) == all_of(LLM(str(tiny_path)))

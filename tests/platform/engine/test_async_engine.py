@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from quire.config.arguments import engine_config
 from quire.demo import adapter_path, picture_path
 from quire.errors import AdapterError, EngineClosedError, RequestError
 from quire.platform.engine.async_engine import EngineRequest
+from quire.platform.sampling.structured.compiler import ConstraintCompiler
+from quire.platform.sampling.structured.params import StructuredOutputsParams
 
 FINAL = RequestOutputKind.FINAL_ONLY
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, output_kind=FINAL)
@@ -131,6 +134,29 @@ def test_a_cancelled_reader_lets_go_of_its_adapter():
                 await task
             gate.set()
             assert await engine.unload_lora_adapter("french", 10) is not None
+
+    run(work)
+
+
+def test_a_text_does_not_wait_for_shapes(monkeypatch):
+    async def work() -> None:
+        async with opened() as engine:
+            gate, begun = threading.Event(), threading.Semaphore(0)
+            made = ConstraintCompiler.processors
+
+            def slow(*given: Any) -> Any:
+                begun.release()
+                gate.wait(20)
+                return made(*given)
+
+            monkeypatch.setattr(ConstraintCompiler, "processors", slow)
+            shaped = replace(GREEDY, ignore_eos=False, structured_outputs=StructuredOutputsParams(choice=["red"]))
+            waiting = [asyncio.ensure_future(tokens(engine, "Once", shaped, f"shaped {i}")) for i in range(4)]
+            await asyncio.to_thread(begun.acquire)
+            assert len(await tokens(engine, "Once", GREEDY, "text")) == 12
+            assert not gate.is_set() and not any(one.done() for one in waiting)
+            gate.set()
+            assert len({tuple(made) for made in await asyncio.gather(*waiting)}) == 1
 
     run(work)
 

@@ -51,6 +51,7 @@ VICUNA_TEMPLATE = (
     "{% else %}{{ 'ASSISTANT: ' + message.content + eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
+CALL = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {"far": [1, None]}}}
 PICTURE = Image.new("RGB", (2, 2))
 
 
@@ -217,7 +218,7 @@ def test_a_text_and_a_list_of_one_text_are_the_same(template: str) -> None:
 
 def test_without_images_a_template_of_texts_sees_what_it_always_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = seen_by_templates(monkeypatch)
-    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": None, "tool_calls": [1]}]
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
     tools = [{"type": "function", "function": {"name": "look"}}]
     for marker in (None, LLAVA):
         render_chat(byte_level(), messages, image_marker=marker, chat_template=VICUNA_TEMPLATE, tools=tools)
@@ -227,16 +228,17 @@ def test_without_images_a_template_of_texts_sees_what_it_always_saw(monkeypatch:
 def test_lists_are_exactly_texts_and_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the type nothing is said of an image: templates look for 'image_url' and the like."""
     jobs = seen_by_templates(monkeypatch)
-    messages = [*DIALOGUE, {"role": "assistant", "tool_calls": [{"id": "a"}]}, {"role": "tool", "content": "x"}]
+    messages = [*DIALOGUE, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "x"}]
+    calls = "{% for message in messages if message.tool_calls %}{{ message.tool_calls | tojson }}{% endfor %}"
     for template, marker in ((LLAVA_TEMPLATE, LLAVA), (QWEN_TEMPLATE, QWEN)):
-        render_chat(byte_level(), messages, image_marker=marker, chat_template=template)
+        render_chat(byte_level(), messages, image_marker=marker, chat_template=template + calls)
         contents = [message["content"] for message in jobs[-1]["messages"]]
         assert contents[1] == [words("Compare"), {"type": "image"}, words("with"), {"type": "image"}]
         assert contents[3] == [{"type": "image"}, words("And this?")]
         only_lists = template == LLAVA_TEMPLATE
         assert contents[2] == ([words("Same.")] if only_lists else "Same.")
         assert contents[4] == ([] if only_lists else "")  # nothing that iterating or trimming would fail on
-        assert jobs[-1]["messages"][4]["tool_calls"] == [{"id": "a"}]
+        assert jobs[-1]["messages"][4]["tool_calls"] == [CALL]
         assert contents[5] == ([words("x")] if only_lists else "x")
 
 

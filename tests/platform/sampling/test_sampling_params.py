@@ -23,6 +23,8 @@ DEFAULTS = {
     "min_tokens": 0, "logprobs": None, "prompt_logprobs": None, "detokenize": True, "skip_special_tokens":
     True, "spaces_between_special_tokens": True, "logit_bias": None, "allowed_token_ids": None,
     "output_kind": RequestOutputKind.CUMULATIVE, "extra_args": None,
+    "structured_outputs": None, "thinking_token_budget": None,
+    "reasoning": None,
 }  # fmt: skip
 
 REFUSED = [
@@ -53,6 +55,9 @@ REFUSED = [
     ("spaces_between_special_tokens", [2]),
     ("include_stop_str_in_output", ["no"]),
     ("output_kind", [0, "DELTA", None]),
+    ("structured_outputs", [{"json": {}}, "json", 5]),
+    ("thinking_token_budget", [-1, 1.5, True, "5"]),
+    ("reasoning", [("<think>", "</think>"), "<think>", True]),
     ("extra_args", [["a"], "a", 5, {1: 2}, {"": 1}, {None: 1}, {str(n): n for n in range(module.MAX_EXTRA_ARGS + 1)}]),
 ]
 

@@ -76,6 +76,17 @@ def test_ways_to_give_a_picture(http: Any, part: dict[str, Any]) -> None:
     assert post(http, PATH, messages=messages, **GREEDY)["choices"][0]["message"]["content"] == SEEN
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_picture_comes_again_by_its_uuid(http: Any, stream: bool) -> None:
+    question = {"type": "text", "text": "What do you see?"}
+    name = f"seen-{stream}"
+    unknown = [{"role": "user", "content": [{"type": "image_url", "image_url": None, "uuid": name}, question]}]
+    assert f"nothing is known of the uuid '{name}'" in refusal(http, PATH, messages=unknown, stream=stream)["message"]
+    for part in ({"image_url": {"url": data_url(picture_path())}}, {"image_url": None}, {}):
+        messages = [{"role": "user", "content": [{"type": "image_url", "uuid": name, **part}, question]}]
+        assert post(http, PATH, messages=messages, **GREEDY)["choices"][0]["message"]["content"] == SEEN
+
+
 def test_a_marker_that_somebody_typed_stays_text(http: Any, llm: LLM) -> None:
     messages = [{"role": "user", "content": "<|image|> What do you see?"}]
     answer = post(http, PATH, messages=messages, max_tokens=8, return_token_ids=True, **GREEDY)
@@ -147,7 +158,7 @@ def test_malformed_content_is_refused(http: Any, content: Any, word: str) -> Non
 @pytest.mark.parametrize(
     "message",
     [
-        {"role": "tool", "content": "5", "tool_call_id": "a"},
+        {"role": "tool", "content": "5", "tool_call_id": 5},
         {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function"}]},
         {"content": "no role"},
         {"role": 5, "content": "a"},

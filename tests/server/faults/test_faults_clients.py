@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
 import time
 from typing import Any
 
@@ -15,8 +17,11 @@ from tests.server.faults.helpers import body, connect, executing, message, token
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("leave", [socket.socket.close, lambda client: client.shutdown(socket.SHUT_WR)])
 @pytest.mark.parametrize("when", ["in mid-stream", "before the first token", "before the answer"])
-def test_a_client_that_hangs_up_is_aborted_within_one_step(tiny: LocalServer, when: str) -> None:
+def test_a_client_that_hangs_up_is_aborted_within_one_step(
+    tiny: LocalServer, when: str, leave: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     begun: list[float] = []
 
     def slow(execute: Any, plan: StepPlan) -> StepResult:
@@ -29,11 +34,12 @@ def test_a_client_that_hangs_up_is_aborted_within_one_step(tiny: LocalServer, wh
         if when == "in mid-stream":
             assert b"data: " in client.recv(65536) + client.recv(65536)
         until(lambda: begun)
-        client.close()
+        leave(client)
         closed = time.monotonic()
         tiny.until_idle()
         assert sum(at > closed for at in begun) <= 1
     assert not tiny.engine.llm_engine.scheduler.running
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_half_a_body_and_a_hang_up_leave_nothing(tiny: LocalServer) -> None:

@@ -19,11 +19,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = Path(__file__).parents[3] / "docs" / "server.md"
 
 
-def test_the_page_shows_a_client_that_works(demo: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert "http://localhost:8000" in code
-    exec(code.replace("http://localhost:8000", demo.url), {})
-    assert capsys.readouterr().out == "Red.\n"
+def test_the_page_shows_clients_that_work(demo: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    clients = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(clients) >= 2
+    for code in clients:
+        assert "http://localhost:8000" in code
+        exec(code.replace("http://localhost:8000", demo.url), {})
+        assert capsys.readouterr().out == "Red.\n"
 
 
 def test_the_page_knows_the_limits() -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.platform.sampling.params import SamplingParams
+from quire.platform.sampling.results import Failure
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -45,18 +46,36 @@ class ProcessorRequest:
         return dict(self.params.extra_args or {})
 
 
+class ProcessorError(Exception):
+    """A processor's fault, or a request's. `failure`: what its request ends with."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class Following(NamedTuple):
+    """What must come behind a token. tokens: one after the other. ends: the answer is complete then, and nothing may
+    come behind it; the last of the tokens, or the token itself where there are none, is its end token."""
+
+    tokens: tuple[int, ...]
+    ends: bool
+
+
 class LogitsProcessor:
     """Changes one sequence's logits before a token is drawn from them. To be derived from.
 
     arguments: the names in `extra_args` that it takes. It is made for requests that give one of them; with none named
     here it is made for every request.
     until: it does nothing from so many generated tokens on; None: it may always do something.
+    forbids: it may make logits -inf. Where one of the others does not allow a token, no token is certain.
 
     It must pickle: requests may be computed in another process.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ()
     until: int | None = None
+    forbids: bool = True
 
     def __init__(self, request: ProcessorRequest) -> None:
         """For a request that has just arrived, on any thread; no step waits for it.
@@ -75,6 +94,30 @@ class LogitsProcessor:
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """The sequence has got these tokens: one a step, or all that it has when it is built again."""
+
+    def rollback(self, count: int) -> bool:
+        """The sequence has lost its last `count` tokens. False: it cannot go back, and is made again."""
+        return False
+
+    @property
+    def idle(self) -> bool:
+        """Whether it does nothing to the next row. Asked once it has been told of all tokens; for one that is at work
+        in some parts of an answer only."""
+        return False
+
+    def follow(self, token_ids: Sequence[int], output_ids: Sequence[int]) -> Following | None:
+        """What must come behind a token that was just drawn; None: nothing is certain. It leaves the processor as it
+        is: `advance` will be told of the token and of these.
+
+        These are computed in one step, with nothing drawn for them. token_ids: the token, and what another processor
+        says must come behind it.
+        """
+        return None
+
+    @classmethod
+    def begin(cls, processors: Sequence[Self]) -> None:
+        """Once a step, before the model computes it: all processors of the class whose rows will be changed. They have
+        been told of all tokens. For work that goes on beside the model, in a thread of its own; it returns at once."""
 
     def apply(self, logits: Row, output_ids: Sequence[int]) -> None:
         """Change the row [vocab_size] float32 in place. It leaves the processor as it is.

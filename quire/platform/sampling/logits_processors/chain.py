@@ -1,7 +1,8 @@
 """A request's processors in their order, and how they are applied to rows.
 
-The order is vLLM's: allowed_token_ids, bad_words, min_tokens, logit_bias, plug-ins in the order in which the engine was
-given them, penalties. (A bias cannot lift a logit of -inf, so that logit_bias is added with what stands first.)
+The order is vLLM's: structured_outputs, allowed_token_ids, bad_words, min_tokens, logit_bias, plug-ins in the order in
+which the engine was given them, penalties. (A bias cannot lift a logit of -inf, so that logit_bias is added with what
+stands first.)
 """
 
 from __future__ import annotations
@@ -13,21 +14,13 @@ from typing import Protocol
 
 import numpy as np
 
-from quire.platform.sampling.logits_processors.base import LogitsProcessor, ProcessorRequest, Row
+from quire.platform.sampling.logits_processors.base import LogitsProcessor, ProcessorError, ProcessorRequest, Row
 from quire.platform.sampling.logits_processors.penalties import Penalties
 from quire.platform.sampling.logits_processors.token_rules import BadWords, MinTokens, TokenBias
 from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.results import Failure
 
 logger = logging.getLogger("quire")
-
-
-class ProcessorError(Exception):
-    """A plug-in's fault. `failure`: what its request ends with."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +65,16 @@ class LinkMaker(Protocol):
         ...
 
 
-def build_chain(request: ProcessorRequest, plugins: Sequence[LinkMaker] = ()) -> Chain:
-    """The processors of a request that has arrived; empty where its logits stay as they are.
+def build_chain(
+    request: ProcessorRequest, plugins: Sequence[LinkMaker] = (), shapes: Sequence[LogitsProcessor] = ()
+) -> Chain:
+    """The processors of a request that has arrived; empty where its logits stay as they are. shapes: what holds its
+    answer to structured_outputs and thinking_token_budget.
 
     Raises RequestError for arguments that a plug-in refuses, and RuntimeError for a plug-in's faults.
     """
     params = request.params
-    chain: list[Link] = []
+    chain = [Link(shape) for shape in shapes]
     if TokenBias.needed(request):
         chain.append(Link(TokenBias(request)))
     if BadWords.needed(request):

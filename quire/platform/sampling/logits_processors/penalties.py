@@ -19,6 +19,8 @@ _FEW = 4096
 class Penalties(LogitsProcessor):
     """repetition_penalty over prompt and output, then frequency_penalty and presence_penalty over the output."""
 
+    forbids = False
+
     def __init__(self, request: ProcessorRequest) -> None:
         params = request.params
         self._repetition = np.float32(params.repetition_penalty)

@@ -1,8 +1,4 @@
-"""Logits processors that are not quire's own: named by whoever starts the engine, and imported then.
-
-A name is `module:Class`, or that of an entry point in the group `quire.logits_processors` that an installed package
-has. Nothing is imported that was not named: what is merely installed does nothing.
-"""
+"""Logits processors that are not quire's own: named by whoever starts the engine, and imported then."""
 
 from __future__ import annotations
 
@@ -11,16 +7,15 @@ import logging
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
 from typing import Any
 
 from quire.errors import QuireError, RequestError
 from quire.platform.sampling.logits_processors.base import LogitsProcessor, ProcessorRequest
 from quire.platform.sampling.logits_processors.chain import Link
 from quire.platform.sampling.params import SamplingParams
-from quire.registry.plugins import root_cause
+from quire.plugins import PluginGroup
 
-GROUP = "quire.logits_processors"
+GROUP = PluginGroup("quire.logits_processors", "logits_processors", "module:Class", "logits processors")
 
 logger = logging.getLogger("quire")
 
@@ -102,7 +97,7 @@ def load_plugins(names: Sequence[str | type], check: bool = False) -> tuple[Plug
 
 def _plugin(name: str | type, check: bool) -> Plugin:
     if isinstance(name, str):
-        title, kind = name, _import(name, name if ":" in name else _target(name))
+        title, kind = name, GROUP.load(name)
     else:
         title, kind = getattr(name, "__qualname__", repr(name)), name
     if not (isinstance(kind, type) and issubclass(kind, LogitsProcessor)):
@@ -117,30 +112,6 @@ def _plugin(name: str | type, check: bool) -> Plugin:
     return Plugin(title, kind, check)
 
 
-def _import(name: str, target: str) -> Any:
-    module, separator, path = target.replace(" ", "").partition(":")
-    if not (module and separator and path):
-        raise QuireError(f"logits_processors: {name!r} is not of the form 'module:Class'.")
-    try:
-        value: Any = import_module(module)
-        for part in path.split("."):
-            value = getattr(value, part)
-    except Exception as error:  # whatever a module does when imported
-        raise QuireError(f"logits_processors: {name!r} cannot be imported: {root_cause(error)}") from error
-    return value
-
-
-def _target(name: str) -> str:
-    found = {point.value for point in _entry_points() if point.name == name}
-    if not found:
-        raise QuireError(
-            f"logits_processors: {name!r} is neither 'module:Class' nor the name of an installed one{_installed()}."
-        )
-    if len(found) > 1:
-        raise QuireError(f"logits_processors: {name!r} is the name of several: {', '.join(sorted(found))}.")
-    return found.pop()
-
-
 def check_arguments(params: SamplingParams, plugins: Sequence[Plugin]) -> None:
     """Raises RequestError for a name in `extra_args` that no processor takes."""
     taken = {name for plugin in plugins for name in plugin.kind.arguments}
@@ -149,7 +120,7 @@ def check_arguments(params: SamplingParams, plugins: Sequence[Plugin]) -> None:
         known = f"this engine's take {', '.join(sorted(taken))}" if taken else "this engine has none"
         raise RequestError(
             f"extra_args (vllm_xargs): no logits processor takes {unknown[0]!r}; {known}. They are named when it is "
-            f"started, by logits_processors=[...] or --logits-processors{_installed()}."
+            f"started, by logits_processors=[...] or --logits-processors{GROUP.told_installed()}."
         )
 
 
@@ -161,17 +132,3 @@ def check_beams(plugins: Sequence[Plugin]) -> None:
                 f"beam search is refused: it ranks the model's own logprobs, and the logits processor {plugin.name} of "
                 "this engine is for every request. Use sampling, or an engine without it."
             )
-
-
-def _installed() -> str:
-    """What is installed, as the end of a sentence."""
-    names = sorted({point.name for point in _entry_points()})
-    return f"; installed: {', '.join(names)}" if names else ""
-
-
-def _entry_points() -> Sequence[metadata.EntryPoint]:
-    try:
-        return tuple(metadata.entry_points(group=GROUP))
-    except Exception as error:  # metadata of any age and origin
-        logger.warning("A package's metadata cannot be read, so no logits processors are seen: %s", root_cause(error))
-        return ()

@@ -39,6 +39,7 @@ class TokenBias(LogitsProcessor):
             touched = np.zeros(size, dtype=bool)
             touched[ids_within(params.allowed_token_ids, size)] = True
             shift[~touched] = -math.inf
+        self.forbids = bool(np.isneginf(shift).any())
         ids = np.flatnonzero(touched)
         # None: the shift is of all tokens.
         self._ids: Ids | None = None if len(ids) * _DENSE > size else ids

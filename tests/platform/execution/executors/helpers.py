@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire import LLM, SamplingParams
 
-SMALL = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40, "debug": True}
+SMALL = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40, "debug": True, "enable_prompt_embeds": True}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 

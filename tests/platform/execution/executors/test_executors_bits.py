@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaForCausalLM
 
 from quire import LLM, BeamSearchParams, LoRARequest, QuireError, SamplingParams
@@ -38,6 +39,26 @@ def test_transformers(remote: LLM, tiny_path: Path) -> None:
     for ids, output in zip(batch, outputs, strict=True):
         answer = list(output.outputs[0].token_ids)
         assert parity.by_transformers(oracle, ids, answer, token_by_token=True)[0] == answer
+
+
+def test_prompts_as_embeddings(remote: LLM, local: LLM, tiny_path: Path) -> None:
+    """Their rows go through memory that both processes map, again after a preemption."""
+    table = LlamaForCausalLM.from_pretrained(tiny_path).get_input_embeddings()
+    ids = promise.prompts()[:12]
+    params = [promise.params(5 * i + 1) for i in range(12)]
+    before = remote.llm_engine.scheduler.num_preemptions
+
+    def run(llm: LLM, batch: Any) -> Any:
+        outputs = llm.generate(batch, params, use_tqdm=False)
+        return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+    with torch.inference_mode():
+        given = [{"prompt_embeds": table(torch.tensor(one))} for one in ids]
+    plain = [i for i, one in enumerate(params) if one.repetition_penalty == 1]  # which would count the prompt
+    expected = run(local, given)
+    assert run(remote, given) == expected
+    assert [expected[i] for i in plain] == [run(local, ids)[i] for i in plain] and plain
+    assert remote.llm_engine.scheduler.num_preemptions > before
 
 
 def test_forks_and_beams(remote: LLM, local: LLM) -> None:

@@ -1,0 +1,54 @@
+"""SigLIP's tower (arXiv:2303.15343) to its end: what stands behind its last layer's norm is not computed."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quire.models.base import refuse
+from quire.models.vision.towers import build_tower
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def check_siglip(config: PretrainedConfig) -> None:
+    """Refuse another tower, and sizes that are none. Raises UnsupportedModelError."""
+    vision = config.vision_config
+    if vision.model_type != "siglip_vision_model":
+        refuse(config, "vision_config", "its tower must be 'siglip_vision_model'", vision.model_type)
+    for field in ("image_size", "patch_size", "num_channels", "num_hidden_layers", "hidden_size"):
+        if type(getattr(vision, field)) is not int or getattr(vision, field) < 1:
+            refuse(config, f"vision_config.{field}", "it must be a whole number above 0", getattr(vision, field))
+
+
+class SiglipTower:
+    """It is no module: `tower`, transformers', belongs to the model."""
+
+    def __init__(self, config: PretrainedConfig) -> None:
+        from transformers import AutoModel
+
+        vision = config.vision_config
+        built = build_tower(lambda: AutoModel.from_config(vision))
+        self.tower: Any = getattr(built, "vision_model", built)
+        self.side: int = vision.image_size
+        self.patches: int = (vision.image_size // vision.patch_size) ** 2
+        # Before transformers 5, layers asked for more.
+        asked = inspect.signature(self.tower.encoder.layers[0].forward).parameters if vision.num_hidden_layers else {}
+        self._masks = {name: None for name in ("attention_mask", "causal_attention_mask") if name in asked}
+
+    def check_sides(self, sides: tuple[int, ...]) -> None:
+        """Of what the image processor makes of an image. Raises ValueError where that is not the tower's."""
+        side = self.side
+        if sides != (3, side, side):
+            raise ValueError(f"the image processor makes {list(sides)} of it, and the tower takes [3, {side}, {side}]")
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """pixels: [N, 3, side, side] -> [N, patches, C]."""
+        x = self.tower.embeddings(pixels)
+        for layer in self.tower.encoder.layers:
+            x = layer(x, **self._masks)
+            x = x if isinstance(x, torch.Tensor) else x[0]  # as before transformers 5
+        return self.tower.post_layernorm(x)

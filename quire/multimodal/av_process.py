@@ -1,0 +1,181 @@
+"""The parent's end of `av_child.py`: a process for each file of video, with a deadline, that can be ended.
+
+Whatever a file does to its decoder happens in that process, which has limits of memory and processor time, no
+environment, and no descriptors but the file and its pipes. Containers are recognised here, by their first bytes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from quire.errors import RequestError
+from quire.multimodal import av_child
+from quire.multimodal.images import AbandonedError
+
+# FFmpeg's names of containers, by how they begin.
+FORMS = {
+    "mov": re.compile(rb".{4}(?:ftyp|moov|mdat|wide|free|skip|pnot)", re.DOTALL),
+    "matroska": re.compile(rb"\x1aE\xdf\xa3"),
+    "avi": re.compile(rb"RIFF.{4}AVI ", re.DOTALL),
+    "gif": re.compile(rb"GIF8[79]a"),
+    "ogg": re.compile(rb"OggS"),
+}
+_START = "import sys, runpy; sys.path[:] = sys.argv[6:]; runpy.run_path(sys.argv[5], run_name='__main__')"
+_CHILD = str(Path(av_child.__file__))
+_MEMORY = 2 << 30  # bytes of address space, most of which is FFmpeg itself
+_STARTING = 10.0  # seconds that starting may take beside the time for the file, on a busy machine
+_WAITING = 4.0  # times the processor's time that may pass by the clock
+_POLL_SECONDS = 0.1
+_PIECE = 1 << 20
+_MOST_WORDS = 4096
+
+
+def require() -> None:
+    """Raise RequestError where PyAV is not installed."""
+    if importlib.util.find_spec("av") is None:
+        raise RequestError(
+            "files of video are decoded by PyAV, which is not installed: pip install 'quire-llm[video]'; or give the "
+            "frames, as images or an array"
+        )
+
+
+def form_of(data: bytes) -> str:
+    """FFmpeg's name of the container. Raises RequestError for one that is not taken."""
+    for name, pattern in FORMS.items():
+        if pattern.match(data):
+            return name
+    taken = {"mov": "MP4/MOV", "matroska": "WebM/Matroska"}
+    names = ", ".join(taken.get(name, name.upper()) for name in FORMS)
+    raise RequestError(f"it is no video in one of the containers {names}")
+
+
+class Decoder:
+    """A file in the process that decodes it. To be closed, which ends the process.
+
+    seconds: of processor time. gone: whether nobody waits for it any more. Raises RequestError for whatever is wrong
+    with the file, and AbandonedError once `gone`.
+    """
+
+    def __init__(self, data: bytes, seconds: float, gone: Callable[[], bool]) -> None:
+        require()
+        form = form_of(data)
+        self._seconds, self._gone = seconds, gone
+        self._deadline = time.monotonic() + _STARTING + _WAITING * seconds
+        with _as_file(data) as file:
+            limits = [str(_MEMORY), str(math.ceil(seconds) + 1)]
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-c", _START, str(file.fileno()), form, *limits, _CHILD, *_paths()],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True,
+                pass_fds=[file.fileno()], env={}, cwd="/", start_new_session=True,
+            )  # fmt: skip
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process, whatever it is at."""
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+        self._process.wait()
+
+    def facts(self) -> dict[str, Any]:
+        """What the file has in it."""
+        tag, size, _, _ = self._head()
+        if tag != b"{" or size > _MOST_WORDS:
+            raise self._failed()
+        found = json.loads(self._read(size))
+        assert isinstance(found, dict)
+        return found
+
+    def ask(self, wanted: dict[str, Any]) -> None:
+        """Say what of it is wanted; then `frames` has it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(wanted).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._failed() from None
+
+    def frames(self, most: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """(width, height, quarters to turn, pixels) of each frame, none larger than `most` pixels."""
+        while True:
+            tag, width, height, turned = self._head()
+            if tag == b"E":
+                return
+            if tag != b"F" or width * height > most:
+                raise self._failed()
+            yield width, height, turned, self._read(3 * width * height)
+
+    def _head(self) -> tuple[bytes, int, int, int]:
+        tag, first, second, turned = av_child.HEAD.unpack(self._read(av_child.HEAD.size))
+        if tag == b"X":
+            raise RequestError(self._read(min(first, _MOST_WORDS)).decode(errors="replace"))
+        return tag, first, second, turned
+
+    def _read(self, count: int) -> bytes:
+        assert self._process.stdout is not None
+        pipe, data = self._process.stdout.fileno(), bytearray()
+        while len(data) < count:
+            if self._gone():
+                raise AbandonedError
+            if time.monotonic() > self._deadline:
+                raise self._late()
+            if not select.select([pipe], [], [], _POLL_SECONDS)[0]:
+                continue
+            piece = os.read(pipe, min(_PIECE, count - len(data)))
+            if not piece:
+                raise self._failed()
+            data += piece
+        return bytes(data)
+
+    def _failed(self) -> RequestError:
+        """The process has ended before its time, or says what it should not."""
+        try:
+            code = self._process.wait(_POLL_SECONDS * 10)
+        except subprocess.TimeoutExpired:
+            code = None
+        # Of the two signals, the second comes at the hard limit, which is the same.
+        return self._late() if code in (-24, -9) else RequestError("its decoder ended: the file is damaged")
+
+    def _late(self) -> RequestError:
+        return RequestError(
+            f"decoding it takes more than {self._seconds:g} s of CPU time: cut it, save it smaller, or raise "
+            "max_video_seconds"
+        )
+
+
+def _paths() -> list[str]:
+    """Where the child finds PyAV."""
+    return [path for path in sys.path if path]
+
+
+def _as_file(data: bytes) -> BinaryIO:
+    """The bytes behind a descriptor, in memory where the system has that."""
+    if hasattr(os, "memfd_create"):
+        file: BinaryIO = os.fdopen(os.memfd_create("quire-media"), "w+b")
+    else:
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+    file.write(data)
+    file.flush()
+    file.seek(0)
+    return file

@@ -1,0 +1,102 @@
+"""Transformers' own modules on quire's pool and layers: their logits, promise 1, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire import registry
+from quire.errors import UnsupportedModelError
+from quire.models.loader import load_model
+from tests.models import run_model, tiny
+from tests.models.fallback.families import make
+from tests.models.rows import all_rows
+from tests.models.test_parity import CHUNKS, reference, relative_error, run_together
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+# A family of each kind: plain, windows with norms of heads and a scaled table, experts, latents and groups, fused
+# weights [in, out] with learned positions.
+QUICK = {
+    "LlamaForCausalLM": "gqa",
+    "Gemma2ForCausalLM": "as_published",
+    "Qwen3MoeForCausalLM": "as_published",
+    "GPT2LMHeadModel": "gelu_new",
+}
+# Why a family with a row is not run so, by a part of the error.
+NO_INTERFACE, MIXES, LENGTHS = "attention interface", "mixes tokens", "by how long its sequence is"
+REFUSED = {
+    ("BloomForCausalLM", None): NO_INTERFACE,
+    ("CodeGenForCausalLM", None): NO_INTERFACE,
+    ("FalconForCausalLM", None): NO_INTERFACE,
+    ("FalconH1ForCausalLM", None): NO_INTERFACE,
+    ("GPTJForCausalLM", None): NO_INTERFACE,
+    ("GraniteMoeHybridForCausalLM", None): MIXES,
+    ("Llama4ForCausalLM", None): "bmm of",
+    ("LlamaForCausalLM", "rope_dynamic"): LENGTHS,
+    ("MiniCPM3ForCausalLM", None): LENGTHS,
+    ("MptForCausalLM", None): NO_INTERFACE,
+    ("PhimoeForCausalLM", "as_published"): LENGTHS,
+    ("StableLmForCausalLM", None): NO_INTERFACE,
+}
+CASES = [
+    pytest.param(name, variant, marks=[] if QUICK.get(name) == variant else [pytest.mark.slow])
+    for name, row in all_rows().items()
+    if row.oracle is None
+    for variant in row.compared[:2]
+]
+
+
+@pytest.mark.parametrize(("architecture", "variant"), CASES)
+def test_it_is_the_row_and_transformers(architecture: str, variant: str, tmp_path: Path) -> None:
+    """The same logits as transformers and as the row's; the same bits in chunks and in company."""
+    why = REFUSED.get((architecture, None), REFUSED.get((architecture, variant)))
+    path = tiny.build(architecture, variant, tmp_path)
+    if why is not None:
+        with pytest.raises(UnsupportedModelError, match=why):
+            load_model(path, impl="transformers")
+        return
+    model, ids = load_model(path, "float32", impl="transformers"), tiny.token_ids()
+    whole = run_model.logits(model, ids)
+    assert whole.dtype == torch.float32
+    assert relative_error(whole, reference(tiny.make(architecture, variant), ids).logits[0]) < 1e-4
+    row = run_model.logits(load_model(path, "float32"), ids)
+    assert relative_error(whole, row) < 1e-4 and torch.equal(whole.argmax(-1), row.argmax(-1))
+    assert torch.equal(run_model.logits(model, ids, CHUNKS), whole)
+    other = tiny.token_ids(9, seed=9)
+    alone = run_model.logits(model, other)
+    together = run_together(model, [(ids, len(ids)), (other, len(other))])
+    assert torch.equal(together[0], whole) and torch.equal(together[1], alone)
+
+
+def test_which_row_is_taken() -> None:
+    assert registry.find(["LlamaForCausalLM"], "auto").architecture == "LlamaForCausalLM"
+    assert registry.find(["LlamaForCausalLM"], "transformers") is registry.FALLBACK
+    for name in ("BertLMHeadModel", "CTRLLMHeadModel"):
+        assert registry.find([name], "auto") is registry.FALLBACK
+    assert registry.find(["PersonsForCausalLM"], "auto") is registry.FALLBACK
+    for impl in ("quire", "vllm"):
+        with pytest.raises(UnsupportedModelError, match="no row of the registry"):
+            registry.find(["PersonsForCausalLM"], impl)
+    with pytest.raises(UnsupportedModelError, match="text-only decoder"):
+        registry.find(["PersonsForConditionalGeneration"], "auto")
+
+
+def test_rotations_by_length_are_refused(tmp_path: Path) -> None:
+    path = tiny.build("LlamaForCausalLM", "rope_dynamic", tmp_path)
+    with pytest.raises(UnsupportedModelError, match=LENGTHS):
+        load_model(path, impl="transformers")
+
+
+def test_what_transformers_keeps_in_float32_is_not_rounded(tmp_path: Path) -> None:
+    """A router whose experts' rows are the same number as bfloat16 chooses as transformers' does all the same."""
+    oracle = make("FlintForCausalLM", num_experts_per_tok=1)
+    for name, parameter in oracle.named_parameters():
+        if name.endswith("gate.weight"):
+            parameter.data.copy_(parameter[:1] * (1 + torch.randn(parameter.shape) / 2000))
+    path = tiny.save(oracle, tmp_path)
+    want = reference(type(oracle).from_pretrained(path, dtype=torch.bfloat16), tiny.token_ids()).logits[0]
+    model = load_model(path, "bfloat16", impl="transformers")
+    assert relative_error(run_model.logits(model, tiny.token_ids()), want.float()) < 0.1

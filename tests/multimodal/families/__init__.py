@@ -1,0 +1,17 @@
+"""Tiny random vision-language models: a module for each family, in which a new one is put; here, by architecture."""
+
+from __future__ import annotations
+
+from tests.multimodal.families import gemma, glm, idefics, internvl, llava, onevision, pixtral, qwen
+from tests.multimodal.families.family import Family
+
+FAMILIES: dict[str, Family] = {
+    **llava.FAMILIES,
+    **qwen.FAMILIES,
+    **pixtral.FAMILIES,
+    **glm.FAMILIES,
+    **idefics.FAMILIES,
+    **onevision.FAMILIES,
+    **internvl.FAMILIES,
+    **gemma.FAMILIES,
+}
