@@ -106,25 +106,25 @@ class Compilations:
 
     def run(self, function: Callable[[], _T]) -> _T:
         """What a function returns. Raises RequestError where that takes too long, OverloadedError where others do."""
-        job = _Job(function)
+        job, limit = _Job(function), _SECONDS
         with self._lock:
             if len(self._stuck) >= _MOST_STUCK:
                 raise OverloadedError("too many grammars take too long to compile: try again later.", _RETRY_AFTER)
             self._jobs.append(job)
             if self._thread is None:
                 self._thread = _deep_thread(self._serve)
-        if not job.begun.wait(_SECONDS) and job.result.cancel():
+        if not job.begun.wait(limit) and job.result.cancel():
             raise OverloadedError(
-                f"structured_outputs: the grammars of other requests have taken over {_SECONDS:g} s to compile: "
+                f"structured_outputs: the grammars of other requests have taken over {limit:g} s to compile: "
                 "try again later.",
                 _RETRY_AFTER,
             )
         try:
-            return job.result.result(_SECONDS)
+            return job.result.result(limit)
         except FutureTimeoutError:
-            return self._leave_behind(job)
+            return self._leave_behind(job, limit)
 
-    def _leave_behind(self, job: _Job[_T]) -> _T:
+    def _leave_behind(self, job: _Job[_T], limit: float) -> _T:
         """Have another thread go on, unless the job is done at last."""
         with self._lock:
             if job.result.done():
@@ -133,7 +133,7 @@ class Compilations:
             self._stuck.add(self._thread)
             self._thread = _deep_thread(self._serve) if self._jobs else None
         raise RequestError(
-            f"structured_outputs: this shape takes over {_SECONDS:g} s to compile; ask for a smaller one."
+            f"structured_outputs: this shape takes over {limit:g} s to compile; ask for a smaller one."
         )
 
     def _serve(self) -> None:
