@@ -59,7 +59,9 @@ def test_graphs_equal_the_model(path: str) -> None:
     assert not graphs(eager) and len(graphs(captured)) >= 4
 
 
-def test_graphs_with_adapters(path: str, tmp_path: Path) -> None:
+def test_graphs_with_adapters(tmp_path: Path) -> None:
+    make_llama(tmp_path / "model", torch.bfloat16)  # of the sizes of `adapter_files`
+    path = str(tmp_path / "model")
     folders = [str(adapter_files.plain(tmp_path / str(i), seed=i, rank=4 * (i + 1))) for i in range(3)]
     requests = [LoRARequest(str(i), i + 1, folders[i]) for i in range(3)]
     mixed = [[None, *requests][i % 4] for i in range(12)]

@@ -18,7 +18,8 @@ BF16 = torch.bfloat16
 def poisoned_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what a GPU's kernels keep between their launches start as NaN too."""
 
-    def empty(shape: tuple[int, ...], dtype: torch.dtype, **options: Any) -> torch.Tensor:
+    def empty(shape: int | tuple[int, ...], dtype: torch.dtype, **options: Any) -> torch.Tensor:
+        shape = (shape,) if isinstance(shape, int) else shape
         return torch.full(shape, torch.nan if dtype.is_floating_point else -77, dtype=dtype, **options)
 
     monkeypatch.setattr(torch, "empty", empty)
