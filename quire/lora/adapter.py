@@ -306,7 +306,7 @@ class _Binding:
         for own, tensor in self._owned().items():
             base = self._parameter(own)
             tensor = tensor.contiguous().to(base.dtype)
-            if not torch.equal(tensor, base) or own in self.targets.saved:
+            if not torch.equal(tensor.to(base.device), base) or own in self.targets.saved:
                 found[own] = tensor
         return found
 

@@ -50,7 +50,9 @@ class _Moved:
         if isinstance(value, ExpertWeights):
             return ExpertWeights(self.there(value.weights), self.there(value.biases))
         if isinstance(value, LoraSegments):
-            return LoraSegments.of(value.rows, value.num_rows, GPU)
+            segments = LoraSegments(len(value.entries), value.num_rows, GPU, value.layers)  # not more room than it has
+            segments.fill(value.rows)
+            return segments
         return type(value)(map(self.there, value)) if isinstance(value, (list, tuple)) else value
 
     def copy_back(self) -> None:
