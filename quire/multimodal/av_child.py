@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import struct
 import sys
 from bisect import bisect_right
+from contextlib import suppress
 from typing import Any, BinaryIO
 
 # What follows: b"F", a frame of a width and a height, to be turned by so many quarters; b"X", so many bytes of words on
@@ -23,6 +25,8 @@ HEAD = struct.Struct("<cIIB")
 _MOST_PACKETS = 1_000_000
 _MOST_STREAMS = 64
 _PROBED = 5_000_000  # bytes that are looked at for what a header does not say
+_NICE = 10  # so that whoever waits for a token goes first
+_LIFE = 60, 40  # seconds by the clock, and more for each of processor time: an end, should nobody be there to make one
 CODECS = {
     "h264", "hevc", "av1", "libdav1d", "libaom-av1", "vp8", "vp9", "libvpx", "libvpx-vp9", "mpeg4", "mjpeg",
     "mpeg1video", "mpeg2video", "gif", "theora", "h263", "msmpeg4v3", "msmpeg4", "ffv1", "rawvideo", "png",
@@ -34,7 +38,14 @@ class Unusable(Exception):
 
 
 def limit(memory: int, seconds: int) -> None:
-    """No more than so many bytes of address space and seconds of processor time; nothing is written to files."""
+    """No more than so many bytes of address space and seconds of processor time; nothing is written to files.
+
+    The priority is a low one, and a process that sleeps on when whoever started it has gone ends by itself.
+    """
+    os.nice(_NICE)
+    with suppress(OSError), open("/proc/self/autogroup", "w") as file:  # where a session's priority stands above it
+        file.write(str(_NICE))
+    signal.alarm(_LIFE[0] + _LIFE[1] * seconds)
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -108,7 +119,8 @@ def send_frames(
     times, keys: as `look_at_video` has them.
     """
     places, most = wanted["places"], wanted["pixels"]
-    stream.codec_context.options = {"max_pixels": str(most)}
+    # FFmpeg counts what it rounds sides up to; `_send` counts what is there.
+    stream.codec_context.options = {"max_pixels": str(2 * most + 65536)}
     if times[0] is None or not _by_times(container, stream, times, keys, places, most, out):
         container.seek(0)
         pending = iter([*places, None])

@@ -6,6 +6,7 @@ environment, and no descriptors but the file and its pipes. Containers are recog
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import math
@@ -17,8 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from quire.errors import RequestError
 from quire.multimodal import av_child
@@ -36,9 +40,9 @@ _START = "import sys, runpy; sys.path[:] = sys.argv[6:]; runpy.run_path(sys.argv
 _CHILD = str(Path(av_child.__file__))
 _MEMORY = 2 << 30  # bytes of address space, most of which is FFmpeg itself
 _STARTING = 10.0  # seconds that starting may take beside the time for the file, on a busy machine
-_WAITING = 4.0  # times the processor's time that may pass by the clock
+_WAITING = 15.0  # times the processor's time that may pass by the clock, at a low priority
 _POLL_SECONDS = 0.1
-_PIECE = 1 << 20
+_PIECE = 1 << 20  # bytes that are read at once, and that the pipe holds where it may
 _MOST_WORDS = 4096
 
 
@@ -80,6 +84,7 @@ class Decoder:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True,
                 pass_fds=[file.fileno()], env={}, cwd="/", start_new_session=True,
             )  # fmt: skip
+        _widen(self._process.stdout)
 
     def __enter__(self) -> Decoder:
         return self
@@ -116,15 +121,18 @@ class Decoder:
         except BrokenPipeError:
             raise self._failed() from None
 
-    def frames(self, most: int) -> Iterator[tuple[int, int, int, bytes]]:
-        """(width, height, quarters to turn, pixels) of each frame, none larger than `most` pixels."""
+    def frames(self, most: int) -> Iterator[tuple[int, int, int, np.ndarray]]:
+        """(width, height, quarters to turn, pixels [height * width * 3] uint8) of each frame, none larger than `most`
+        pixels."""
         while True:
             tag, width, height, turned = self._head()
             if tag == b"E":
                 return
             if tag != b"F" or width * height > most:
                 raise self._failed()
-            yield width, height, turned, self._read(3 * width * height)
+            pixels = np.empty(3 * width * height, np.uint8)
+            self._fill(pixels.data)
+            yield width, height, turned, pixels
 
     def _head(self) -> tuple[bytes, int, int, int]:
         tag, first, second, turned = av_child.HEAD.unpack(self._read(av_child.HEAD.size))
@@ -133,20 +141,25 @@ class Decoder:
         return tag, first, second, turned
 
     def _read(self, count: int) -> bytes:
+        data = bytearray(count)
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def _fill(self, data: memoryview) -> None:
+        """Read as many bytes as there is room for. Where they lie they stay: other threads wait while Python copies."""
         assert self._process.stdout is not None
-        pipe, data = self._process.stdout.fileno(), bytearray()
-        while len(data) < count:
+        pipe, done = self._process.stdout.fileno(), 0
+        while done < len(data):
             if self._gone():
                 raise AbandonedError
             if time.monotonic() > self._deadline:
                 raise self._late()
             if not select.select([pipe], [], [], _POLL_SECONDS)[0]:
                 continue
-            piece = os.read(pipe, min(_PIECE, count - len(data)))
-            if not piece:
+            count = os.readv(pipe, [data[done : done + _PIECE]])
+            if not count:
                 raise self._failed()
-            data += piece
-        return bytes(data)
+            done += count
 
     def _failed(self) -> RequestError:
         """The process has ended before its time, or says what it should not."""
@@ -162,6 +175,13 @@ class Decoder:
             f"decoding it takes more than {self._seconds:g} s of CPU time: cut it, save it smaller, or raise "
             "max_video_seconds"
         )
+
+
+def _widen(pipe: Any) -> None:
+    """A frame in fewer pieces, each of which costs a turn among the threads of Python."""
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with suppress(OSError):  # a user may have only so much of it
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIECE)
 
 
 def _paths() -> list[str]:

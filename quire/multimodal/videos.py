@@ -124,8 +124,8 @@ class VideoHandler:
                     raise RequestError("it has changed since it was looked at")
                 decoder.ask({"places": chosen, "pixels": self._config.max_image_pixels})
                 for columns, rows, turned, pixels in decoder.frames(self._config.max_image_pixels):
-                    array = np.frombuffer(pixels, np.uint8).reshape(rows, columns, 3)
-                    yield torch.from_numpy(np.rot90(array, turned).copy()).permute(2, 0, 1)
+                    array = np.rot90(pixels.reshape(rows, columns, 3), turned)
+                    yield torch.from_numpy(np.ascontiguousarray(array)).permute(2, 0, 1)
 
         work = min(clip.frames, 16 * len(chosen))
         return self._opened(media, each, plan, (height, width), work, (clip, chosen), settings)
@@ -169,7 +169,7 @@ class VideoHandler:
             if len(resized) >= max(most, len(shown[1])):
                 raise RequestError("its decoder sends more frames than it was asked for")
             digest.update(struct.pack("<II", *frame.shape[1:]))
-            digest.update(frame.permute(1, 2, 0).contiguous().numpy().tobytes())
+            digest.update(frame.permute(1, 2, 0).contiguous().numpy().reshape(-1).data)
             resized.append(self._processor.resized(frame.contiguous(), plan, settings))
         if len(resized) != len(shown[1]):
             raise RequestError(f"it has {len(resized)} of the {len(shown[1])} frames that are wanted: it is damaged")

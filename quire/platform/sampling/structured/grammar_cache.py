@@ -132,9 +132,7 @@ class Compilations:
             assert self._thread is not None  # it is this job's: it has no other before it is done
             self._stuck.add(self._thread)
             self._thread = _deep_thread(self._serve) if self._jobs else None
-        raise RequestError(
-            f"structured_outputs: this shape takes over {limit:g} s to compile; ask for a smaller one."
-        )
+        raise RequestError(f"structured_outputs: this shape takes over {limit:g} s to compile; ask for a smaller one.")
 
     def _serve(self) -> None:
         """Until there is nothing to do, or another thread has taken over."""
