@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,8 +41,8 @@ class Graph:
         self._graph.replay()
 
 
-def record(function: Callable[[], Any], workspace: Workspace) -> Graph:
-    """Capture `function`, which has run in this process before, and replay it once.
+def record(function: Callable[[], Any], workspace: Workspace, operations: Collection[str] = ()) -> Graph:
+    """Capture `function`, which has run in this process before, and replay it once. operations: of torch's, all are.
 
     What it reads (weights, caches, inputs) must stay where it is for as long as the graph is used. Raises
     NotRecordable.

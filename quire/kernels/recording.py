@@ -7,13 +7,16 @@ their checks, in one call. Its inputs are changed in place.
 That it does nothing else is checked while it is recorded: every other operation of torch that computes, makes a tensor
 of numbers, or reads a number out of a tensor, ends the recording. Views are harmless, and new tensors come from a
 `Workspace`. What reaches a tensor's memory past torch (dlpack, torch.from_numpy, an extension) cannot be seen.
+
+Whoever records may name operations of torch's that are done again too, between kernels (`operations.py`): of each it is
+known what it reads and writes. What turns tensors into numbers is none of them.
 """
 
 from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,8 +25,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import quire.kernels._C as _C
+from quire.kernels.operations import NotAgain, Operation, name_of
 
 _ALIGNMENT = 64  # bytes
 _LEAST_CHUNK = 1 << 20  # bytes
@@ -71,6 +76,25 @@ class Workspace:
         taken.sort(key=lambda piece: piece.start)
         return tensor
 
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in this memory."""
+        return self._chunk_of(tensor.data_ptr()) is not None
+
+    def again(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same numbers of this memory as a tensor that keeps nobody from taking them again; others as they are."""
+        chunk = self._chunk_of(tensor.data_ptr())
+        if chunk is None:
+            return tensor
+        start = tensor.data_ptr() - chunk.data_ptr()
+        strides = zip(tensor.shape, tensor.stride(), strict=True)
+        span = 1 + sum((size - 1) * stride for size, stride in strides) if tensor.numel() else 0
+        flat = chunk[start : start + span * tensor.itemsize].view(tensor.dtype)
+        return flat.as_strided(tensor.shape, tensor.stride())
+
+    def _chunk_of(self, address: int) -> torch.Tensor | None:
+        found = (one for one in self._chunks if one.data_ptr() <= address < one.data_ptr() + one.numel())
+        return next(found, None)
+
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
@@ -92,31 +116,31 @@ def _first_fit(taken: list[_Piece], size: int, limit: int) -> int | None:
 
 @dataclass(frozen=True)
 class Recording:
-    """A function's kernel calls and, in `results`, what it returned: the tensors that a replay writes."""
+    """What a function asked for and, in `results`, what it returned: the tensors that a replay writes."""
 
     results: Any
-    _calls: Any = field(repr=False)
+    _parts: Sequence[Any] = field(repr=False)  # runs of kernel calls, and torch's operations between them
     _workspace: Workspace = field(repr=False)  # the calls know its addresses only
 
     def replay(self) -> None:
-        """Make the calls again. Raises what a kernel's checks of its inputs raise."""
-        self._calls.replay()
+        """Do it all again. Raises what a kernel's checks of its inputs raise."""
+        for part in self._parts:
+            part.replay()
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return sum(len(part) for part in self._parts)
 
 
-def record(function: Callable[[], Any], workspace: Workspace) -> Recording:
-    """Run `function` once, in this thread, and record it.
+def record(function: Callable[[], Any], workspace: Workspace, operations: Collection[str] = ()) -> Recording:
+    """Run `function` once, in this thread, and record it. operations: names of torch's that may be done again, too.
 
     What it reads (weights, caches, inputs) must stay where it is for as long as the recording is used. Raises
     NotRecordable, and whatever the function raises.
     """
-    calls = _C.Recording()
     workspace.begin()
-    kernels_only = _OnlyKernels(workspace)
+    kernels_only = _OnlyKernels(workspace, frozenset(operations))
     with kernels_only, _NoNumbers(kernels_only):
-        calls.begin()
+        kernels_only.calls.begin()
         try:
             results = function()
         except Exception:
@@ -124,22 +148,26 @@ def record(function: Callable[[], Any], workspace: Workspace) -> Recording:
             if not kernels_only.refused:
                 raise
         finally:
-            calls.end()
+            kernels_only.calls.end()
     if kernels_only.refused:
         raise NotRecordable(kernels_only.refused)
-    return Recording(results, calls, workspace)
+    return Recording(results, [part for part in (*kernels_only.parts, kernels_only.calls) if len(part)], workspace)
 
 
 class _OnlyKernels(TorchDispatchMode):
     """Gives new tensors the workspace's memory, and lets nothing pass but views.
 
-    refused: what did not pass first, and where it was called, whatever became of the error.
+    refused: what did not pass first, and where it was called, whatever became of the error. parts: what is to be done
+    again, but for the calls of kernels since the last operation of torch's, which are in `calls`.
     """
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, operations: frozenset[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
         self._workspace = workspace
+        self.operations = operations
         self.refused = ""
+        self.parts: list[Any] = []
+        self.calls = _C.Recording()
 
     def refuse(self, what: str) -> NoReturn:
         self.refused = self.refused or f"{what} ({place_of(traceback.extract_stack())}) is no kernel of quire's"
@@ -156,13 +184,32 @@ class _OnlyKernels(TorchDispatchMode):
             # Some of them (reshape) copy where they cannot view.
             if all(_same_memory(args[0], part) for part in (result if isinstance(result, (tuple, list)) else [result])):
                 return result
+        if name_of(func) in self.operations:
+            return self._operate(func, args, kwargs)
         self.refuse(str(func))
+
+    def _operate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do an operation of torch's, in the workspace's memory, and remember it."""
+        self.calls.end()
+        try:
+            made = Operation(func, args, kwargs, self._workspace)
+        except NotAgain as reason:
+            self.refuse(f"{func}{reason}")
+        finally:
+            if len(self.calls):
+                self.parts.append(self.calls)
+                self.calls = _C.Recording()
+            self.calls.begin()
+        if len(made):
+            self.parts.append(made)
+        return made.take_results()
 
 
 class _NoNumbers(TorchFunctionMode):
     """Refuses what turns tensors into numbers or numbers into tensors without an operation that a dispatcher sees."""
 
-    _NAMES = frozenset({"tolist", "numpy", "__array__", "item", "tensor", "as_tensor", "asarray"})
+    _OF_NUMBERS = frozenset({"tensor", "as_tensor"})
+    _NAMES = _OF_NUMBERS | {"tolist", "numpy", "__array__", "item", "asarray"}
 
     def __init__(self, kernels_only: _OnlyKernels) -> None:
         super().__init__()
@@ -172,9 +219,14 @@ class _NoNumbers(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in self._NAMES:
+        constant = name in self._OF_NUMBERS and self._kernels_only.operations and not _has_tensor(args)
+        if name in self._NAMES and not constant:
             self._kernels_only.refuse(name)
         return func(*args, **(kwargs or {}))
+
+
+def _has_tensor(args: Sequence[Any]) -> bool:
+    return any(isinstance(one, torch.Tensor) for one in tree_leaves(args))
 
 
 def place_of(calls: Iterable[traceback.FrameSummary]) -> str:

@@ -30,7 +30,7 @@ class ExpertLinear(Linear):
 
 
 class Router(Linear):
-    """The layer of a router's logits, one for each expert."""
+    """The layer of a router's logits, one for each expert. In some families it is float32 in a model of any dtype."""
 
 
 class Expert(nn.Module):

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from quire.errors import AdapterError
-from quire.layers import Embedding, ExpertLinear, LatentProjection, LayerNorm, Linear, RMSNorm
+from quire.layers import Embedding, ExpertLinear, LatentProjection, LayerNorm, Linear, RMSNorm, Router
 from quire.layers.adapters import EmbeddingChange, LinearChange, NormChange
 from quire.layers.latent import LatentChange
 from quire.lora.block import in_one_block
@@ -272,7 +272,8 @@ class _Binding:
     def _change(
         self, name: str, module: nn.Module, parts: Parts, given: Mapping[str, torch.Tensor | None], tokens: Any
     ) -> Change | dict[str, torch.Tensor] | None:
-        rank, dtype = self.targets.lora.get(name), self.reader._dtype
+        rank = self.targets.lora.get(name)
+        dtype = module.weight.dtype if isinstance(module, Router) else self.reader._dtype
         if isinstance(module, Linear):
             if isinstance(module, ExpertLinear) and (given.get("weight") is not None or name in tokens):
                 raise AdapterError(f"{self.where}: {name}: an expert's weights take LoRA, and cannot be replaced.")

@@ -13,7 +13,7 @@ from torch import nn
 from quire import kernels
 from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, Segment
 from quire.kernels.transfer import send
-from quire.layers import Embedding, LatentProjection, Linear
+from quire.layers import Embedding, LatentProjection, Linear, Router
 from quire.layers.adapters import EmbeddingAdapters, LinearAdapters, LoRAContext, NormAdapters, on_device
 from quire.layers.latent import LatentAdapters, LatentChange
 from quire.lora.adapter import Adapter, Change
@@ -145,7 +145,7 @@ class AdapterSlots:
             table = LoraTable(
                 module.in_features,
                 module.out_features,
-                self._dtype,
+                module.weight.dtype if isinstance(module, Router) else self._dtype,
                 self._slots,
                 device=self.device,
                 row_major=self._row_major,

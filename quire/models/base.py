@@ -92,6 +92,8 @@ class CausalLM(nn.Module):
     supported_fields: ClassVar[frozenset[str]] = frozenset()
     # Fields that files have, of those too, with the one value that the class computes (null is that value):
     fixed_fields: ClassVar[Mapping[str, Any]] = {}
+    # Operations of torch's, by name, that recorded steps on a CPU may have: each treats tokens one by one.
+    recorded_operations: frozenset[str] = frozenset()
     # What `loaded` has made of weights, in memory of its own: it goes and comes with the weights'.
     derived: Sequence[torch.Tensor] = ()
     # What the weights were read from; the loader sets it (`Checkpoint.stamp`).

@@ -32,9 +32,10 @@ def rehearse(model: CausalLM, dtype: torch.dtype, device: torch.device) -> bool:
     """
     for name, module in model.named_modules():
         if not model.is_visual(name):
-            for parameter in module._parameters.values():
-                if parameter is not None and parameter.dtype is not dtype:
-                    parameter.data = torch.empty(parameter.shape, dtype=dtype, device=_META)
+            for leaf, parameter in module._parameters.items():
+                own = torch.float32 if model.keeps_float32(f"{name}.{leaf}") else dtype
+                if parameter is not None and parameter.dtype is not own:
+                    parameter.data = torch.empty(parameter.shape, dtype=own, device=_META)
     try:
         with rehearsing(device, kernels.paged_attention):
             _step(model, dtype, _META)

@@ -124,6 +124,16 @@ def test_families(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         assert all(out.count(f"{name} ") >= 3 for name in families.FAMILIES)
 
 
+def test_fallback(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same model by its row and by transformers' module, in both cases."""
+    with imported("families") as families, imported("fallback") as fallback:
+        monkeypatch.setattr(fallback, "SIZES", {**families.SIZES, **TINY, "head_dim": 16})
+        monkeypatch.setattr(families, "BATCH", 2)
+        call(fallback, "--rounds", 1)
+    out = capsys.readouterr().out
+    assert all(out.count(f"{name} by {impl} ") == 2 for name in fallback.MODELS for impl in ("quire", "transformers"))
+
+
 def test_experts(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What a token goes through is 2 of 8 experts."""
     with imported("experts") as experts:

@@ -199,3 +199,89 @@ def test_replays_check_their_inputs(workspace) -> None:
             recorded.replay()
         tensor.copy_(good)
     recorded.replay()
+
+
+OPERATIONS = frozenset({
+    "add", "sub", "mul", "div", "neg", "cat", "to", "_to_copy", "contiguous", "clone", "reshape", "index", "zeros",
+    "index_add_", "softmax", "_softmax", "topk", "sum", "remainder", "arange", "slice", "mean", "detach_", "add_",
+    "dropout", "masked_select", "rand_like", "item", "empty_like",
+})  # fmt: skip
+
+
+def between_kernels(ids: torch.Tensor, table: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Kernels, and operations of torch's of every kind between them: copies, several results, in place, constants."""
+    x = native.embedding(ids, table)
+    y = native.linear(x, [weight], [None]).view(1, 3, 4, 16).transpose(1, 2)
+    y = y * 2.0 + torch.cat((-y[..., 8:], y[..., :8]), -1)
+    y = y.transpose(1, 2).contiguous().view(3, 64).to(torch.bfloat16).float()
+    shares, chosen = torch.topk(torch.softmax(y, -1), 3)
+    total = torch.zeros(3, 64)
+    total.index_add_(0, torch.arange(3), y)
+    y = native.linear(total + y[chosen[:, 0] % 3], [weight], [None])
+    y = torch.dropout(y, 0.1, False)
+    return native.linear(y * shares.sum(-1, keepdim=True) * torch.tensor(0.3), [weight], [None])
+
+
+@torch.inference_mode()
+def test_named_operations_of_torch_are_done_again(workspace) -> None:
+    weight, table, ids = randn(64, 64, dtype=F32), randn(20, 64, dtype=F32, seed=1), torch.tensor([1, 2, 3])
+    recorded = recording.record(lambda: between_kernels(ids, table, weight), workspace, OPERATIONS)
+    for numbers in ([4, 5, 6], [19, 0, 0], [1, 2, 3]):
+        ids.copy_(torch.tensor(numbers))
+        expected = between_kernels(ids, table, weight)
+        recorded.replay()
+        assert same_bits(recorded.results, expected)
+
+
+@torch.inference_mode()
+def test_recordings_with_operations_share_memory(workspace) -> None:
+    """What one recording's operations read, another's may have written: each writes all that it reads."""
+    weight, table = randn(64, 64, dtype=F32), randn(20, 64, dtype=F32, seed=1)
+    inputs = [torch.tensor([a, b, 3]) for a, b in ((1, 2), (7, 0), (5, 19))]
+    made = [
+        recording.record(partial(between_kernels, ids, table, weight), workspace, OPERATIONS) for ids in inputs
+    ]  # fmt: skip
+    for turn in range(2):
+        for ids, recorded in zip(inputs, made, strict=True):
+            recorded.replay()
+            assert same_bits(recorded.results, between_kernels(ids, table, weight)), turn
+
+
+@torch.inference_mode()
+def test_operations_keep_no_memory(workspace) -> None:
+    """Memory of a result that is gone is taken again, though an operation of the recording reads it."""
+    x, weight = randn(512, 512, dtype=F32), randn(512, 512, dtype=F32, seed=1)
+
+    def function() -> torch.Tensor:
+        y = native.linear(x, [weight], [None])
+        for _ in range(20):
+            y = y + 1.0
+        return y
+
+    recorded = recording.record(function, workspace, OPERATIONS)
+    assert sum(chunk.numel() for chunk in workspace._chunks) <= 4 * x.nbytes  # nothing public says it
+    expected = function()
+    x.add_(0)
+    recorded.replay()
+    assert same_bits(recorded.results, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("not named", lambda x, own: x.exp()),
+        ("what is not the step's own", lambda x, own: own.add_(1)),
+        ("a shape of numbers", lambda x, own: x.masked_select(x > 0)),
+        ("rows by a mask", lambda x, own: x[own > 0]),
+        ("random numbers", lambda x, own: torch.rand_like(x)),
+        ("dropout", lambda x, own: torch.dropout(x, 0.5, True)),
+        ("a number", lambda x, own: x * x[0, 0].item()),
+        ("a branch", lambda x, own: x + 1 if x[0, 0] > 0 else x),
+        ("a constant of numbers", lambda x, own: x * torch.as_tensor(own.tolist()[0][0])),
+        ("a constant of a tensor", lambda x, own: x * torch.tensor(own[0, 0])),
+    ],
+)
+def test_what_cannot_be_done_again_is_not_recorded(workspace, name: str, operation) -> None:
+    x, weight, own = randn(3, 4, dtype=F32), randn(4, 4, dtype=F32), randn(3, 4, dtype=F32)
+    with torch.inference_mode(), pytest.raises(recording.NotRecordable, match="no kernel"):
+        recording.record(lambda: operation(native.linear(x, [weight], [None]), own), workspace, OPERATIONS)

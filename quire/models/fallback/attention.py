@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, wraps
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +52,11 @@ class answering:
         _now.who = self._before
 
 
+def position_limit() -> int | None:
+    """What every position of the step is below; None: nobody said."""
+    return getattr(_now.who, "position_limit", None)
+
+
 class SeenMask:
     """In the place of a mask: what it shows. It is no tensor, so that code that computes with it fails."""
 
@@ -74,6 +79,23 @@ def register() -> None:
     ALL_ATTENTION_FUNCTIONS.register(INTERFACE, _attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(INTERFACE, _mask)
     ALL_EXPERTS_FUNCTIONS.register(INTERFACE, _experts)
+    _look_for_no_packing()
+
+
+def _look_for_no_packing() -> None:
+    """In quire's steps, transformers is not to look at positions for sequences laid end to end: the pool knows them.
+
+    It would wait for a number each time, for a mask that nobody reads.
+    """
+    from transformers import masking_utils
+
+    theirs = masking_utils.find_packed_sequence_indices
+
+    @wraps(theirs)
+    def find(position_ids: torch.Tensor) -> torch.Tensor | None:
+        return None if isinstance(_now.who, PagedStep) else theirs(position_ids)
+
+    masking_utils.find_packed_sequence_indices = find
 
 
 def _attend(
@@ -157,7 +179,7 @@ class PagedStep:
 
     def __init__(self, layers: Sequence[PagedAttention], ctx: ForwardContext, kv: Sequence[KVCache]) -> None:
         self._layers, self._ctx, self._kv = layers, ctx, kv
-        self.calls = 0
+        self.calls, self.position_limit = 0, ctx.position_limit
 
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, options: Any

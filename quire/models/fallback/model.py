@@ -20,6 +20,7 @@ from quire.models.fallback.attention import PagedStep, answering
 from quire.models.fallback.build import Build, build
 from quire.models.fallback.construct import causal_class
 from quire.models.fallback.exact import RowExact
+from quire.models.fallback.operations import RECORDED
 from quire.models.fallback.self_test import self_test
 from quire.models.fallback.top import Top
 from quire.types import ForwardContext, KVCache
@@ -39,6 +40,7 @@ class TransformersForCausalLM(CausalLM):
     promise: what of it is quire's and what torch's.
     """
 
+    recorded_operations = RECORDED
     _module: Any
     _bare: Any
     _top: Top

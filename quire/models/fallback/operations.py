@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from quire.kernels.operations import name_of
+
 # Copies, look-ups, comparisons, and operations whose result IEEE 754 fixes, element by element.
 EXACT = frozenset(
     """
@@ -40,6 +42,18 @@ OF_ROWS = frozenset(
     native_layer_norm norm prod rms_norm softmax std sum var var_mean
 """.split()  # noqa: SIM905 (a list of strings would be many times as long)
 )
+# Element by element; `exact.py` does them row by row.
+OF_ELEMENTS = frozenset(
+    """
+    addcmul atan celu complex elu erf exp exp2 expm1 lerp log log10 log1p log2 log_sigmoid_forward log_sigmoid pow selu
+    sin cos softplus softsign
+""".split()  # noqa: SIM905 (a list of strings would be many times as long)
+)
+# What a recorded step may have: the step that was probed had no other. Numbers for Python are none of it, and dropout
+# only where it does nothing.
+RECORDED = (EXACT | OF_ROWS | OF_ELEMENTS | {"detach_", "dropout", "native_dropout", "feature_dropout"}) - {
+    "_assert_async", "_local_scalar_dense", "is_nonzero", "item",
+}  # fmt: skip
 # Exactly rounded for these exponents only.
 _EXACT_POWERS = (1, 2, 3, 0.5, -0.5, -1, -2)
 # Matrix products: exact where each result is a single product.
@@ -48,11 +62,6 @@ PRODUCTS = frozenset(
     addbmm addmm baddbmm bmm convolution dot einsum linear matmul mm mv
 """.split()  # noqa: SIM905 (a list of strings would be many times as long)
 )
-
-
-def name_of(func: Any) -> str:
-    """The name of an operation, without its overload."""
-    return str(func.overloadpacket._qualified_op_name).rpartition("::")[2]
 
 
 def kind_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from quire.errors import UnsupportedModelError
+from quire.models.fallback.attention import position_limit
 
 _PAGE = 1024  # positions
 _LENGTHS = ("dynamic", "longrope")
@@ -55,7 +56,8 @@ class RotaryTables(nn.Module):
         """position_ids: [1, T]. Returns what the original does: a tensor, or a tuple, of [1, T, ...] each."""
         key = layer_type, x.dtype, x.device
         tables = self._pages.get(key, ())
-        last = int(position_ids.max())
+        limit = position_limit()
+        last = int(position_ids.max()) if limit is None else limit - 1
         if not tables or last >= len(tables[0]):
             tables = self._pages[key] = self._grown(x, tables, last, layer_type)
         rows = tuple(table[position_ids[0]].unsqueeze(0) for table in tables)

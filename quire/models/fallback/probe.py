@@ -22,9 +22,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from quire.errors import UnsupportedModelError
+from quire.kernels.operations import name_of
 from quire.models.fallback.attention import LooksAtMasks, answering, spec_of
 from quire.models.fallback.exact import PRODUCTS, RowExact
-from quire.models.fallback.operations import kind_of, name_of
+from quire.models.fallback.operations import kind_of
 from quire.models.fallback.stand_ins import mixed
 from quire.models.fallback.top import Top
 from quire.types import AttentionSpec

@@ -169,7 +169,9 @@ class DecodeGraphRunner:
             own = replace(own, context=context)
         try:
             recorded = self._forward if self._device.type == "cpu" else self._hidden
-            recording = self._recording.record(lambda: recorded(own, segments), self._workspace)
+            recording = self._recording.record(
+                lambda: recorded(own, segments), self._workspace, self._model.recorded_operations
+            )
         except self._recording.NotRecordable as reason:
             logger.warning(
                 "%s: steps of one token a sequence run through Python, which is slower: %s (docs/adding-a-model.md)",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from peft import LoraConfig
 
+from quire import LLM, SamplingParams, kernels
 from tests.lora.peft_world import text_world
 from tests.models import tiny
 from tests.models.rows import all_rows
@@ -42,6 +43,38 @@ def test_greedy_tokens_and_prompt_logprobs(architecture: str, tmp_path: Path) ->
     oracle = tiny.make(architecture, GREEDY[architecture])
     path = tiny.save(oracle, tmp_path)
     check_greedy(oracle.double(), path, model_impl="transformers")
+
+
+RECORDED = {
+    "LlamaForCausalLM": "gqa",
+    "Gemma3ForCausalLM": "as_published",
+    "Qwen3MoeForCausalLM": "as_published",
+    "GPT2LMHeadModel": "gelu_new",
+    "DeepseekV3ForCausalLM": "v3",
+}
+
+
+@pytest.mark.skipif(kernels.backend().__name__ != "quire.kernels.native", reason="the twins are never recorded")
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=[pytest.mark.slow] if name[0] != "L" else []) for name in RECORDED]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_recorded_steps(architecture: str, dtype: str, tmp_path: Path) -> None:
+    """Steps of one token a sequence are replayed, and have the bits of those that run through Python."""
+    path = tiny.build(architecture, RECORDED[architecture], tmp_path)
+    prompts = [{"prompt_token_ids": tiny.token_ids(4 + seed, seed=seed)} for seed in range(3)]
+    params = [SamplingParams(temperature=0.0, max_tokens=n, logprobs=3, ignore_eos=True) for n in (12, 7, 9)]
+    found = []
+    for eager in (False, True):
+        llm = LLM(
+            str(path), dtype=dtype, skip_tokenizer_init=True, model_impl="transformers", enforce_eager=eager,
+            max_num_batched_tokens=64,
+        )  # fmt: skip
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found.append([(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs])
+        shapes = llm.llm_engine.executor.runner._decode._shapes  # nothing public says it
+        assert any(shapes.values()) != eager
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
