@@ -16,6 +16,15 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class MarkerWords:
+    """The texts of tokens that a family's processor writes into a prompt's text: an image's marker, and BOS ("": the
+    tokenizer has none)."""
+
+    image: str
+    bos: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class MediaLayout:
     """What an image, a video or a sound takes in a prompt; the model says it of its processed form.
 

@@ -93,7 +93,8 @@ def _message(text: str, images: Sequence[str | bytes]) -> Message:
 
 def _render(llm: LLM, messages: Sequence[Message]) -> PromptType:
     image_spec = llm.llm_engine.input_processor.image_spec
-    chat = render_chat(llm.get_tokenizer(), messages, image_marker=image_spec.marker if image_spec else None)
+    marker, lay_out = (image_spec.marker, image_spec.written) if image_spec else (None, None)
+    chat = render_chat(llm.get_tokenizer(), messages, image_marker=marker, lay_out=lay_out)
     return {
         "prompt_token_ids": chat.token_ids,
         "multi_modal_data": chat.multi_modal_data,

@@ -20,7 +20,7 @@ from quire.errors import CheckpointError
 from quire.layers import RMSNorm
 from quire.models.base import refuse
 from quire.models.vision.base import ImageInputs, VisionLanguageModel, text_model
-from quire.models.vision.siglip import SiglipTower, check_siglip
+from quire.models.vision.siglip import PUBLISHED_PARTS, RENAMES, SiglipTower, check_siglip
 from quire.types import ImageLayout, MediaKind
 
 if TYPE_CHECKING:
@@ -28,16 +28,8 @@ if TYPE_CHECKING:
 
 
 class Gemma3ForConditionalGeneration(VisionLanguageModel):
-    own_renames: ClassVar = (
-        (r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)", r"vision_tower.\1"),
-        (r"(?:model\.)?(multi_modal_projector\..+)", r"\1"),
-    )
-    published_parts: ClassVar = {
-        "vision_tower": ("vision_tower.vision_model", "model.vision_tower.vision_model", "model.vision_tower"),
-        "multi_modal_projector": ("multi_modal_projector", *["model.multi_modal_projector"] * 2),
-        "language_model.{base}": ("language_model.{base}", *["model.language_model"] * 2),
-        "language_model.lm_head": ("language_model.lm_head", *["lm_head"] * 2),
-    }
+    own_renames: ClassVar = RENAMES
+    published_parts: ClassVar = PUBLISHED_PARTS
     processor_settings: Mapping[str, Any] = {"do_pan_and_scan": False}
     around_marker = ("\n\n", "\n\n")
 

@@ -118,6 +118,7 @@ BUILT_IN = (
     Row("Gemma3ForConditionalGeneration", "quire.models.gemma3_vision:Gemma3ForConditionalGeneration", IMAGES),
     Row("InternVLForConditionalGeneration", "quire.models.internvl:InternVLForConditionalGeneration", IMAGES),
     Row("Mistral3ForConditionalGeneration", "quire.models.mistral3:Mistral3ForConditionalGeneration", IMAGES),
+    Row("PaliGemmaForConditionalGeneration", "quire.models.paligemma:PaliGemmaForConditionalGeneration", IMAGES),
     Row("Qwen2VLForConditionalGeneration", "quire.models.qwen2_vl:Qwen2VLForConditionalGeneration", IMAGES),
     Row("Qwen2_5_VLForConditionalGeneration", "quire.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration", IMAGES),
     Row("Qwen3VLForConditionalGeneration", "quire.models.qwen3_vl:Qwen3VLForConditionalGeneration", IMAGES),

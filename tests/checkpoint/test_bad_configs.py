@@ -52,8 +52,8 @@ def test_a_configuration_that_transformers_refuses(copy_of):
         (LLAMA, {"vision_config": {"hidden_size": 8}}, "vision_config"),
         (
             LLAMA,
-            {"architectures": ["PaliGemmaForConditionalGeneration", "LlamaForCausalLM"]},
-            "PaliGemmaForConditionalGeneration",
+            {"architectures": ["Kosmos2ForConditionalGeneration", "LlamaForCausalLM"]},
+            "Kosmos2ForConditionalGeneration",
         ),
         (LLAMA, {"architectures": []}, "no architecture"),
         (LLAMA, {"architectures": ...}, "no architecture"),

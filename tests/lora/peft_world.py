@@ -207,7 +207,7 @@ _LAYERS = {
 
 
 def vision_world(folder: Path, architecture: str, variant: str) -> World:
-    """A vision-language model of `tests.multimodal.tiny_vision`, with an engine; two of its prompts have images."""
+    """A vision-language model of `tests.multimodal.tiny_vision`, with an engine; two or all prompts have images."""
     theirs = tiny_vision.make(architecture, variant)
     path = tiny_vision.build(architecture, variant, folder / "base", theirs)
     theirs.name_or_path = theirs.config._name_or_path = str(path)
@@ -220,6 +220,8 @@ def vision_world(folder: Path, architecture: str, variant: str) -> World:
         (words[3] + words[4], []),
     ]
     family = tiny_vision.FAMILIES[architecture]
+    if family.whole:
+        prompts[2] = ([*words[3], IMAGE, *words[4]], images[2:])
     return _world(theirs, path, prompts, tiny_vision.image_processor(architecture, variant), folder, family)
 
 

@@ -141,6 +141,16 @@ GEMMA3: dict[str, dict[str, Any]] = {
     "save_norms": {"target_modules": ["o_proj"], "modules_to_save": ["mm_soft_emb_norm", "post_layernorm"]},
     "tokens": {"target_modules": ["k_proj", "lm_head"], "trainable_token_indices": [5, 60, 200, 381]},
 }
+PALIGEMMA: dict[str, dict[str, Any]] = {
+    "all_linear": {"target_modules": "all-linear"},
+    "save_projector": {"target_modules": ["out_proj", "q_proj"], "modules_to_save": ["multi_modal_projector"]},
+    "text": {"target_modules": r".*language_model.*(q_proj|down_proj)", "use_rslora": True},
+    "tower": {"target_modules": ["out_proj", "fc1", "fc2"], "use_dora": True, "bias": "all"},
+    "patches": {"target_modules": ["patch_embedding", "position_embedding"]},
+    "projector": {"target_modules": ["linear"], "use_dora": True, "bias": "lora_only"},
+    "save_norms": {"target_modules": ["o_proj"], "modules_to_save": ["input_layernorm", "post_layernorm"]},
+    "tokens": {"target_modules": ["k_proj", "lm_head"], "trainable_token_indices": [5, 60, 200, 382]},
+}
 
 LLAVA_NEXT: dict[str, dict[str, Any]] = {
     "everywhere": FIELDS["everywhere"],
@@ -186,6 +196,8 @@ MODELS: list[tuple[str, str, dict[str, dict[str, Any]]]] = [
     ("LlavaOfPixtral", "pixtral", ROWS),
     ("InternVLForConditionalGeneration", "tiles", INTERNVL),
     ("Gemma3ForConditionalGeneration", "untied", GEMMA3),
+    ("PaliGemmaForConditionalGeneration", "untied", PALIGEMMA),
+    ("PaliGemmaForConditionalGeneration", "gemma2", {"all_linear": PALIGEMMA["all_linear"]}),
     (GLM, "half", GLM4V),
     (IDEFICS3, "one_patch", IDEFICS),
     (SMOLVLM, "squares", IDEFICS),
@@ -201,6 +213,7 @@ QUICK = {
     VIDEO: ("all_linear",),
     QWEN3: ("all_linear", "save_mergers"), "Qwen3VLMoeForConditionalGeneration": (),
     "InternVLForConditionalGeneration": ("all_linear",), "Gemma3ForConditionalGeneration": ("save_projector",),
+    "PaliGemmaForConditionalGeneration": ("save_projector",),
 }  # fmt: skip  # of these, the others are slow
 CASES = [
     pytest.param(

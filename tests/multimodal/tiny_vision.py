@@ -118,13 +118,17 @@ class Oracle:
             return [IMAGE] * len(self.features(image))
         return self.family.ids(tokenizer, self.model.config, self.processor(image))
 
+    def expanded(self, ids: list[int], images: list[Image.Image], tokenizer: Any = None) -> list[int]:
+        """A prompt's ids with each image's placeholders for its marker."""
+        placed = iter([self.ids(tokenizer, image) for image in images])
+        return [token for one in ids for token in (next(placed) if one == IMAGE else [one])]
+
     @torch.inference_mode()
     def answer(
         self, ids: list[int], images: list[Image.Image], tokens: int, tokenizer: Any = None
     ) -> tuple[list[int], list[int]]:
         """(expanded prompt, greedy tokens), run alone, in float64."""
-        placed = iter([self.ids(tokenizer, image) for image in images])
-        expanded = [token for one in ids for token in (next(placed) if one == IMAGE else [one])]
+        expanded = self.expanded(ids, images, tokenizer)
         inputs = self.inputs(images) if images else {}
         if self.mrope:
             inputs["mm_token_type_ids"] = torch.tensor([[int(token == IMAGE) for token in expanded]])

@@ -62,7 +62,7 @@ def test_rows_are_data() -> None:
         ("OptForCausalLM", ["nearest supported one is OPTForCausalLM"]),
         ("GPT2Model", ["nearest supported one is GPT2LMHeadModel", "no language-modelling head"]),
         ("LlamaForSequenceClassification", ["does not classify", "LlamaForCausalLM"]),
-        ("PaliGemmaForConditionalGeneration", ["not a text-only decoder", "never serves a part"]),
+        ("Kosmos2ForConditionalGeneration", ["not a text-only decoder", "never serves a part"]),
         ("Qwen9VLForConditionalGeneration", ["not a text-only decoder"]),
         ("LlavaLlamaForCausalLM", ["not a text-only decoder"]),
         ("T5ForConditionalGeneration", ["not a text-only decoder"]),
@@ -78,7 +78,7 @@ def test_what_is_not_supported_says_why_and_what_is_near(architecture: str, part
 
 
 def test_only_the_first_architecture_counts() -> None:
-    assert "PaliGemmaForConditionalGeneration" in refused("PaliGemmaForConditionalGeneration", "LlamaForCausalLM")
+    assert "Kosmos2ForConditionalGeneration" in refused("Kosmos2ForConditionalGeneration", "LlamaForCausalLM")
     assert "no architecture" in refused()
 
 

@@ -15,7 +15,7 @@ from quire.layers import ROTARY_FIELDS
 from quire.models.base import CausalLM, refuse
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.fields import check_fields
-from quire.types import ForwardContext, KVCache, MediaKind, MediaLayout, PlaceholderRange
+from quire.types import ForwardContext, KVCache, MarkerWords, MediaKind, MediaLayout, PlaceholderRange
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -45,6 +45,8 @@ class TakesMedia:
     processor_settings: Mapping[str, Any] = {}
     # What that processor writes before and behind an image's marker in a text, before the text becomes tokens.
     around_marker: tuple[str, str] = ("", "")
+    # Whether `lay_out` writes the special tokens of a text: the tokenizer adds none then.
+    lays_out_special: bool = False
 
     @property
     def media_token_ids(self) -> dict[MediaKind, int]:
@@ -115,6 +117,16 @@ class TakesMedia:
         checkpoint's tokenizer, with no special tokens added. Raises CheckpointError where they contradict the model's
         configuration, or lack a token.
         """
+
+    def lay_out(self, pieces: Sequence[str], images: int, words: MarkerWords) -> list[str]:
+        """A text as the family's Hugging Face processor writes it before it becomes tokens.
+
+        pieces: the text, cut wherever a user typed a marker's text in a message, which is none. images: of the prompt.
+        Returns as many pieces. Raises RequestError.
+        """
+        if not any(self.around_marker):
+            return list(pieces)
+        return [piece.replace(words.image, words.image.join(self.around_marker)) for piece in pieces]
 
     def check_processor(self, settings: Mapping[str, Any]) -> None:
         """Raise CheckpointError where the image processor's settings contradict the model's configuration."""

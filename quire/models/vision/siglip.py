@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,19 @@ from quire.models.vision.towers import build_tower
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+# Of models that have this tower, one projector and the text model's head outside of the model proper: what their files
+# called these parts, and what transformers' releases do (`VisionLanguageModel.own_renames`, `published_parts`).
+RENAMES: Sequence[tuple[str, str]] = (
+    (r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)", r"vision_tower.\1"),
+    (r"(?:model\.)?(multi_modal_projector\..+)", r"\1"),
+)
+PUBLISHED_PARTS: Mapping[str, tuple[str, ...]] = {
+    "vision_tower": ("vision_tower.vision_model", "model.vision_tower.vision_model", "model.vision_tower"),
+    "multi_modal_projector": ("multi_modal_projector", *["model.multi_modal_projector"] * 2),
+    "language_model.{base}": ("language_model.{base}", *["model.language_model"] * 2),
+    "language_model.lm_head": ("language_model.lm_head", *["lm_head"] * 2),
+}
 
 
 def check_siglip(config: PretrainedConfig) -> None:

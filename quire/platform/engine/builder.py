@@ -230,7 +230,9 @@ def _vision_components(
         max_seen=_most_seen(config, facts, model),
         prompt_sees=model.prompt_sees,
         placeholders=frozenset(model.media_token_ids.values()),
-        around=model.around_marker,
+        lay_out=model.lay_out,
+        lays_out_special=model.lays_out_special,
+        bos=str(getattr(tokenizer, "bos_token", None) or ""),
         words={kind: str(tokenizer.convert_ids_to_tokens(markers[kind])) for kind in others} if tokenizer else {},
     )
     return VisionComponents(image_spec, preprocessor, features, facts.feature_bytes)

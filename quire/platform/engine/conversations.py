@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -45,15 +45,15 @@ class Conversations:
         marker: str | None,
         defaults: RequestDefaults,
         options: ChatOptions,
-        around: tuple[str, str] = ("", ""),
+        lay_out: Callable[[Sequence[str], int], list[str]] | None = None,
         other_markers: Mapping[MediaKind, str] = MappingProxyType({}),
     ) -> None:
-        """marker: the text of the model's image token, if it takes images; other_markers: of further kinds. around: as
-        of `render_chat`."""
+        """marker: the text of the model's image token, if it takes images; other_markers: of further kinds. lay_out:
+        as of `render_chat`."""
         self._tokenizer = tokenizer
         self._marker = marker
         self._other_markers = other_markers
-        self._around = around
+        self._lay_out = lay_out
         self._strict = defaults.tool_strict
         self._options = options
         self._template = options.chat_template or defaults.chat_template
@@ -93,7 +93,7 @@ class Conversations:
             self._tokenizer,
             messages,
             image_marker=self._marker,
-            around_marker=self._around,
+            lay_out=self._lay_out,
             other_markers=self._other_markers,
             chat_template=self._template,
             add_generation_prompt=options.add_generation_prompt,

@@ -152,9 +152,9 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         marker = image_spec.marker if image_spec else None
-        around = image_spec.around if image_spec else ("", "")
+        lay_out = image_spec.written if image_spec else None
         others = image_spec.words if image_spec else {}
-        chat = Conversations(self.llm_engine.tokenizer, marker, self._requests, options, around, others)
+        chat = Conversations(self.llm_engine.tokenizer, marker, self._requests, options, lay_out, others)
         rendered = [chat.render(conversation) for conversation in conversations]
         prompts = [chat.prompt(one, mm_processor_kwargs) for one in rendered]
         begins = [chat.begins_in_reasoning(*one) for one in zip(rendered, conversations, strict=True)]

@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -26,7 +27,7 @@ from quire.platform.inputs.chat_call_form import call_form
 from quire.platform.inputs.chat_messages import check_messages, check_template_kwargs, for_template, tool_schemas
 from quire.platform.inputs.chat_renderer import RENDERER, TemplateError
 from quire.platform.inputs.chat_tools import CallForm, fit_calls
-from quire.platform.inputs.tokenizer import encode_rendered, token_id_of, write_around
+from quire.platform.inputs.tokenizer import encode_rendered, token_id_of
 from quire.types import MediaKind
 
 MAX_TEMPLATE = 1 << 20
@@ -75,7 +76,7 @@ def render_chat(
     messages: Sequence[Mapping[str, Any]],
     *,
     image_marker: str | None = None,
-    around_marker: tuple[str, str] = ("", ""),
+    lay_out: Callable[[Sequence[str], int], list[str]] | None = None,
     other_markers: Mapping[MediaKind, str] = MappingProxyType({}),
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
@@ -87,7 +88,7 @@ def render_chat(
     """The prompt of OpenAI-shaped messages.
 
     image_marker: the text of the model's image token; None refuses images. other_markers: the same of further kinds.
-    around_marker: what is written before and behind each image's.
+    lay_out: as of `ImageInputSpec.written`; None: the text stays as the template has written it.
     chat_template: used instead of the tokenizer's own; or the name of one of those, where it has several.
     add_generation_prompt: end with what opens the assistant's answer.
     continue_final_message: leave the last message open instead, for the model to continue.
@@ -114,10 +115,11 @@ def render_chat(
     characters = sum(map(len, pieces))
     if max_characters is not None and characters > max_characters:
         raise TooManyCharactersError(characters)
-    written = [write_around(piece, image_marker, around_marker) for piece in pieces]
+    counts = Counter(map(_kind_of, images))
+    written = pieces if lay_out is None else lay_out(pieces, counts["image"])
     token_ids = encode_rendered(tokenizer, written, typed)
     for kind, marker in markers.items():
-        _check_count(tokenizer, token_ids, marker, sum(_kind_of(one) == kind for one in images), kind)
+        _check_count(tokenizer, token_ids, marker, counts[kind], kind)
     return ChatPrompt(token_ids, images, _joined(pieces, typed))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import RequestError
-from quire.types import MediaKind, PlaceholderRange, Span
+from quire.types import MarkerWords, MediaKind, PlaceholderRange, Span
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class ImageInputSpec:
     max_tokens: of one image, that the features' budget can hold. settings: checks what a caller asks of the image
     processor. rotary_positions: for models with `mrope`. markers: of each kind that the model takes. max_seen: tokens
     that may see one another. prompt_sees: whether all tokens of a prompt with media do. placeholders: of all kinds,
-    where they are not their markers. around: what is written before and behind each image's marker in a text. words:
-    the texts of `markers`, but for images'.
+    where they are not their markers. lay_out: a text's pieces as the model's processor writes them
+    (`TakesMedia.lay_out`); lays_out_special: with the special tokens. bos: the text of BOS. words: the texts of
+    `markers`, but for images'.
     """
 
     marker_id: int
@@ -35,8 +36,16 @@ class ImageInputSpec:
     max_seen: int
     prompt_sees: bool = False
     placeholders: frozenset[int] = frozenset()
-    around: tuple[str, str] = ("", "")
+    lay_out: Callable[[Sequence[str], int, MarkerWords], list[str]] | None = None
+    lays_out_special: bool = False
+    bos: str = ""
     words: Mapping[MediaKind, str] = field(default_factory=dict)
+
+    def written(self, pieces: Sequence[str], images: int) -> list[str]:
+        """A text as the model's processor writes it, in as many pieces. images: of the prompt. Raises RequestError."""
+        if self.lay_out is None or self.marker is None:
+            return list(pieces)
+        return self.lay_out(pieces, images, MarkerWords(self.marker, self.bos))
 
     def ranges(self, request_id: str, length: int, items: Sequence[PlaceholderRange]) -> tuple[Span, ...]:
         """The ranges of a prompt whose tokens see one another. Raises RequestError for one that no step can compute."""

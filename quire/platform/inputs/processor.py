@@ -26,7 +26,7 @@ from quire.platform.inputs.embeds import read_embeds
 from quire.platform.inputs.image_spec import ImageInputSpec
 from quire.platform.inputs.limits import Limits
 from quire.platform.inputs.prepared import PreparedRequest, ProcessedPrompt
-from quire.platform.inputs.tokenizer import encode_bad_words, encode_prompt, write_around
+from quire.platform.inputs.tokenizer import encode_bad_words, encode_prompt, encode_rendered
 from quire.platform.kv.prefix_index import root_key
 from quire.platform.outputs.stop_strings import StopStrings
 from quire.platform.sampling.logits_processors import (
@@ -288,7 +288,8 @@ class InputProcessor:
             images, settings = self._read_media(request_id, prompt)
         else:
             given, text = prompt, prompt if isinstance(prompt, str) else None
-        ids = self._encode(request_id, given) if isinstance(given, str) else self._check_ids(request_id, given)
+        count = sum(kind_of(source) == "image" for source in images)
+        ids = self._encode(request_id, given, count) if isinstance(given, str) else self._check_ids(request_id, given)
         if not ids:
             raise RequestError(f"request {request_id}: the prompt is empty; it must have at least one token")
         self._check_markers(request_id, ids, images, exactly=isinstance(given, str))
@@ -334,12 +335,14 @@ class InputProcessor:
         spec = self.image_spec
         return frozenset() if spec is None else frozenset(spec.markers.values()) | spec.placeholders
 
-    def _encode(self, request_id: str, text: str) -> list[int]:
+    def _encode(self, request_id: str, text: str, images: int) -> list[int]:
         if self.tokenizer is None:
             raise RequestError(f"request {request_id}: no tokenizer is loaded, so a prompt must be token ids, not text")
-        if self.image_spec is not None:
-            text = write_around(text, self.image_spec.marker, self.image_spec.around)
-        ids = encode_prompt(self.tokenizer, text)
+        spec = self.image_spec
+        if spec is not None:
+            (text,) = spec.written([text], images)
+        whole = spec is not None and spec.lays_out_special
+        ids = encode_rendered(self.tokenizer, [text]) if whole else encode_prompt(self.tokenizer, text)
         placeholders = self._placeholders
         most = max((token for token in ids if token not in placeholders), default=0)
         if most >= self.limits.vocab_size:

@@ -126,11 +126,6 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     return _encode(tokenizer, text, add_special_tokens=True)
 
 
-def write_around(text: str, marker: str | None, around: tuple[str, str]) -> str:
-    """A text with what is to stand before and behind each marker in it."""
-    return text.replace(marker, marker.join(around)) if marker and any(around) else text
-
-
 def encode_rendered(tokenizer: Any, pieces: Sequence[str], typed: str | Sequence[str] = ()) -> list[int]:
     """The same for a rendered chat template, which has written the special tokens itself: none are added.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.multimodal.families import gemma, glm, idefics, internvl, llava, onevision, pixtral, qwen
+from tests.multimodal.families import gemma, glm, idefics, internvl, llava, onevision, paligemma, pixtral, qwen
 from tests.multimodal.families.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -14,4 +14,5 @@ FAMILIES: dict[str, Family] = {
     **onevision.FAMILIES,
     **internvl.FAMILIES,
     **gemma.FAMILIES,
+    **paligemma.FAMILIES,
 }
