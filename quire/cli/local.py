@@ -94,7 +94,8 @@ def _message(text: str, images: Sequence[str | bytes]) -> Message:
 def _render(llm: LLM, messages: Sequence[Message]) -> PromptType:
     image_spec = llm.llm_engine.input_processor.image_spec
     marker, lay_out = (image_spec.marker, image_spec.written) if image_spec else (None, None)
-    chat = render_chat(llm.get_tokenizer(), messages, image_marker=marker, lay_out=lay_out)
+    numbered = image_spec.numbered if image_spec else None
+    chat = render_chat(llm.get_tokenizer(), messages, image_marker=marker, lay_out=lay_out, numbered=numbered)
     return {
         "prompt_token_ids": chat.token_ids,
         "multi_modal_data": chat.multi_modal_data,

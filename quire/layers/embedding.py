@@ -12,10 +12,11 @@ from quire.layers.adapters import EmbeddingAdapters, adapt_embedding
 class Embedding(nn.Module):
     """Rows of weight [num_embeddings, size], times `scale`.
 
-    adapters: what LoRA adapters change here; None while none does.
+    adapters: what LoRA adapters change here; None while none does. unadapted: why none can, where none can.
     """
 
     adapters: EmbeddingAdapters | None = None
+    unadapted: str = ""
 
     def __init__(self, num_embeddings: int, size: int, scale: float = 1.0) -> None:
         super().__init__()

@@ -73,6 +73,8 @@ def _with_lora(tokens: TokenRows, lora: LoraWeights | None, bias: torch.Tensor |
 def embedding_change(
     layer: Embedding, rank: Rank | None, parts: Parts, given: Given, tokens: TokenRows | None, dtype: torch.dtype
 ) -> EmbeddingChange:
+    if layer.unadapted:
+        raise ValueError(layer.unadapted)
     weight = given.get("weight")
     if rank is None or "lora_embedding_A" not in parts:
         return EmbeddingChange(weight, tokens)

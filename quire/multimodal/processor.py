@@ -14,9 +14,11 @@ import torch
 from quire.config import MediaConfig
 from quire.errors import CheckpointError, RequestError
 from quire.multimodal.images import Picture, described
+from quire.multimodal.phi3_v import Phi3VImageProcessor
 from quire.multimodal.plans import Plan, kind_of
 from quire.multimodal.processor_settings import Most, as_floats, check_peak, check_setting
 
+OWN = {"Phi3VImageProcessor": Phi3VImageProcessor}
 # What a caller may set, where the checkpoint's processor knows it. The rest is the tower's to decide (patch sizes,
 # grids) or the engine's (the form of results).
 _SETTINGS = {
@@ -40,12 +42,8 @@ class ImageProcessor:
         settings: Mapping[str, Any] | None = None,
         defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        from transformers import AutoImageProcessor
-
         try:
-            self._processor = AutoImageProcessor.from_pretrained(
-                path, local_files_only=True, trust_remote_code=False, **_pil_backend()
-            )
+            self._processor = _loaded(path)
         except Exception as error:  # transformers raises all kinds
             raise CheckpointError(f"{path}: its image processor cannot be loaded: {error}") from error
         self._config = config
@@ -133,6 +131,18 @@ class ImageProcessor:
                 "smaller size"
             )
         return plan
+
+
+def _loaded(path: Path) -> Any:
+    """The checkpoint's processor. For those that are code in their checkpoints, which is never run, there is `OWN`."""
+    from transformers import AutoImageProcessor
+
+    file = path / "preprocessor_config.json"
+    told = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    own = OWN.get(str(told.get("image_processor_type"))) if isinstance(told, dict) else None
+    if own is not None:
+        return own.from_pretrained(path)
+    return AutoImageProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=False, **_pil_backend())
 
 
 def _pil_backend() -> dict[str, Any]:

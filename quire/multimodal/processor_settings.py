@@ -10,8 +10,8 @@ from quire.errors import RequestError
 SIZES = ("size", "crop_size")
 _FLAGS = ("crop_to_patches", "do_center_crop", "do_convert_rgb", "do_image_splitting", "do_normalize", "do_pad",
           "do_pan_and_scan", "do_rescale", "do_resize", "do_sample_frames")  # fmt: skip
-_COUNTS = ("min_patches", "max_patches")
-_MOST_TILES = 256
+_COUNTS = ("min_patches", "max_patches", "num_crops")
+MOST_TILES = 256
 _BY_CHANNEL = ("image_mean", "image_std")
 
 # What pixels may become at most: ordinary ones end below 3, and below 1,300 where they are not rescaled. Far above, a
@@ -41,8 +41,8 @@ def check_setting(name: str, value: Any, most: Most, sizes: Collection[Collectio
         if type(value) is not int or not 1 <= value <= most.pixels:
             raise RequestError(f"mm_processor_kwargs: {name}={shown} must be from 1 to {most.name}={most.pixels:,}")
     elif name in _COUNTS:
-        if type(value) is not int or not 1 <= value <= _MOST_TILES:
-            raise RequestError(f"mm_processor_kwargs: {name}={shown} must be from 1 to {_MOST_TILES}")
+        if type(value) is not int or not 1 <= value <= MOST_TILES:
+            raise RequestError(f"mm_processor_kwargs: {name}={shown} must be from 1 to {MOST_TILES}")
     elif name == "resample":
         if type(value) is not int or not 0 <= value <= 5:
             raise RequestError(f"mm_processor_kwargs: {name}={shown} must be one of Pillow's filters, 0 to 5")

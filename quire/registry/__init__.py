@@ -29,6 +29,7 @@ _CHATGLM = "quire.models.chatglm:ChatGLMConfig"
 _INTERNLM2 = "quire.models.internlm2:InternLM2Config"
 _MINICPM = "quire.models.minicpm:MiniCPMConfig"
 _MINICPM3 = "quire.models.minicpm3:MiniCPM3Config"
+_PHI3_V = "quire.models.phi3_v:Phi3VConfig"
 
 BUILT_IN = (
     Row("LlamaForCausalLM", "quire.models.llama:LlamaForCausalLM"),
@@ -119,6 +120,7 @@ BUILT_IN = (
     Row("InternVLForConditionalGeneration", "quire.models.internvl:InternVLForConditionalGeneration", IMAGES),
     Row("Mistral3ForConditionalGeneration", "quire.models.mistral3:Mistral3ForConditionalGeneration", IMAGES),
     Row("PaliGemmaForConditionalGeneration", "quire.models.paligemma:PaliGemmaForConditionalGeneration", IMAGES),
+    Row("Phi3VForCausalLM", "quire.models.phi3_v:Phi3VForCausalLM", IMAGES, config=_PHI3_V),
     Row("Qwen2VLForConditionalGeneration", "quire.models.qwen2_vl:Qwen2VLForConditionalGeneration", IMAGES),
     Row("Qwen2_5_VLForConditionalGeneration", "quire.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration", IMAGES),
     Row("Qwen3VLForConditionalGeneration", "quire.models.qwen3_vl:Qwen3VLForConditionalGeneration", IMAGES),

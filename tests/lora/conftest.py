@@ -14,6 +14,7 @@ from tests.lora.adapter_faults import PROMPTS
 from tests.lora.adapter_files import greedy, no_adapters, open_llm, tokens
 from tests.lora.adapter_life import NAMES, PROMPT, Solo
 from tests.lora.peft_world import World, text_world, vision_world
+from tests.multimodal.tiny_vision import FAMILIES
 from tests.platform.conftest import make_llama
 
 Worlds = Callable[..., World]
@@ -40,8 +41,7 @@ def worlds(tmp_path_factory) -> Iterator[Worlds]:
         key = architecture, variant, *settings.items()
         if key not in made:
             folder = tmp_path_factory.mktemp(f"{architecture}-{variant}")
-            is_text = architecture.endswith("ForCausalLM") or architecture.startswith("GPT2")
-            make = text_world if is_text else vision_world
+            make = vision_world if architecture in FAMILIES else text_world
             made[key] = make(folder, architecture, variant, **settings)
         return made[key]
 

@@ -173,6 +173,18 @@ ONEVISION: dict[str, dict[str, Any]] = {
     name: FIELDS[name] for name in ("text", "tower", "projector", "all_linear", "everywhere_dora", "save_projector")
 }
 
+PHI3_V: dict[str, dict[str, Any]] = {
+    "all_linear": {"target_modules": "all-linear"},
+    "text": {"target_modules": ["qkv_proj", "gate_up_proj", "o_proj"], "use_rslora": True},
+    "text_by_pattern": {"target_modules": r"model\.layers\.\d+\.(self_attn\.qkv_proj|mlp\.down_proj)", "bias": "all"},
+    "tower": {"target_modules": r".*img_processor.*(q_proj|out_proj|fc1|fc2)", "use_dora": True, "bias": "lora_only"},
+    "projection": {"target_modules": ["img_projection.0", "img_projection.2"], "bias": "all"},
+    "projection_dora": {"target_modules": r".*img_projection\.[02]", "use_dora": True},
+    "patches": {"target_modules": ["patch_embedding", "position_embedding"]},
+    "save_projection": {"target_modules": ["qkv_proj", "fc1"], "modules_to_save": ["img_projection"]},
+    "save_tower": {"target_modules": ["down_proj"], "modules_to_save": ["img_processor", "lm_head"]},
+}
+
 LLAVA, NEXT, QWEN, QWEN25, QWEN3, GLM = (
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
@@ -204,6 +216,7 @@ MODELS: list[tuple[str, str, dict[str, dict[str, Any]]]] = [
     (ONE, "scaled", ONEVISION),
     (VIDEO, "average", ONEVISION),
     (QWEN3, "deepstack", QWEN3_VL),
+    ("Phi3VForCausalLM", "published", PHI3_V),
     ("Qwen3VLMoeForConditionalGeneration", "experts", {"all_linear": {"target_modules": "all-linear"}}),
 ]
 QUICK = {
@@ -212,6 +225,7 @@ QUICK = {
     IDEFICS3: ("all_linear",), SMOLVLM: ("everywhere_dora", "save_connector"), ONE: ("everywhere_dora",),
     VIDEO: ("all_linear",),
     QWEN3: ("all_linear", "save_mergers"), "Qwen3VLMoeForConditionalGeneration": (),
+    "Phi3VForCausalLM": ("all_linear", "save_projection"),
     "InternVLForConditionalGeneration": ("all_linear",), "Gemma3ForConditionalGeneration": ("save_projector",),
     "PaliGemmaForConditionalGeneration": ("save_projector",),
 }  # fmt: skip  # of these, the others are slow

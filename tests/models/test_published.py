@@ -17,12 +17,14 @@ from quire import registry
 from quire.models.loader import load_config, load_model
 from tests.models import run_model, tiny
 from tests.models.rows import all_rows
+from tests.multimodal.families import FAMILIES
 
 PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "published.json").read_text())
 # Those of which transformers has no class are compared with `oracles.py`, by their rows.
 WITH_AN_ORACLE = {row.architecture for row in all_rows().values() if row.oracle} | {
     alias for row in all_rows().values() for alias in row.aliases if not hasattr(transformers, alias)
 }
+WITH_AN_ORACLE |= {name for name, family in FAMILIES.items() if family.reference}
 
 
 # Rows of whose published files we do not know every value for certain.

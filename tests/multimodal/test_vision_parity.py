@@ -47,7 +47,7 @@ def test_features(architecture, variant, tmp_path):
     path = build(architecture, variant, tmp_path, oracle.model)
     model = load_model(path)
     processor = ImageProcessor(path, MediaConfig(), None, model.processor_settings)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     model.read_processor({}, lambda text: tokenizer.encode(text, add_special_tokens=False))
     for number, size in enumerate(SIZES):
         image = picture(number, size)
@@ -64,7 +64,7 @@ def test_features(architecture, variant, tmp_path):
 def test_greedy_tokens(architecture, variant, tmp_path):
     oracle = Oracle(architecture, variant)
     path = build(architecture, variant, tmp_path, oracle.model)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     whole = oracle.family.whole
     batch = [(ids, images) for ids, images in prompts() if images or not whole]
     longest = max(len(oracle.expanded(ids, images, tokenizer)) for ids, images in batch)

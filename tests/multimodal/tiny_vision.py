@@ -35,7 +35,7 @@ def make(architecture: str, variant: str, seed: int = 0) -> Any:
     config = family.config(copy.deepcopy(family.variants[variant]))
     torch.manual_seed(seed)
     model = (
-        getattr(transformers, family.architecture or architecture)
+        (family.reference or getattr(transformers, family.architecture or architecture))
         ._from_config(config, attn_implementation="eager", experts_implementation="eager")
         .float()
         .eval()
@@ -46,11 +46,11 @@ def make(architecture: str, variant: str, seed: int = 0) -> Any:
 
 def _randomise(model: Any, gain: float) -> None:
     """The text model as in the tests of text; a tower and a projector of which every part shows in the features."""
-    text = "text_model" if hasattr(model.model, "text_model") else "language_model"
-    randomise(getattr(model.model, text), gain)
+    text = next((name for name in ("text_model", "language_model") if hasattr(model.model, name)), None)
+    randomise(model if text is None else getattr(model.model, text), gain)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if text in name:
+            if text in name if text else "vision" not in name:
                 continue
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.2)
@@ -74,7 +74,7 @@ def build(architecture: str, variant: str, directory: str | Path, model: Any = N
     (model or make(architecture, variant)).save_pretrained(directory)
     image_processor(architecture, variant).save_pretrained(directory)
     save_tokenizer(Path(directory))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     words = FAMILIES[architecture].words
     for token in range(len(tokenizer), VOCAB):
         word = words.get(token, f"<fill{token}>")

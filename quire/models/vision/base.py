@@ -47,6 +47,9 @@ class TakesMedia:
     around_marker: tuple[str, str] = ("", "")
     # Whether `lay_out` writes the special tokens of a text: the tokenizer adds none then.
     lays_out_special: bool = False
+    # What an image's marker is called in a text where the tokenizer has none: "{}" stands for its number, from 1. The
+    # text between two of them becomes tokens by itself.
+    numbered_marker: str = ""
 
     @property
     def media_token_ids(self) -> dict[MediaKind, int]:

@@ -29,6 +29,7 @@ from quire.platform.execution.executor import Executor, WorkerFacts
 from quire.platform.execution.in_process import InProcessExecutor
 from quire.platform.inputs.image_spec import ImageInputSpec
 from quire.platform.inputs.limits import Limits
+from quire.platform.inputs.numbered import NumberedMarkers
 from quire.platform.inputs.tokenizer import eos_token_ids, load_tokenizer, processor_settings
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import PrefixIndex
@@ -233,6 +234,7 @@ def _vision_components(
         lay_out=model.lay_out,
         lays_out_special=model.lays_out_special,
         bos=str(getattr(tokenizer, "bos_token", None) or ""),
+        numbered=NumberedMarkers(model.numbered_marker, marker) if model.numbered_marker else None,
         words={kind: str(tokenizer.convert_ids_to_tokens(markers[kind])) for kind in others} if tokenizer else {},
     )
     return VisionComponents(image_spec, preprocessor, features, facts.feature_bytes)

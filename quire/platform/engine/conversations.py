@@ -11,6 +11,7 @@ from quire.config import RequestDefaults
 from quire.errors import RequestError
 from quire.platform.inputs.chat import ChatPrompt, render_chat, template_of, template_variables
 from quire.platform.inputs.chat_messages import tool_schemas
+from quire.platform.inputs.numbered import NumberedMarkers
 from quire.platform.outputs.detokenizer import Detokenizer
 from quire.platform.outputs.messages.constrained import constrained
 from quire.platform.outputs.messages.message import Message, collect
@@ -47,13 +48,15 @@ class Conversations:
         options: ChatOptions,
         lay_out: Callable[[Sequence[str], int], list[str]] | None = None,
         other_markers: Mapping[MediaKind, str] = MappingProxyType({}),
+        numbered: NumberedMarkers | None = None,
     ) -> None:
-        """marker: the text of the model's image token, if it takes images; other_markers: of further kinds. lay_out:
-        as of `render_chat`."""
+        """marker: the text of the model's image token, if it takes images; other_markers: of further kinds. lay_out,
+        numbered: as of `render_chat`."""
         self._tokenizer = tokenizer
         self._marker = marker
         self._other_markers = other_markers
         self._lay_out = lay_out
+        self._numbered = numbered
         self._strict = defaults.tool_strict
         self._options = options
         self._template = options.chat_template or defaults.chat_template
@@ -94,6 +97,7 @@ class Conversations:
             messages,
             image_marker=self._marker,
             lay_out=self._lay_out,
+            numbered=self._numbered,
             other_markers=self._other_markers,
             chat_template=self._template,
             add_generation_prompt=options.add_generation_prompt,

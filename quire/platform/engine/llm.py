@@ -154,7 +154,8 @@ class LLM:
         marker = image_spec.marker if image_spec else None
         lay_out = image_spec.written if image_spec else None
         others = image_spec.words if image_spec else {}
-        chat = Conversations(self.llm_engine.tokenizer, marker, self._requests, options, lay_out, others)
+        numbered = image_spec.numbered if image_spec else None
+        chat = Conversations(self.llm_engine.tokenizer, marker, self._requests, options, lay_out, others, numbered)
         rendered = [chat.render(conversation) for conversation in conversations]
         prompts = [chat.prompt(one, mm_processor_kwargs) for one in rendered]
         begins = [chat.begins_in_reasoning(*one) for one in zip(rendered, conversations, strict=True)]

@@ -12,8 +12,6 @@ images went in is checked last.
 from __future__ import annotations
 
 import json
-import re
-import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +25,9 @@ from quire.platform.inputs.chat_call_form import call_form
 from quire.platform.inputs.chat_messages import check_messages, check_template_kwargs, for_template, tool_schemas
 from quire.platform.inputs.chat_renderer import RENDERER, TemplateError
 from quire.platform.inputs.chat_tools import CallForm, fit_calls
+from quire.platform.inputs.numbered import NumberedMarkers
 from quire.platform.inputs.tokenizer import encode_rendered, token_id_of
+from quire.platform.inputs.typed_markers import TypedMarkers
 from quire.types import MediaKind
 
 MAX_TEMPLATE = 1 << 20
@@ -77,6 +77,7 @@ def render_chat(
     *,
     image_marker: str | None = None,
     lay_out: Callable[[Sequence[str], int], list[str]] | None = None,
+    numbered: NumberedMarkers | None = None,
     other_markers: Mapping[MediaKind, str] = MappingProxyType({}),
     chat_template: str | None = None,
     add_generation_prompt: bool = True,
@@ -88,7 +89,8 @@ def render_chat(
     """The prompt of OpenAI-shaped messages.
 
     image_marker: the text of the model's image token; None refuses images. other_markers: the same of further kinds.
-    lay_out: as of `ImageInputSpec.written`; None: the text stays as the template has written it.
+    lay_out: as of `ImageInputSpec.written`; None: the text stays as the template has written it. numbered: what images
+    are called in texts, where they have numbers.
     chat_template: used instead of the tokenizer's own; or the name of one of those, where it has several.
     add_generation_prompt: end with what opens the assistant's answer.
     continue_final_message: leave the last message open instead, for the model to continue.
@@ -106,6 +108,7 @@ def render_chat(
         tokenizer,
         messages,
         markers,
+        numbered,
         chat_template=chat_template,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
@@ -117,7 +120,8 @@ def render_chat(
         raise TooManyCharactersError(characters)
     counts = Counter(map(_kind_of, images))
     written = pieces if lay_out is None else lay_out(pieces, counts["image"])
-    token_ids = encode_rendered(tokenizer, written, typed)
+    stretches = None if numbered is None else numbered.encode(tokenizer, written, typed, counts["image"])
+    token_ids = encode_rendered(tokenizer, written, typed) if stretches is None else stretches
     for kind, marker in markers.items():
         _check_count(tokenizer, token_ids, marker, counts[kind], kind)
     return ChatPrompt(token_ids, images, _joined(pieces, typed))
@@ -128,12 +132,15 @@ def render_text(
     messages: Sequence[Mapping[str, Any]],
     *,
     image_marker: str | None = None,
+    numbered: NumberedMarkers | None = None,
     add_generation_prompt: bool = True,
     **options: Any,
 ) -> str:
     """The text that `render_chat` makes tokens of, by the same options."""
     markers: dict[MediaKind, str] = {} if image_marker is None else {"image": image_marker}
-    pieces, typed, _ = _render(tokenizer, messages, markers, add_generation_prompt=add_generation_prompt, **options)
+    pieces, typed, _ = _render(
+        tokenizer, messages, markers, numbered, add_generation_prompt=add_generation_prompt, **options
+    )
     return _joined(pieces, typed)
 
 
@@ -149,6 +156,7 @@ def _render(
     tokenizer: Any,
     messages: Any,
     markers: Mapping[MediaKind, str],
+    numbered: NumberedMarkers | None,
     *,
     add_generation_prompt: bool,
     chat_template: str | None = None,
@@ -172,12 +180,11 @@ def _render(
     form = _form_of(template, json.dumps(special), bool(markers))
     if any(message["role"] == "tool" or message.get("tool_calls") for message in checked):
         checked = fit_calls(checked, _call_form(checked, template, json.dumps(special), form == "parts"), template)
-    # Digits: a template may change the case of what it is given.
-    nonces = {str(secrets.randbits(128) | 1 << 127): marker for marker in dict.fromkeys(markers.values())}
-    for nonce, marker in nonces.items():
-        checked, schemas, more = (_hide(given, marker, nonce) for given in (checked, schemas, more))
+    typed = TypedMarkers(markers.values(), "" if numbered is None else numbered.pattern)
+    checked, schemas, more = (typed.hide(given) for given in (checked, schemas, more))
+    words = _Words(markers, numbered)
     for message in checked:
-        message["content"] = _content(message["content"], form, markers)
+        message["content"] = _content(message["content"], form, words)
     checked = [for_template(message, template) for message in checked]
     variables = {
         **special,
@@ -190,16 +197,10 @@ def _render(
     try:
         text = RENDERER.render(template, variables)
     except TemplateError as error:  # which may quote what a user typed
-        words = str(error)
-        for nonce, marker in nonces.items():
-            words = words.replace(nonce, marker)
-        raise TemplateError(words) from None
+        raise TemplateError(typed.shown(str(error))) from None
     if continue_final_message:
         text = _cut_after_final(text, checked[-1].get("content"))
-    if not nonces:
-        return [text], [], images
-    parts = re.split(f"({'|'.join(nonces)})", text)
-    return parts[::2], [nonces[nonce] for nonce in parts[1::2]], images
+    return *typed.cut(text), images
 
 
 def template_of(tokenizer: Any, given: str | None = None, tools: Sequence[Any] | None = None) -> str:
@@ -300,22 +301,22 @@ def _shows_probe(
     return _PROBE in text and _BESIDE_IT not in text
 
 
-def _hide(value: Any, marker: str, nonce: str) -> Any:
-    """JSON values with `nonce` for `marker` in every text, keys included."""
-    try:
-        if isinstance(value, str):
-            return value.replace(marker, nonce)
-        if isinstance(value, dict):
-            keys = [key.replace(marker, nonce) if isinstance(key, str) else key for key in value]
-            return {key: _hide(held, marker, nonce) for key, held in zip(keys, value.values(), strict=True)}
-        if isinstance(value, (list, tuple)):
-            return [_hide(held, marker, nonce) for held in value]
-    except RecursionError:
-        raise RequestError("messages, tools and template_kwargs must be JSON values: nested too deeply.") from None
-    return value
+class _Words:
+    """The markers of media, one after the other, as texts have them."""
+
+    def __init__(self, markers: Mapping[MediaKind, str], numbered: NumberedMarkers | None) -> None:
+        self._markers = markers
+        self._numbered = numbered
+        self._count = 0
+
+    def next(self, kind: MediaKind) -> str:
+        if kind != "image" or self._numbered is None:
+            return self._markers[kind]
+        self._count += 1
+        return self._numbered.word(self._count)
 
 
-def _content(parts: list[str | MediaSource | None] | None, form: Form, markers: Mapping[MediaKind, str]) -> Any:
+def _content(parts: list[str | MediaSource | None] | None, form: Form, words: _Words) -> Any:
     """A message's parts (None is an image, a `MediaSource` another kind) as the template wants them.
 
     A template that takes either gets a list only where it must: some take one from users, and expect the system's
@@ -323,7 +324,7 @@ def _content(parts: list[str | MediaSource | None] | None, form: Form, markers: 
     left out, or no parts.
     """
     if form == "text":
-        written = (part if isinstance(part, str) else markers[_kind_of(part)] for part in parts or ())
+        written = (part if isinstance(part, str) else words.next(_kind_of(part)) for part in parts or ())
         return None if parts is None else "\n".join(written)
     parts = parts or []
     texts = [part for part in parts if isinstance(part, str)]

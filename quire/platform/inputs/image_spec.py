@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from quire.errors import RequestError
+from quire.platform.inputs.numbered import NumberedMarkers
 from quire.types import MarkerWords, MediaKind, PlaceholderRange, Span
 
 
@@ -23,7 +24,7 @@ class ImageInputSpec:
     that may see one another. prompt_sees: whether all tokens of a prompt with media do. placeholders: of all kinds,
     where they are not their markers. lay_out: a text's pieces as the model's processor writes them
     (`TakesMedia.lay_out`); lays_out_special: with the special tokens. bos: the text of BOS. words: the texts of
-    `markers`, but for images'.
+    `markers`, but for images'. numbered: what images are called in texts, where they have numbers.
     """
 
     marker_id: int
@@ -40,6 +41,7 @@ class ImageInputSpec:
     lays_out_special: bool = False
     bos: str = ""
     words: Mapping[MediaKind, str] = field(default_factory=dict)
+    numbered: NumberedMarkers | None = None
 
     def written(self, pieces: Sequence[str], images: int) -> list[str]:
         """A text as the model's processor writes it, in as many pieces. images: of the prompt. Raises RequestError."""

@@ -341,8 +341,10 @@ class InputProcessor:
         spec = self.image_spec
         if spec is not None:
             (text,) = spec.written([text], images)
-        whole = spec is not None and spec.lays_out_special
-        ids = encode_rendered(self.tokenizer, [text]) if whole else encode_prompt(self.tokenizer, text)
+        ids = self._stretches(request_id, text, images)
+        if ids is None:
+            whole = spec is not None and spec.lays_out_special
+            ids = encode_rendered(self.tokenizer, [text]) if whole else encode_prompt(self.tokenizer, text)
         placeholders = self._placeholders
         most = max((token for token in ids if token not in placeholders), default=0)
         if most >= self.limits.vocab_size:
@@ -351,6 +353,15 @@ class InputProcessor:
                 f"ends at {self.limits.vocab_size - 1}: tokenizer and model do not belong together."
             )
         return ids
+
+    def _stretches(self, request_id: str, text: str, images: int) -> list[int] | None:
+        """The ids of a text in which images have numbers; None: it has none of them."""
+        if self.image_spec is None or self.image_spec.numbered is None:
+            return None
+        try:
+            return self.image_spec.numbered.encode(self.tokenizer, [text], [], images)
+        except RequestError as error:
+            raise RequestError(f"request {request_id}: {error}") from None
 
     def _check_ids(self, request_id: str, ids: Any) -> list[int]:
         if isinstance(ids, (bytes, bytearray)) or not (isinstance(ids, Sequence) or hasattr(ids, "tolist")):

@@ -126,15 +126,17 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     return _encode(tokenizer, text, add_special_tokens=True)
 
 
-def encode_rendered(tokenizer: Any, pieces: Sequence[str], typed: str | Sequence[str] = ()) -> list[int]:
+def encode_rendered(
+    tokenizer: Any, pieces: Sequence[str], typed: str | Sequence[str] = (), add_special_tokens: bool = False
+) -> list[int]:
     """The same for a rendered chat template, which has written the special tokens itself: none are added.
 
     pieces: the text, cut wherever a user typed the text of a special token. typed: which one, or which at each cut.
-    There, it stays text.
+    There, it stays text. add_special_tokens: they are written all the same, around the first piece.
 
     Raises RequestError for a tokenizer that makes the token of it nonetheless.
     """
-    ids = _encode(tokenizer, pieces[0], add_special_tokens=False)
+    ids = _encode(tokenizer, pieces[0], add_special_tokens)
     if len(pieces) == 1:
         return ids
     words = [typed] * (len(pieces) - 1) if isinstance(typed, str) else list(typed)

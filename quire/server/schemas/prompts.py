@@ -127,6 +127,7 @@ class PromptReader:
                 body.messages,
                 image_marker=self._sight.marker if self._sight else None,
                 lay_out=self._sight.written if self._sight else None,
+                numbered=self._sight.numbered if self._sight else None,
                 other_markers=self._sight.words if self._sight else {},
                 chat_template=self._config.chat_template,
                 add_generation_prompt=not opened if body.add_generation_prompt is None else body.add_generation_prompt,

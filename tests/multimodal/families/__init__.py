@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.multimodal.families import gemma, glm, idefics, internvl, llava, onevision, paligemma, pixtral, qwen
+from tests.multimodal.families import gemma, glm, idefics, internvl, llava, onevision, paligemma, phi3_v, pixtral, qwen
 from tests.multimodal.families.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -15,4 +15,5 @@ FAMILIES: dict[str, Family] = {
     **internvl.FAMILIES,
     **gemma.FAMILIES,
     **paligemma.FAMILIES,
+    **phi3_v.FAMILIES,
 }

@@ -27,7 +27,8 @@ class Family:
     features: of what transformers returns for one image, its rows. blocks: of a variant's pool, where 110 preempt
     nobody, or are too few. architecture: transformers' name, where it is not the table's. unused: of
     what the image processor returns, what the model does not take. types: of a prompt's ids, what else it takes.
-    whole: all of a prompt sees itself, so that each has an image and is computed in one step.
+    whole: all of a prompt sees itself, so that each has an image and is computed in one step. reference: the class to
+    compare with, where transformers has none.
     """
 
     variants: Mapping[str, Any]
@@ -44,3 +45,4 @@ class Family:
     unused: tuple[str, ...] = ()
     types: Callable[[list[int]], dict[str, Any]] = lambda ids: {}
     whole: bool = False
+    reference: Any = None
