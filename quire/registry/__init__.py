@@ -53,6 +53,7 @@ BUILT_IN = (
     Row("GraniteForCausalLM", "quire.models.granite:GraniteForCausalLM"),
     Row("HunYuanDenseV1ForCausalLM", "quire.models.hunyuan:HunYuanDenseV1ForCausalLM"),
     Row("MistralForCausalLM", "quire.models.mistral:MistralForCausalLM"),
+    Row("Ministral3ForCausalLM", "quire.models.ministral3:Ministral3ForCausalLM"),
     Row("NemotronForCausalLM", "quire.models.nemotron:NemotronForCausalLM"),
     Row("OlmoForCausalLM", "quire.models.olmo:OlmoForCausalLM"),
     Row("Olmo2ForCausalLM", "quire.models.olmo2:Olmo2ForCausalLM"),

@@ -205,6 +205,7 @@ MODELS: list[tuple[str, str, dict[str, dict[str, Any]]]] = [
     (QWEN, "mrope", QWEN2_VL),
     (QWEN25, "windows", QWEN2_5_VL),
     ("Mistral3ForConditionalGeneration", "merged", MISTRAL3),
+    ("Mistral3ForConditionalGeneration", "ministral", {"all_linear": ROWS["all_linear"]}),
     ("LlavaOfPixtral", "pixtral", ROWS),
     ("InternVLForConditionalGeneration", "tiles", INTERNVL),
     ("Gemma3ForConditionalGeneration", "untied", GEMMA3),

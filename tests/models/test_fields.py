@@ -257,6 +257,10 @@ ODD: list[tuple[str, dict[str, Any], str]] = [
     ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
     ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window=0"),
     ("Gemma2ForCausalLM", {"sliding_window": None}, "sliding_window=None"),
+    ("Ministral3ForCausalLM", {"rope_parameters": {**ROPE, "original_max_position_embeddings": 8}},
+     "llama_4_scaling_beta=None"),
+    ("Ministral3ForCausalLM", {"rope_parameters": {**ROPE, "llama_4_scaling_beta": 0.1}},
+     "original_max_position_embeddings=None"),
     ("Qwen3ForCausalLM", {"layer_types": ["sliding_attention"] * 3}, "sliding_window=None"),
     ("BloomForCausalLM", {"slow_but_exact": True, "pretraining_tp": 4}, "slow_but_exact=True"),
 ]  # fmt: skip

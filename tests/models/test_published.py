@@ -28,7 +28,7 @@ WITH_AN_ORACLE |= {name for name, family in FAMILIES.items() if family.reference
 
 
 # Rows of whose published files we do not know every value for certain.
-UNKNOWN = {"ExaoneMoeForCausalLM", "GraniteMoeSharedForCausalLM", "MiniMaxM2ForCausalLM"}
+UNKNOWN = {"ExaoneMoeForCausalLM", "GraniteMoeSharedForCausalLM", "MiniMaxM2ForCausalLM", "Ministral3ForCausalLM"}
 
 
 def config_of(name: str, folder: Path) -> Any:

@@ -65,6 +65,7 @@ ROWS: dict[str, tuple[str, ...] | str] = {
     "MiniCPMForCausalLM": ("minicpm",),
     "Llama4ForCausalLM": ("llama4",),
     "Llama4ForConditionalGeneration": ("llama4",),
+    "Ministral3ForCausalLM": _OTHERS.format("Ministral 3 and Devstral 2"),
     "CwmForCausalLM": _OTHERS.format("CWM"),
     "Dots1ForCausalLM": ("dots1",),
     "ExaoneMoeForCausalLM": _OTHERS.format("K-EXAONE"),

@@ -33,6 +33,24 @@ _MISTRAL3: dict[str, Any] = {
         {"vision_feature_layer": -2, "multimodal_projector_bias": True, "tie_word_embeddings": True},
         {"size": {"longest_edge": 70}},
     ),
+    "ministral": (
+        {**_VISION, "hidden_act": "gelu"},
+        {
+            **_TEXT,
+            "model_type": "ministral3",
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 8.0,
+                "original_max_position_embeddings": 12,
+                "llama_4_scaling_beta": 0.4,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+        {"tie_word_embeddings": False},
+        {},
+    ),
     "merge_of_three": (
         {**_VISION, "num_hidden_layers": 1, "num_attention_heads": 6, "patch_size": 3},
         _TEXT,
