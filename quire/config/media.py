@@ -107,6 +107,15 @@ class MediaConfig(Checked):
         kind=Kind.SIZE,
         at_least=1,
     )
+    file_bytes: int = setting(
+        1 << 30,
+        "For files behind URLs, from when they are fetched until their requests end.",
+        more="While they fill it, no further one is fetched, and requests wait.",
+        group=_IMAGES,
+        name="media_file_bytes",
+        kind=Kind.SIZE,
+        at_least=1,
+    )
     workers: int | None = setting(
         None,
         "Threads that prepare images; None takes as many as there are cores, at most 4.",
@@ -118,6 +127,15 @@ class MediaConfig(Checked):
     def most(self, kind: str) -> int:
         """How many of a kind a prompt may have."""
         return self.limits[kind]
+
+    def most_bytes(self, kind: str) -> int:
+        """Of a file of a kind."""
+        return int(getattr(self, f"max_{kind}_bytes"))
+
+    @property
+    def most_file_bytes(self) -> int:
+        """Of fetched files; those that are kept by their uuids, which have a limit of their own, are among them."""
+        return self.file_bytes + self.pixel_bytes
 
     @property
     def pixel_bytes(self) -> int:

@@ -51,6 +51,7 @@ class EngineArguments(TypedDict, total=False):
     max_video_pixels: int | None
     max_video_seconds: float | None
     media_cache_bytes: int | None
+    media_file_bytes: int | None
     block_size: int | None
     kv_cache_memory_bytes: int | None
     num_gpu_blocks_override: int | None

@@ -25,7 +25,7 @@ HEAD = struct.Struct("<cIIB")
 _MOST_PACKETS = 1_000_000
 _MOST_STREAMS = 64
 _PROBED = 5_000_000  # bytes that are looked at for what a header does not say
-_NICE = 10  # so that whoever waits for a token goes first
+_NICE = 5  # so that whoever waits for a token goes first
 _LIFE = 60, 40  # seconds by the clock, and more for each of processor time: an end, should nobody be there to make one
 CODECS = {
     "h264", "hevc", "av1", "libdav1d", "libaom-av1", "vp8", "vp9", "libvpx", "libvpx-vp9", "mpeg4", "mjpeg",

@@ -32,7 +32,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-def read_file(url: str, config: MediaConfig) -> bytes:
+def read_file(url: str, config: MediaConfig, kind: str = "image") -> bytes:
     """The bytes of a file: URL under config.allowed_local_media_path. Raises RequestError."""
     if config.allowed_local_media_path is None:
         raise RequestError("file: URLs are off; allowed_local_media_path names a folder that they may read")
@@ -48,12 +48,12 @@ def read_file(url: str, config: MediaConfig) -> bytes:
         with open(paths.open_beneath(path, root), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise RequestError("it is no plain file")
-            data = file.read(config.max_image_bytes + 1)
+            data = file.read(config.most_bytes(kind) + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, RequestError):
             raise
         raise RequestError(f"the file cannot be read: {getattr(error, 'strerror', None) or 'bad path'}") from None
-    _check_length(len(data), config)
+    check_length(len(data), config, kind)
     return data
 
 
@@ -65,7 +65,15 @@ def _resolved(path: str) -> Path | None:
         return None
 
 
-def read_http(url: str, config: MediaConfig, check: Callable[[], object] = lambda: None) -> bytes:
+def host_of(url: str) -> str | None:
+    """The host that a URL names, for counting; None: none, or it is none that would be asked."""
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def read_http(url: str, config: MediaConfig, check: Callable[[], object] = lambda: None, kind: str = "image") -> bytes:
     """The bytes behind an http: or https: URL of config.allowed_media_domains, redirects included.
 
     All of it together takes at most config.media_fetch_timeout seconds (but for resolving names, where the system's
@@ -75,7 +83,7 @@ def read_http(url: str, config: MediaConfig, check: Callable[[], object] = lambd
     for _ in range(_MOST_REDIRECTS + 1):
         parts = _checked(url, config)
         try:
-            answer = _get(parts, deadline, config, check)
+            answer = _get(parts, deadline, config, check, kind)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if isinstance(error, RequestError):
                 raise
@@ -109,7 +117,9 @@ def _checked(url: str, config: MediaConfig) -> SplitResult:
     return parts
 
 
-def _get(parts: SplitResult, deadline: float, config: MediaConfig, check: Callable[[], object]) -> bytes | str:
+def _get(
+    parts: SplitResult, deadline: float, config: MediaConfig, check: Callable[[], object], kind: str
+) -> bytes | str:
     """The body, or where it redirects to."""
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     plain = socket.create_connection((_public_address(host, port), port), timeout=_left(deadline))
@@ -132,7 +142,7 @@ def _get(parts: SplitResult, deadline: float, config: MediaConfig, check: Callab
         while piece := response.read(_PIECE):
             check()
             data += piece
-            _check_length(len(data), config)
+            check_length(len(data), config, kind)
         if time.monotonic() >= deadline:  # cut, which looks like the end of the body
             raise TimeoutError
         return bytes(data)
@@ -180,9 +190,11 @@ def is_public(address: Address) -> bool:
     return all(is_public(part) for part in inner if part is not None)
 
 
-def _check_length(count: int, config: MediaConfig) -> None:
-    if count > config.max_image_bytes:
+def check_length(count: int, config: MediaConfig, kind: str = "image") -> None:
+    """Raises RequestError for a file of more bytes than one of its kind may have."""
+    if count > config.most_bytes(kind):
+        smaller = "scale it down" if kind == "image" else "cut it, save it smaller"
         raise RequestError(
-            f"it has more than the {config.max_image_bytes:,} bytes that are allowed: scale it down, or raise "
-            "max_image_bytes"
+            f"it has more than the {config.most_bytes(kind):,} bytes that are allowed: {smaller}, or raise "
+            f"max_{kind}_bytes"
         )

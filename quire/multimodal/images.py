@@ -27,7 +27,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from quire.config import MediaConfig
 from quire.errors import RequestError
-from quire.multimodal.fetch import read_file, read_http
+from quire.multimodal.fetch import check_length, read_file, read_http
 from quire.multimodal.formats import FORMATS, read_encoded
 
 # Deeper than 8 bits a channel: to make 8 of them is to choose a range, which is the caller's to choose.
@@ -132,7 +132,7 @@ def read_source(
     if not isinstance(source, str):
         return source
     try:
-        return _read_url(source, config, gone, kind)
+        return read_url(source, config, gone, kind)
     except RequestError as error:
         raise RequestError(f"image {item}: {error}") from None
 
@@ -196,7 +196,7 @@ def _opened(source: Any, config: MediaConfig, watch: Watch) -> Opened:
     if isinstance(source, (bytes, bytearray, memoryview)):
         return _open(bytes(source), config, watch)
     if isinstance(source, str):
-        return _open(_read_url(source, config, lambda: False), config, watch)
+        return _open(read_url(source, config, lambda: False), config, watch)
     raise RequestError(
         f"expected a PIL image, a numpy array, bytes or a URL, got {type(source).__name__} (a file is opened by "
         "PIL.Image.open, or given as its bytes)"
@@ -214,14 +214,15 @@ def _from_array(array: np.ndarray, config: MediaConfig) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(array.squeeze(2) if shape[2:] == (1,) else array))
 
 
-def _read_url(url: str, config: MediaConfig, gone: Callable[[], bool], kind: str = "image") -> bytes:
+def read_url(url: str, config: MediaConfig, gone: Callable[[], bool], kind: str = "image") -> bytes:
+    """The bytes behind a URL of an image, a video or a sound. Raises RequestError, and AbandonedError once `gone`."""
     scheme = url[:10].split(":", 1)[0].lower()
     if scheme == "data":
         return _read_data(url, config, kind)
     if scheme == "file":
-        return read_file(url, config)
+        return read_file(url, config, kind)
     if scheme in ("http", "https"):
-        return read_http(url, config, partial(_stop_if, gone))
+        return read_http(url, config, partial(_stop_if, gone), kind)
     raise RequestError("a text must be a URL that begins with data:, file:, http: or https:")
 
 
@@ -236,7 +237,7 @@ def _read_data(url: str, config: MediaConfig, kind: str = "image") -> bytes:
     if not comma or not head.lower().startswith(f"data:{kind}/") or not head.lower().endswith(";base64"):
         example = {"image": "png", "video": "mp4", "audio": "wav"}[kind]
         raise RequestError(f"a data: URL must look like data:{kind}/{example};base64,...")
-    _check_bytes(len(body) * 3 // 4 - 2, config)
+    check_length(len(body) * 3 // 4 - 2, config, kind)
     try:
         return base64.b64decode(body, validate=True)
     except (binascii.Error, ValueError):
@@ -245,7 +246,7 @@ def _read_data(url: str, config: MediaConfig, kind: str = "image") -> bytes:
 
 def _open(data: bytes, config: MediaConfig, watch: Watch) -> Opened:
     """Reads the header only; pixels are decoded after their number has been checked."""
-    _check_bytes(len(data), config)
+    check_length(len(data), config)
     if not data:
         raise RequestError("it has no bytes")
     encoded = read_encoded(data, config.max_image_pixels)
@@ -258,14 +259,6 @@ def _open(data: bytes, config: MediaConfig, watch: Watch) -> Opened:
     if encoded.kind == "JPEG":
         image.decodermaxblock = len(encoded.data) if encoded.whole else _JPEG_READ_BYTES
     return Opened(image, image.width * image.height * encoded.passes, True, encoded.orientation, watch)
-
-
-def _check_bytes(count: int, config: MediaConfig) -> None:
-    if count > config.max_image_bytes:
-        raise RequestError(
-            f"it has {count:,} bytes, and {config.max_image_bytes:,} are allowed: scale it down, or raise "
-            "max_image_bytes"
-        )
 
 
 def _check_size(size: tuple[int, int], config: MediaConfig) -> None:

@@ -2,7 +2,8 @@
 
 A job is all the images of one request. Jobs begin in the order in which they came; while the pixels of those that are
 ready and not yet encoded fill their share of the budget, no further one begins. Workers take one image at a time, and a
-job that takes long lets others past: whoever sends many large images waits for them, and nobody else does.
+job that takes long lets others past: whoever sends many large images waits for them, and nobody else does (turns.py).
+A video that is being decoded is left for others, and begun anew later.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,17 +24,17 @@ import torch
 from quire.config import MediaConfig
 from quire.errors import NoRoomError, RequestError
 from quire.multimodal.embeds import checked_features, is_embeds
-from quire.multimodal.images import AbandonedError, Opened, Watch, decode, open_picture, read_source
-from quire.multimodal.jobs import MOST_PASSED, Job, Pixels, ProcessedImage
+from quire.multimodal.images import AbandonedError, Opened, Watch, decode, open_picture, read_source, read_url
+from quire.multimodal.jobs import FetchedFile, Job, PausedError, Pixels, ProcessedImage
 from quire.multimodal.processor import ImageProcessor
 from quire.multimodal.sources import DecodedMedia, MediaHandler, MediaSource, OpenedMedia
+from quire.multimodal.turns import Turns
 from quire.types import MediaKind, MediaLayout
 
 __all__ = ["MediaPreprocessor", "Pixels", "ProcessedImage"]
 
 _MOST_LAYOUTS = 65_536  # remembered by digest
-# Pixels of an image that is large: such images leave a worker to others, and take turns for memory.
-_LARGE_PIXELS = 4_000_000
+_LOOK_SECONDS = 0.1  # from one look at who waits to the next
 
 
 class MediaPreprocessor:
@@ -67,16 +67,15 @@ class MediaPreprocessor:
         self._planned_layout = planned_layout
         self._given_layout = given_layout
         self._others = others
-        self._workers_count = config.workers or min(4, os.cpu_count() or 1)
         self._workers: ThreadPoolExecutor | None = None  # started by the first job
-        self._queue: deque[Job] = deque()
-        self._urgent: deque[Job] = deque()
+        self._turns = Turns(
+            config.workers or min(4, os.cpu_count() or 1),
+            config.max_image_pixels,
+            lambda: self.pixel_bytes > config.pixel_bytes,
+            lambda: self.file_bytes + self._coming_bytes() >= self._config.most_file_bytes,
+        )
+        self._files: weakref.WeakSet[FetchedFile] = weakref.WeakSet()  # all that are alive
         self._busy = 0
-        self._begun: set[Job] = set()  # and no worker is at them
-        self._at_media: set[Job] = set()  # those of which a worker is at a video or a sound
-        self._running: list[Job] = []  # those that have begun, and whose results somebody waits for
-        self._decoding: list[int] = []  # pixels of each image that is being decoded and processed
-        self._next_large: Job | None = None  # whose image has let so many before it that no other large one begins
         self._closed = False
         self._finished: list[tuple[Hashable, list[ProcessedImage] | RequestError]] = []
         self._changed = threading.Condition()
@@ -90,6 +89,15 @@ class MediaPreprocessor:
         Added up anew: what is let go of, is so in any thread and between any two operations of it.
         """
         return sum(pixels.nbytes for reference in self._shared.valuerefs() if (pixels := reference()) is not None)
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of files that were fetched and not yet let go of."""
+        return sum(len(file) for file in list(self._files))
+
+    def _coming_bytes(self) -> int:
+        """What those that are being fetched may have."""
+        return sum(self._config.most_bytes(job.kind) for job in self._turns.lanes["fetch"].jobs)
 
     @property
     def busy(self) -> bool:
@@ -115,20 +123,13 @@ class MediaPreprocessor:
         """
         job = Job(key, sources, settings, first, room, variant, urgent)
         with self._changed:
-            (self._urgent if urgent else self._queue).append(job)
+            self._turns.add(job)
             self._begin()
 
     def cancel(self, key: Hashable) -> None:
         """Forget a job; if it runs, it ends as soon as it can, and what it has made is let go of at once."""
         with self._changed:
-            for job in self._running:
-                job.gone = job.gone or job.key == key
-            for job in [job for job in self._begun if job.gone]:
-                self._begun.remove(job)
-                job.opened = None  # which knows the job
-            self._queue = deque(job for job in self._queue if job.key != key)
-            self._urgent = deque(job for job in self._urgent if job.key != key)
-            self._running = [job for job in self._running if job.key != key]
+            self._turns.cancel(key)
             self._finished = [pair for pair in self._finished if pair[0] != key]
 
     def done(self, timeout: float = 0.0) -> list[tuple[Hashable, list[ProcessedImage] | RequestError]]:
@@ -144,92 +145,41 @@ class MediaPreprocessor:
         """Stop the workers once they are done with what they are at."""
         with self._changed:
             self._closed = True
-            for jobs in (self._queue, self._urgent, self._begun):
-                jobs.clear()
+            self._turns.close()
         if self._workers is not None:
             self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self) -> None:
         """Give jobs to workers while there are some. (How much room a job takes is known when it is done.)"""
         with self._changed:
-            while self._busy < self._workers_count and self._start_next():
+            while self._start_next():
                 self._busy += 1
 
     def _start_next(self) -> bool:
         """Give the job whose turn it is to a worker that is counted as busy; False: there is none."""
-        job = None if self._closed else self._next()
+        job = None if self._closed else self._turns.next()
         if job is None:
             return False
-        if job.at_media:
-            self._at_media.add(job)
         if self._workers is None:
-            self._workers = ThreadPoolExecutor(self._workers_count, thread_name_prefix="quire-images")
+            most = sum(lane.workers for lane in self._turns.lanes.values())
+            self._workers = ThreadPoolExecutor(most, thread_name_prefix="quire-images")
         self._workers.submit(self._run, job)
         return True
 
-    def _next(self) -> Job | None:
-        """The job whose turn it is."""
-        if self._urgent:
-            self._running.append(self._urgent[0])
-            return self._urgent.popleft()
-        self._next_large = None
-        kept_out = min((job for job in self._begun if not self._fits(job)), key=lambda one: one.due, default=None)
-        if kept_out is not None and kept_out.passed >= MOST_PASSED:
-            self._next_large = kept_out
-            if all(pixels <= _LARGE_PIXELS for pixels in self._decoding):  # which are done in a moment: then it fits
-                return None
-        job = self._earliest()
-        if kept_out is not None and job is not None:
-            kept_out.passed += 1
-        return job
-
-    def _earliest(self) -> Job | None:
-        full = self.pixel_bytes > self._config.pixel_bytes
-        # What has begun must end, also where the pixels of others fill their share; but not all of it at once.
-        ready = self._running[: self._workers_count] if full else self._running
-        ready = [job for job in ready if job in self._begun and self._fits(job) and self._leaves_a_worker(job)]
-        job = min(ready, key=lambda job: job.due, default=None)
-        first = None if full else next((one for one in self._queue if self._leaves_a_worker(one)), None)
-        if first is not None and (job is None or first.due < job.due):
-            self._running.append(first)
-            self._queue.remove(first)
-            return first
-        if job is not None:
-            self._begun.remove(job)
-        return job
-
-    def _leaves_a_worker(self, job: Job) -> bool:
-        """Whether images have one beside it: just to look at a file of video may take as long as to decode it."""
-        return not job.at_media or len(self._at_media) < max(1, self._workers_count - 1)
-
-    def _fits(self, job: Job) -> bool:
-        """Whether its image can be decoded now: with all others, it takes no more memory than the largest may alone.
-        Large ones leave a worker to the others."""
-        if job.opened is None or job.pixels <= _LARGE_PIXELS or not self._decoding:
-            return True
-        if self._next_large not in (None, job):
-            return False
-        large = sum(others > _LARGE_PIXELS for others in self._decoding)
-        room = self._config.max_image_pixels - sum(self._decoding)
-        return large < max(1, self._workers_count - 1) and job.pixels <= room
-
     def _run(self, job: Job) -> None:
-        """One image of a job."""
-        begun = time.monotonic()
+        """One image of a job, or to fetch it."""
+        job.began = time.monotonic()
         result = self._advance(job)
         with self._changed:
-            self._at_media.discard(job)
-            job.seconds += time.monotonic() - begun
-            waited_for = job in self._running
-            if waited_for and result is None and not self._closed:
-                self._begun.add(job)
-            elif waited_for:
-                self._running.remove(job)
-                if result is not None:
-                    self._finished.append((job.key, result))
+            if job.at != "fetch":
+                job.seconds += time.monotonic() - job.began
+            waited_for = self._turns.leave(job, result is not None)
+            if waited_for and result is not None:
+                self._finished.append((job.key, result))
             ended = result is not None or not waited_for
             if ended:  # from here on what was made is the engine's alone
-                job.images, job.opened = [], None
+                job.images = []
+                job.let_go()
             del result
             self._busy -= not self._start_next()  # never fewer, for a moment, than there are
             self._begin()
@@ -237,19 +187,38 @@ class MediaPreprocessor:
         if ended:
             self._notify()
 
+    def _is_gone(self, job: Job) -> bool:
+        """Whether nobody waits for it. Raises PausedError where others go first."""
+        if job.gone:
+            return True
+        seconds = time.monotonic() - job.began
+        if seconds >= job.slice and job.at == "media" and time.monotonic() >= job.looked + _LOOK_SECONDS:
+            job.looked = time.monotonic()
+            with self._changed:
+                if self._turns.others_first(job, seconds):
+                    raise PausedError
+        return False
+
     def _advance(self, job: Job) -> list[ProcessedImage] | RequestError | None:
         """Prepare the next image of a job. None: there is more to do."""
         item = job.first + len(job.images)
         name = job.name(len(job.images))
         try:
+            if job.at == "fetch":
+                job.fetched = self._fetch(job)
+                return None
             if len(job.images) < len(job.sources):
                 source = job.sources[len(job.images)]
                 image = source if isinstance(source, ProcessedImage) else self._prepare(source, job, item)
                 if image is None:
                     return None
                 job.images.append(image)
+                job.fetched, job.pauses = None, 0
                 self._check_room([one.layout for one in job.images], name, job.room)
             return job.images if len(job.images) == len(job.sources) else None
+        except PausedError:
+            job.pauses += 1
+            return None
         except AbandonedError:
             return None
         except NoRoomError as error:
@@ -267,6 +236,7 @@ class MediaPreprocessor:
 
     def _prepare(self, source: Any, job: Job, item: int) -> ProcessedImage | None:
         """None where it waits until there is room to decode it. Raises RequestError, AbandonedError for a gone job."""
+        source = source if job.fetched is None else job.fetched
         if isinstance(source, MediaSource):
             return self._prepare_other(source, job)
         if is_embeds(source):
@@ -274,12 +244,25 @@ class MediaPreprocessor:
         watch = Watch(self._config.max_image_seconds, lambda: job.gone)
         if job.opened is None:
             source = read_source(source, self._config, item, lambda: job.gone)
-            job.opened = source, open_picture(source, self._config, item, watch)
+            data = source.data if isinstance(source, FetchedFile) else source
+            job.opened = source, open_picture(data, self._config, item, watch)
             job.pixels = self._planned(job, item)
         source, opened = job.opened
         assert isinstance(opened, Opened)
         with self._turn(job) as its_turn:
             return self._process(source, opened, job, item) if its_turn else None
+
+    def _fetch(self, job: Job) -> Any:
+        """What the next one's URL leads to, in the form of its source. Raises RequestError, AbandonedError."""
+        source, url = job.next_source, job.url
+        assert url is not None
+        try:
+            file = FetchedFile(read_url(url, self._config, lambda: job.gone, job.kind))
+        except RequestError as error:
+            raise RequestError(f"{job.name(len(job.images))}: {error}") from None
+        with self._changed:
+            self._files.add(file)
+        return source.of(file) if isinstance(source, MediaSource) else file
 
     def _prepare_other(self, media: MediaSource, job: Job) -> ProcessedImage | None:
         """The same for a video or a sound."""
@@ -288,33 +271,41 @@ class MediaPreprocessor:
             raise RequestError(f"{media.name}: this model takes no {media.kind}")
         settings = job.settings.get(media.kind, {})
         if job.opened is None:
-            found = handler.open(media, settings, lambda: job.gone)
-            job.opened, job.pixels = (found.source, found), found.pixels
-        opened = job.opened[1]
+            file = media.source
+            given = media.of(file.data) if isinstance(file, FetchedFile) else media
+            found = handler.open(given, settings, lambda: self._is_gone(job))
+            job.opened, job.pixels = (media if given is not media else found.source, found), found.pixels
+        source, opened = held = job.opened
         assert isinstance(opened, OpenedMedia)
         with self._turn(job) as its_turn:
             if not its_turn:
                 return None
-            decoded = opened.decode()
             try:
-                return self._finished_media(decoded, handler.layout, job, opened.source, media.kind)
+                decoded = opened.decode()
+            except PausedError:
+                job.opened = held
+                raise
+            try:
+                return self._finished_media(decoded, handler.layout, job, source, media.kind)
             except ValueError as error:
                 raise RequestError(f"{media.name}: {error}") from None
 
     @contextmanager
     def _turn(self, job: Job) -> Iterator[bool]:
         """Whether what a job has opened can be decoded now; its memory counts until that is done."""
+        lane = self._turns.lanes[job.at]
         with self._changed:
-            its_turn = self._fits(job)
+            its_turn = lane.fits(job)
             if its_turn:
-                self._decoding.append(pixels := job.pixels)
-                job.opened, job.passed = None, 0
+                lane.decoding.append(pixels := job.pixels)
+                job.opened, job.passed, job.is_decoded = None, 0, True
         try:
             yield its_turn
         finally:
             if its_turn:
                 with self._changed:
-                    self._decoding.remove(pixels)
+                    lane.decoding.remove(pixels)
+                    job.is_decoded = False
 
     def _planned(self, job: Job, item: int) -> int:
         """The pixels that preparing the opened image takes. Raises RequestError if it could not be served then."""

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from quire.errors import RequestError
-from quire.multimodal.preprocessor import ProcessedImage
+from quire.multimodal.jobs import FetchedFile, ProcessedImage
 from quire.types import MediaKind
 
 _MOST_KNOWN = 16_384
@@ -97,7 +97,7 @@ def _size(source: Any) -> int:
         return sum(_size(one) for one in source.values())
     if hasattr(source, "source"):
         return _size(source.source)
-    return len(source) if isinstance(source, (str, bytes)) else 0
+    return len(source) if isinstance(source, (str, bytes, FetchedFile)) else 0
 
 
 @dataclass(slots=True, eq=False)

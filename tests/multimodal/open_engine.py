@@ -130,7 +130,9 @@ def all_ready(engine: LLMEngine) -> None:
 def held_back(llm: LLM, chosen: Callable[[Any], bool] = lambda source: True) -> Iterator[threading.Event]:
     """No worker gets past the chosen images until the event is set, or the block ends."""
     preprocessor, gate = llm.llm_engine.media.preprocessor, threading.Event()
-    prepare, preprocessor._workers_count = preprocessor._prepare, 2
+    prepare = preprocessor._prepare
+    for lane in preprocessor._turns.lanes.values():
+        lane.workers = max(2, lane.workers)
 
     def late(*args: Any) -> Any:
         if chosen(args[0]):

@@ -110,7 +110,7 @@ def test_digests_tell_shapes_apart() -> None:
 def test_bytes_are_counted_first() -> None:
     config = MediaConfig(max_image_bytes=100)
     for source in (b"x" * 101, "data:image/png;base64," + base64.b64encode(b"x" * 104).decode()):
-        fails(source, "100 are allowed", "max_image_bytes", config=config)
+        fails(source, "more than the 100 bytes", "max_image_bytes", config=config)
 
 
 def test_pixels_are_counted_before_they_are_decoded(monkeypatch) -> None:

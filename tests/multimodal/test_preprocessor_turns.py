@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 
-from quire.config import MediaConfig
+import pytest
+
 from quire.errors import RequestError
-from quire.multimodal import jobs
+from quire.multimodal import jobs, turns
 from quire.multimodal import preprocessor as prepare
 from quire.multimodal.images import AbandonedError
 from quire.multimodal.sources import MediaSource
@@ -46,14 +47,14 @@ def test_a_cancelled_job_prepares_no_further_image():
 def test_a_cancelled_job_stops_while_it_reads(monkeypatch):
     begun, gone = threading.Event(), []
 
-    def reading(source, config, item, is_gone):
+    def reading(source, config, is_gone, kind):
         begun.set()
         while not is_gone():
             time.sleep(0.001)
         gone.append(source)
         raise AbandonedError
 
-    monkeypatch.setattr(prepare, "read_source", reading)
+    monkeypatch.setattr(prepare, "read_url", reading)
     preprocessor = Made()
     preprocessor.submit("a", ["https://host/a.png", image(2)], {})
     assert begun.wait(20)
@@ -66,7 +67,7 @@ def test_a_cancelled_job_stops_while_it_reads(monkeypatch):
 
 
 def test_large_images_leave_a_worker_to_others(monkeypatch):
-    monkeypatch.setattr(prepare, "_LARGE_PIXELS", 3)  # an image has 4 pixels
+    monkeypatch.setattr(turns, "_LARGE_PIXELS", 3)  # an image has 4 pixels
     preprocessor = Made(workers=2)
     gates = [preprocessor.processor.gates.setdefault(name, threading.Event()) for name in (1, 2)]
     preprocessor.submit("large", [image(1), image(11)], {})
@@ -78,20 +79,20 @@ def test_large_images_leave_a_worker_to_others(monkeypatch):
     for gate in gates:
         gate.set()
     assert {key for key, _ in preprocessor.collect(2)} == {"large", "as large"}
-    assert sorted(preprocessor.processor.calls) == [1, 2, 3, 11] and not preprocessor._decoding
+    assert sorted(preprocessor.processor.calls) == [1, 2, 3, 11] and not preprocessor._turns.lanes["image"].decoding
 
 
 def test_small_images_do_not_keep_a_large_one_out_for_ever(monkeypatch):
     """One that fits beside no other, among others of which some are always being decoded."""
-    monkeypatch.setattr(prepare, "_LARGE_PIXELS", 3)
+    monkeypatch.setattr(turns, "_LARGE_PIXELS", 3)
     preprocessor = Made(workers=2)
-    preprocessor._config = MediaConfig(workers=2, max_image_pixels=4)
+    preprocessor._turns.lanes["image"].most_pixels = 4
     gates = {name: preprocessor.processor.gates.setdefault(name, threading.Event()) for name in range(1, 60)}
     calls = preprocessor.processor.calls
     preprocessor.submit(1, [image(1)[:1, :1]], {})
     until(lambda: calls == [1])
     preprocessor.submit("large", [image(100)], {})
-    until(lambda: preprocessor._busy == 1 and preprocessor._begun)
+    until(lambda: preprocessor._busy == 1 and preprocessor._turns.begun)
     for name in range(2, 60):
         preprocessor.submit(name, [image(name)[:1, :1]], {})
         until(lambda name=name: name in calls or preprocessor._busy == 1)
@@ -102,11 +103,15 @@ def test_small_images_do_not_keep_a_large_one_out_for_ever(monkeypatch):
     assert 100 in calls and 2 < len(calls) < 40
     for gate in gates.values():
         gate.set()
-    assert len(preprocessor.collect(60)) == name + 1 and not preprocessor._decoding and not preprocessor._begun
+    assert (
+        len(preprocessor.collect(60)) == name + 1
+        and not preprocessor._turns.lanes["image"].decoding
+        and not preprocessor._turns.begun
+    )
 
 
 def test_a_large_image_that_waits_can_be_cancelled(monkeypatch):
-    monkeypatch.setattr(prepare, "_LARGE_PIXELS", 3)
+    monkeypatch.setattr(turns, "_LARGE_PIXELS", 3)
     preprocessor = Made(workers=2)
     gate = preprocessor.processor.gates[1] = threading.Event()
     preprocessor.submit(1, [image(1)], {})
@@ -118,14 +123,14 @@ def test_a_large_image_that_waits_can_be_cancelled(monkeypatch):
     assert (
         [key for key, _ in preprocessor.collect(2)] == [1]
         and preprocessor.processor.calls == [1]
-        and not preprocessor._begun
+        and not preprocessor._turns.begun
     )
 
 
 def test_images_that_are_decoded_at_once_have_no_more_pixels_than_the_largest_may(monkeypatch):
-    monkeypatch.setattr(prepare, "_LARGE_PIXELS", 3)
+    monkeypatch.setattr(turns, "_LARGE_PIXELS", 3)
     preprocessor, most, now = Made(workers=4), [], []
-    preprocessor._config = MediaConfig(workers=4, max_image_pixels=9)
+    preprocessor._turns.lanes["image"].most_pixels = 9
     process = type(preprocessor.processor).__call__
 
     def watched(self, picture, settings):
@@ -156,15 +161,16 @@ class Slow:
         raise AssertionError
 
 
-def test_videos_that_are_looked_at_leave_a_worker_to_images():
+@pytest.mark.parametrize("workers", [1, 2])
+def test_images_go_past_videos(workers):
     slow = Slow()
-    preprocessor = Made(workers=2, others={"video": slow})
+    preprocessor = Made(workers=workers, others={"video": slow})
     for number in range(4):
         preprocessor.submit(f"video {number}", [MediaSource("video", number)], {})
     for number in (1, 2):
         preprocessor.submit(f"image {number}", [image(number)], {})
         assert [key for key, _ in preprocessor.collect(1)] == [f"image {number}"]
-    assert slow.begun == [0]
+    assert sorted(slow.begun) == list(range(workers))
     slow.gate.set()
-    assert [key for key, _ in preprocessor.collect(4)] == [f"video {number}" for number in range(4)]
-    assert slow.begun == [0, 1, 2, 3] and not preprocessor._at_media
+    assert sorted(key for key, _ in preprocessor.collect(4)) == [f"video {number}" for number in range(4)]
+    assert sorted(slow.begun) == [0, 1, 2, 3] and not preprocessor._turns.lanes["media"].jobs
