@@ -196,7 +196,7 @@ def _model_class(raw: dict[str, Any], impl: str) -> type[CausalLM]:
         logger.warning("%s: its text model is served alone; images are refused", row.architecture)
     elif media and "image" not in row.capabilities:
         raise UnsupportedModelError(
-            f"config.json has {', '.join(media)}, but {row.architecture} is served as text only: a "
+            f"config.json has {', '.join(media)}, but {architectures[0]} is served as text only: a "
             "vision-language model is never quietly served without its eyes."
         )
     if "image" in row.capabilities:

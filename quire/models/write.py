@@ -12,19 +12,21 @@ from typing import Any
 
 from quire import registry
 from quire.models import fields
+from quire.models.fallback.construct import seeing
 from quire.registry.listing import without_a_row
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "models.md"
 _PUBLISHED = _ROOT / "tests" / "models" / "published.json"
 _FAMILIES = "<!-- families without a row, made by quire.models.write -->"
+_SEEING = "<!-- image-text models without a row, made by quire.models.write -->"
 _BEGIN, _END = "<!-- made by quire.models.write -->", "<!-- end -->"
 _MOST_EXAMPLES = 3
 
 
 def models_page(text: str) -> str:
     """docs/models.md with its table as it is to be."""
-    for begin, table in ((_BEGIN, _table()), (_FAMILIES, _families())):
+    for begin, table in ((_BEGIN, _table()), (_FAMILIES, _families()), (_SEEING, _seeing())):
         head, _, rest = text.partition(begin)
         text = f"{head}{begin}\n{table}\n{_END}{rest.partition(_END)[2]}"
     return text
@@ -45,6 +47,12 @@ def _families() -> str:
             continue
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _seeing() -> str:
+    """Transformers' classes that generate text of more than text, and have no row."""
+    own = {row.architecture for row in registry.BUILT_IN}
+    return ", ".join(f"`{name}`" for name in sorted(seeing() - own, key=str.lower)) + "."
 
 
 def _table() -> str:

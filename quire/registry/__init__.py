@@ -141,8 +141,9 @@ _REASONS = (
         "Molmo 2 computes with torchvision alone, which quire does without",
     ),
     (
-        r"(VL|Vision|Llava|Image|Pix|Vlm|VLM|Multimodal|Omni|ForConditionalGeneration)",
-        "it is not a text-only decoder, and quire never serves a part of a model as the whole",
+        r"(VL|Vision|Llava|Image|Pix|Vlm|VLM|Multimodal|Omni|ForConditionalGeneration|Text2Text|BlockDiffusion|^Fuyu|^Git)",
+        "it is not a text-only decoder, and quire never serves a part of a model as the whole; what sees or hears is "
+        "served by a row alone (docs/models.md#image-text-models-without-a-row)",
     ),
     (
         r"For(Sequence|Token)Classification$|ForQuestionAnswering$",

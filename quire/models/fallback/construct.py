@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from quire.errors import UnsupportedModelError
 from quire.models.fallback.attention import INTERFACE, register
+from quire.models.fallback.positions import check_lengths
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -40,15 +41,38 @@ class _RealNumbers(TorchFunctionMode):
 
 
 def causal_class(architecture: str) -> type[nn.Module] | None:
-    """Transformers' class of this name, if it is a causal language model of one of its families."""
+    """Transformers' class of this name, if it is a causal language model of text of one of its families."""
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as names
+    from transformers.models.auto import modeling_auto as auto
 
+    names = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     known = {one for name in names.values() for one in ([name] if isinstance(name, str) else name)}
-    if architecture not in known or architecture.endswith("ForConditionalGeneration"):
+    if architecture not in known - seeing() or architecture.endswith("ForConditionalGeneration"):
         return None
     kind: type[nn.Module] | None = getattr(transformers, architecture, None)
     return kind
+
+
+def seeing() -> set[str]:
+    """The names of transformers' classes that generate text of more than text."""
+    from transformers.models.auto import modeling_auto as auto
+
+    return {
+        *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values(),
+        *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
+    }
+
+
+def refusal_of(kind: Any) -> str | None:
+    """Why no configuration of a class can be run, if none can."""
+    if not getattr(kind, "_supports_attention_backend", False):
+        return (
+            "does not go through transformers' attention interface (_supports_attention_backend is not set), so its "
+            "keys and values cannot live in quire's pool."
+        )
+    if kind.__name__.endswith("AssistantForCausalLM"):
+        return "drafts for another model, whose keys and values it reads: it cannot be served by itself."
+    return None
 
 
 def construct(config: PretrainedConfig, kind: Any) -> Any:
@@ -56,11 +80,9 @@ def construct(config: PretrainedConfig, kind: Any) -> Any:
 
     Raises UnsupportedModelError for a module whose attention cannot be quire's, or that has tables which nobody fills.
     """
-    if not getattr(kind, "_supports_attention_backend", False):
-        raise UnsupportedModelError(
-            f"{kind.__name__} does not go through transformers' attention interface (_supports_attention_backend is "
-            "not set), so its keys and values cannot live in quire's pool."
-        )
+    why = refusal_of(kind)
+    if why is not None:
+        raise UnsupportedModelError(f"{kind.__name__} {why}")
     register()
     chosen = {"attn_implementation": INTERFACE}
     if kind._can_set_experts_implementation():
@@ -68,6 +90,8 @@ def construct(config: PretrainedConfig, kind: Any) -> Any:
     with torch.device("meta"), _RealNumbers():
         module = kind._from_config(config, dtype=torch.float32, **chosen)
     module.eval().requires_grad_(False)
+    for part in module.modules():
+        check_lengths(part)
     _fill_tables(module)
     return module
 

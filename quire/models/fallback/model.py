@@ -18,7 +18,7 @@ from quire.models.base import CausalLM
 from quire.models.fallback import experts, names
 from quire.models.fallback.attention import PagedStep, answering
 from quire.models.fallback.build import Build, build
-from quire.models.fallback.construct import causal_class
+from quire.models.fallback.construct import causal_class, seeing
 from quire.models.fallback.exact import RowExact
 from quire.models.fallback.operations import RECORDED
 from quire.models.fallback.self_test import self_test
@@ -68,6 +68,11 @@ class TransformersForCausalLM(CausalLM):
     def check_config(cls, config: PretrainedConfig) -> None:
         """What makes no sense is found when transformers' module is gone through; its fields are its own."""
         name = (config.architectures or [""])[0]
+        if name in seeing():
+            raise UnsupportedModelError(
+                f"{name} takes more than text, and is served by a row alone, where there is one: what a picture takes of "
+                "prompt and memory must be known before it is decoded, which transformers' processors do not say."
+            )
         if causal_class(name) is None:
             raise UnsupportedModelError(f"transformers has no causal language model called {name!r}.")
         if getattr(config, "is_encoder_decoder", False):

@@ -40,7 +40,6 @@ class RotaryTables(nn.Module):
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
-        check_lengths(original)
         self.original = original
         self._pages: dict[tuple[Any, ...], tuple[torch.Tensor, ...]] = {}
         self._alone: dict[tuple[Any, ...], bool] = {}

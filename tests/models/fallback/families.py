@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import quire.registry
 from quire.errors import QuireError
+from quire.models.fallback.construct import refusal_of
 from quire.models.loader import load_model
 from tests.models import run_model, tiny
 from tests.models.rows import all_rows
@@ -36,6 +37,48 @@ SIZES: dict[str, Any] = {
     "ffn_hidden_size": 48, "sliding_window": 8, "is_decoder": True, "first_k_dense_replace": 1, "type_vocab_size": 2,
     "moe_num_experts": 8, "moe_topk": 2, "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8,
     "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64,
+}  # fmt: skip
+_NO_SHARING = {"num_key_value_heads": 4}
+_PICTURES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+# What single families need beside, or instead.
+OWN: dict[str, dict[str, Any]] = {
+    "AXK1ForCausalLM": _NO_SHARING,
+    "AXK2ForCausalLM": _NO_SHARING,
+    "CohereCompassForCausalLM": {
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4}
+                            for kind in ("full_attention", "sliding_attention")},
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "DbrxForCausalLM": {
+        "d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 128,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+        "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 8, "moe_top_k": 2},
+    },
+    "DeepseekV32ForCausalLM": _NO_SHARING,
+    "Dots3NoteForCausalLM": {**_NO_SHARING, "qk_rope_head_dim": 8, "index_head_dim": 8},
+    "FuyuForCausalLM": {
+        "patch_size": 4,
+        "text_config": {"model_type": "persimmon", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48,
+                        "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 128},
+    },
+    "Gemma3nForCausalLM": {
+        "num_kv_shared_layers": 0, "laurel_rank": 8, "altup_num_inputs": 2, "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"], "activation_sparsity_pattern": [0.0, 0.0],
+        "intermediate_size": [48, 48],
+    },
+    "GlmMoeDsaForCausalLM": _NO_SHARING,
+    "Lfm2MoeForCausalLM": {"layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "LongcatFlashForCausalLM": {
+        "num_layers": 2, "num_key_value_heads": 4, "expert_ffn_hidden_size": 24, "zero_expert_num": 4, "head_dim": 8,
+    },
+    "MllamaForCausalLM": {"cross_attention_layers": [1]},
+    "Phi4MultimodalForCausalLM": {
+        "vision_config": {**_PICTURES, "image_size": 28, "crop_size": 28, "patch_size": 14},
+        "audio_config": {**_PICTURES, "num_blocks": 1, "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32,
+                         "nemo_conv_channels": 32},
+    },
+    "XmodForCausalLM": {"default_language": "en_XX"},
+    "ZayaForCausalLM": {"num_experts_per_tok": 1, "router_hidden_size": 16},
 }  # fmt: skip
 _MOST_PARAMETERS = 40_000_000
 _LONGEST = 150  # characters of a reason
@@ -57,7 +100,8 @@ def make(architecture: str, **others: Any) -> Any:
     row = all_rows().get(architecture)
     if row is not None and row.oracle is None:
         return tiny.make(architecture, row.compared[1] if architecture == "PhimoeForCausalLM" else row.first)
-    kind, config_class = getattr(transformers, architecture), CONFIG_MAPPING[families()[architecture]]
+    kind = getattr(transformers, architecture)
+    config_class = kind.config_class or CONFIG_MAPPING[families()[architecture]]
     known: set[str] = set()
     for base in config_class.__mro__:
         known |= set(getattr(base, "__annotations__", {}))
@@ -65,7 +109,7 @@ def make(architecture: str, **others: Any) -> Any:
     settings = {name: value for name, value in SIZES.items() if name in known}
     if "qk_rope_head_dim" in known:
         settings.pop("head_dim", None)
-    settings |= others
+    settings |= OWN.get(architecture, {}) | others
     torch.manual_seed(0)
     chosen = {"experts_implementation": "eager"} if kind._can_set_experts_implementation() else {}
     with torch.device("meta"):
@@ -80,13 +124,12 @@ def make(architecture: str, **others: Any) -> Any:
 
 def outcome(architecture: str) -> dict[str, Any]:
     """{"runs": what is whose}, {"refused": why} or {"untried": why}. Raises AssertionError for what is wrong."""
-    if not getattr(getattr(transformers, architecture, None), "_supports_attention_backend", False):
-        return {"refused": "does not go through transformers' attention interface"}
+    why = refusal_of(getattr(transformers, architecture, None))
+    if why is not None:
+        return {"refused": re.split(r" \(|[:.]", why)[0]}
     ids = tiny.token_ids()
     try:
         oracle = make(architecture)
-        with torch.inference_mode():
-            want = oracle(input_ids=torch.tensor([ids])).logits[0]
     except Exception as error:  # no such configuration is one of that family
         return {"untried": f"{type(error).__name__}: {error}".splitlines()[0][:_LONGEST]}
     with tempfile.TemporaryDirectory() as folder:
@@ -95,6 +138,8 @@ def outcome(architecture: str) -> dict[str, Any]:
             model: Any = load_model(folder, "float32", impl="transformers")
         except QuireError as error:
             return {"refused": _short(architecture, str(error))}
+    with torch.inference_mode():
+        want = oracle(input_ids=torch.tensor([ids])).logits[0]
     whole = run_model.logits(model, ids)
     assert relative_error(whole, want) < 1e-4, f"{architecture}: {relative_error(whole, want)}"
     assert torch.equal(whole.argmax(-1), want.argmax(-1)) or relative_error(whole, want) < 1e-5, architecture

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from quire import registry
 from quire.errors import UnsupportedModelError
+from quire.models.fallback.construct import causal_class, construct, seeing
+from quire.models.fallback.model import TransformersForCausalLM
 from quire.models.loader import load_model
 from tests.models import run_model, tiny
 from tests.models.fallback.families import make
@@ -82,6 +89,58 @@ def test_which_row_is_taken() -> None:
             registry.find(["PersonsForCausalLM"], impl)
     with pytest.raises(UnsupportedModelError, match="text-only decoder"):
         registry.find(["PersonsForConditionalGeneration"], "auto")
+
+
+def test_what_sees_is_refused_by_its_name() -> None:
+    """Transformers' image-text models without a row: with each way to choose who runs them."""
+    own = {row.architecture for row in registry.rows()}
+    assert {"AyaVisionForConditionalGeneration", "FuyuForCausalLM", "Emu3ForConditionalGeneration"} <= seeing() - own
+    for name in seeing() - own:
+        assert causal_class(name) is None
+        with pytest.raises(UnsupportedModelError, match=f"^{name} takes more than text"):
+            TransformersForCausalLM.check_config(SimpleNamespace(architectures=[name]))  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedModelError, match="served by a row alone"):
+        registry.find(["AyaVisionForConditionalGeneration"], "auto")
+
+
+def test_what_drafts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="drafts for another model"):
+        construct(None, transformers.Gemma4AssistantForCausalLM)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 5])
+def test_bfloat16_differs_where_other_experts_are_chosen(seed: int, tmp_path: Path) -> None:
+    """A tiny Qwen2Moe in bfloat16 is a quarter off transformers' float64 and more, and so is transformers' own: rounded
+    scores choose other experts. With the same experts chosen, a tenth is left."""
+    oracle = tiny.make("Qwen2MoeForCausalLM", "as_published", seed)
+    path, ids = tiny.save(oracle, tmp_path), tiny.token_ids()
+    chosen: list[torch.Tensor] = []
+    with _routers(oracle.double(), lambda _, out: chosen.append(out[2])):
+        want = reference(oracle, ids).logits[0].float()
+    model = load_model(path, "bfloat16", impl="transformers")
+    turn = iter(chosen)
+
+    def as_float64(router: Any, out: Any) -> Any:
+        experts = next(turn)
+        shares = torch.softmax(out[0].float(), -1).gather(1, experts)
+        return out[0], shares.to(out[1].dtype), experts
+
+    with _routers(model, as_float64):
+        assert relative_error(run_model.logits(model, ids), want) < 0.2
+    assert next(turn, None) is None
+
+
+@contextmanager
+def _routers(model: Any, hook: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """While this lasts, `hook` sees, and may replace, what routers return."""
+    parts = [part for part in model.modules() if type(part).__name__ == "Qwen2MoeTopKRouter"]
+    handles = [part.register_forward_hook(lambda router, _, out: hook(router, out)) for part in parts]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def test_rotations_by_length_are_refused(tmp_path: Path) -> None:
