@@ -57,10 +57,8 @@ def seeing() -> set[str]:
     """The names of transformers' classes that generate text of more than text."""
     from transformers.models.auto import modeling_auto as auto
 
-    return {
-        *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values(),
-        *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.values(),
-    }
+    tables = auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    return {name for table in tables for name in table.values()}
 
 
 def refusal_of(kind: Any) -> str | None:

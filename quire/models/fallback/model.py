@@ -70,8 +70,8 @@ class TransformersForCausalLM(CausalLM):
         name = (config.architectures or [""])[0]
         if name in seeing():
             raise UnsupportedModelError(
-                f"{name} takes more than text, and is served by a row alone, where there is one: what a picture takes of "
-                "prompt and memory must be known before it is decoded, which transformers' processors do not say."
+                f"{name} takes more than text, and is served by a row alone, where there is one: what a picture takes "
+                "of prompt and memory must be known before it is decoded, which transformers' processors do not say."
             )
         if causal_class(name) is None:
             raise UnsupportedModelError(f"transformers has no causal language model called {name!r}.")
