@@ -12,9 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quire.config import MediaConfig
 from quire.errors import CheckpointError, UnsupportedModelError
-from quire.models.loader import load_model
-from tests.multimodal.families.phi3_v import NAME
+from quire.models.loader import load_config, load_model
+from quire.models.phi3_v import Phi3VForCausalLM
+from quire.multimodal import ImageProcessor, load_picture
+from tests.models.test_published import PUBLISHED
+from tests.multimodal.families.phi3_v import NAME, Processor
 from tests.multimodal.open_engine import ask, greedy, nothing_left, open_llm
 from tests.multimodal.tiny_vision import IMAGE, Oracle, build, make, picture
 
@@ -64,6 +68,48 @@ def test_configurations_are_refused_by_name(path: Path, field: str, value: Any, 
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises((CheckpointError, UnsupportedModelError), match=re.escape(named)):
         load_model(folder)
+
+
+@pytest.mark.parametrize("most", [1, 4, 16])
+def test_the_published_size(most: int, tmp_path: Path) -> None:
+    """Crops of 336 pixels, of which the tower that the files name makes 144 features each."""
+    Processor(336, most).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED["microsoft/Phi-3.5-vision-instruct"]))
+    with torch.device("meta"):
+        model = Phi3VForCausalLM(load_config(tmp_path))
+    assert model.image_token_id == 32044 and len(model.vision_embed_tokens.img_processor.encoder.layers) == 24
+    ours = ImageProcessor(tmp_path, MediaConfig(), None, model.processor_settings)
+    model.check_processor(ours.known)
+    counts = []
+    for number, (width, height) in enumerate([(1920, 1080), (700, 1300), (336, 336), (50, 400), (337, 335)]):
+        image = picture(number, (width, height))
+        theirs, made = Processor(336, most)(image), ours(load_picture(image, MediaConfig()), {})
+        tall, wide = theirs["image_sizes"][0].tolist()
+        rows, columns = tall // 336, wide // 336
+        assert made["image_sizes"].tolist() == [[tall, wide]]
+        assert made["pixel_values"].shape == (1, 1 + rows * columns, 3, 336, 336)
+        assert (made["pixel_values"] - theirs["pixel_values"][:, : 1 + rows * columns]).abs().max() < 1e-5
+        layout = model.planned_layout((height, width), ours.plan(height, width, {}).final)
+        assert layout == model.image_layout(made)
+        assert layout is not None and layout.tokens == (rows * columns + 1) * 144 + 1 + (rows + 1) * 12
+        counts.append(layout.tokens)
+    assert counts[0] == {1: 313, 4: 757, 16: 2353}[most]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_position_embeddings", 512), ("hidden_act", "gelu"), ("rope_theta", 500.0)]
+)
+def test_fields_may_be_overridden(path: Path, field: str, value: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(path, tmp_path / "model")
+    overridden = open_llm(str(folder), hf_overrides={field: value})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: value}))
+    written = open_llm(str(folder))
+    ids = {"prompt_token_ids": [5, 6, 7, 8, 9]}
+    given = [llm.generate(ids, greedy(8, logprobs=1), use_tqdm=False)[0] for llm in (overridden, written)]
+    assert given[0].outputs[0].logprobs == given[1].outputs[0].logprobs
+    limits = [llm.llm_engine.limits.max_model_len for llm in (overridden, written)]
+    assert limits == [512 if field == "max_position_embeddings" else 1536] * 2
 
 
 WTE = "model.vision_embed_tokens.wte.weight"
