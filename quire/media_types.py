@@ -17,11 +17,12 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class MarkerWords:
-    """The texts of tokens that a family's processor writes into a prompt's text: an image's marker, and BOS ("": the
-    tokenizer has none)."""
+    """The texts of tokens that a family's processor writes into a prompt's text: an image's marker, BOS ("": the
+    tokenizer has none), and a video's marker ("": the model takes none)."""
 
     image: str
     bos: str = ""
+    video: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,15 @@ def _message(text: str, images: Sequence[str | bytes]) -> Message:
 def _render(llm: LLM, messages: Sequence[Message]) -> PromptType:
     image_spec = llm.llm_engine.input_processor.image_spec
     marker, lay_out = (image_spec.marker, image_spec.written) if image_spec else (None, None)
-    numbered = image_spec.numbered if image_spec else None
-    chat = render_chat(llm.get_tokenizer(), messages, image_marker=marker, lay_out=lay_out, numbered=numbered)
+    numbered, words = (image_spec.numbered, image_spec.words) if image_spec else (None, {})
+    chat = render_chat(
+        llm.get_tokenizer(),
+        messages,
+        image_marker=marker,
+        lay_out=lay_out,
+        numbered=numbered,
+        other_markers=words,
+    )
     return {
         "prompt_token_ids": chat.token_ids,
         "multi_modal_data": chat.multi_modal_data,

@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM (arXiv:2408.12637, arXiv:2504.05299): an image in tiles, each told by its row and column.
+"""Idefics3 (arXiv:2408.12637): an image in tiles, each told by its row and column.
 
 Squares of `scale_factor` x `scale_factor` of a tile's patches become one feature, whose numbers lie side by side before
 the projection. Before each tile stands a token, and its place as a text ("<row_1_col_2>"), which is one token or many,
@@ -24,7 +24,7 @@ from quire.types import ImageLayout
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_MARKER, _AROUND, _WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
+_MARKER, AROUND, _WHOLE = "<image>", "<fake_token_around_image>", "<global-img>"
 _MOST_LAYOUTS = 1024  # remembered, by rows and columns
 
 
@@ -103,7 +103,7 @@ class Idefics3ForConditionalGeneration(VisionLanguageModel):
         if any(edge % self.side for edge in final):
             raise ValueError(f"the image processor makes {list(final)} of it, and the tower takes tiles of {self.side}")
         rows, columns = (edge // self.side for edge in final)
-        return self._layout(0, 0) if rows == columns == 1 else self._layout(rows, columns)
+        return self.one_tile if rows == columns == 1 else self._layout(rows, columns)
 
     def given_layout(self, features: int) -> ImageLayout:
         if features != self.features:
@@ -111,7 +111,7 @@ class Idefics3ForConditionalGeneration(VisionLanguageModel):
                 f"image_embeds has {features} rows; an image without tiles has {self.features}, and of one in tiles "
                 "they do not tell its rows and columns: give the image itself"
             )
-        return self._layout(0, 0)
+        return self.one_tile
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         tiles = inputs["pixel_values"][0].to(self.connector.modality_projection.proj.weight.dtype)
@@ -122,12 +122,21 @@ class Idefics3ForConditionalGeneration(VisionLanguageModel):
         """Rows and columns of the image's tiles; none where it is one tile."""
         return int(inputs["rows"].reshape(())), int(inputs["cols"].reshape(()))
 
+    @property
+    def one_tile(self) -> ImageLayout:
+        """Of an image without tiles."""
+        return self._layout(0, 0)
+
+    def token_ids(self, text: str) -> list[int]:
+        """By the checkpoint's tokenizer."""
+        if self._encode is None:
+            raise RuntimeError("read_processor has not been called")
+        return self._encode(text)
+
     def _layout(self, rows: int, columns: int) -> ImageLayout:
         layout = self._layouts.get((rows, columns))
         if layout is None:
-            if self._encode is None:
-                raise RuntimeError("read_processor has not been called")
-            ids = tuple(self._encode(self._text(rows, columns)))
+            ids = tuple(self.token_ids(self._text(rows, columns)))
             layout = ImageLayout(len(ids), ids=ids, mask=tuple(token == self.image_token_id for token in ids))
             if layout.features != (rows * columns + 1) * self.features:
                 raise ValueError("the checkpoint's tokenizer reads the tokens around an image as placeholders")
@@ -140,17 +149,8 @@ class Idefics3ForConditionalGeneration(VisionLanguageModel):
         """What stands for an image in a prompt, as the checkpoint's processor writes it."""
         tile, text = _MARKER * self.features, ""
         for row in range(1, rows + 1):
-            text += "".join(f"{_AROUND}<row_{row}_col_{column}>{tile}" for column in range(1, columns + 1)) + "\n"
-        return text + ("\n" if rows else "") + _AROUND + _WHOLE + tile + _AROUND
-
-
-class SmolVLMForConditionalGeneration(Idefics3ForConditionalGeneration):
-    """SmolVLM, SmolVLM2 (arXiv:2504.05299): Idefics3 with a tower of its own name."""
-
-    def make_tower(self, vision: PretrainedConfig) -> nn.Module:
-        from transformers.models.smolvlm.modeling_smolvlm import SmolVLMVisionTransformer
-
-        return SmolVLMVisionTransformer._from_config(vision)
+            text += "".join(f"{AROUND}<row_{row}_col_{column}>{tile}" for column in range(1, columns + 1)) + "\n"
+        return text + ("\n" if rows else "") + AROUND + _WHOLE + tile + AROUND
 
 
 class Connector(nn.Module):

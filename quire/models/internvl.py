@@ -1,8 +1,8 @@
 """InternVL 2.5 and 3 (arXiv:2412.05271, arXiv:2504.10479), in Hugging Face's form: tiles of an image, and all of it.
 
-Each tile is a fixed grid of patches, of which a square of four becomes one feature. Configuration fields that shape the
-arithmetic: vision_config (all of InternVL's tower), text_config, vision_feature_layer, downsample_ratio,
-projector_hidden_act, image_token_id.
+Each tile is a fixed grid of patches, of which a square of four becomes one feature. A video's frames are images of one
+tile, each behind its number. Configuration fields that shape the arithmetic: vision_config (all of InternVL's tower),
+text_config, vision_feature_layer, downsample_ratio, projector_hidden_act, image_token_id.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from torch import nn
 from quire.errors import CheckpointError
 from quire.layers import LayerNorm, Linear, activation
 from quire.models.base import refuse
-from quire.models.vision.base import ImageInputs, VisionLanguageModel, text_model
+from quire.models.vision.base import ImageInputs, MediaInputs, text_model
 from quire.models.vision.towers import build_tower
-from quire.types import ImageLayout
+from quire.models.vision.video import FramesAsImages, between, layout_of
+from quire.types import ImageLayout, MediaLayout
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -27,7 +28,7 @@ _START, _END = "<img>", "</img>"
 _EPS = 1e-5  # of the projector's norm, whatever the configuration says
 
 
-class InternVLForConditionalGeneration(VisionLanguageModel):
+class InternVLForConditionalGeneration(FramesAsImages):
     own_renames: ClassVar = (
         (r"(?:model\.)?vision_tower\.(?:vision_model\.)?(.+)", r"vision_tower.\1"),
         (r"(?:model\.)?(multi_modal_projector\..+)", r"\1"),
@@ -40,6 +41,7 @@ class InternVLForConditionalGeneration(VisionLanguageModel):
         "language_model.lm_head": ("language_model.lm_head", "lm_head"),
     }
     processor_settings: Mapping[str, Any] = {"crop_to_patches": True}
+    around_video_marker = ("Frame1: ", "")
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
@@ -58,6 +60,7 @@ class InternVLForConditionalGeneration(VisionLanguageModel):
         self.is_last = layer == -1  # which the norm behind the layers is for
         self.layers: int = layer % (vision.num_hidden_layers + 1)
         self.around: tuple[int, int] | None = None
+        self._encode: Callable[[str], list[int]] | None = None
         self.adopt(text_model(config))
 
     @classmethod
@@ -96,6 +99,8 @@ class InternVLForConditionalGeneration(VisionLanguageModel):
                 raise CheckpointError(f"the tokenizer has no token {text!r}, which stands around the model's images.")
             found.append(ids[0])
         self.around = found[0], found[1]
+        self._encode = encode
+        self.read_video_marker(encode)
 
     def image_layout(self, inputs: ImageInputs) -> ImageLayout:
         tiles, *sides = inputs["pixel_values"].shape
@@ -117,6 +122,23 @@ class InternVLForConditionalGeneration(VisionLanguageModel):
         assert self.image_token_id is not None
         ids = (start, *[self.image_token_id] * features, end)
         return ImageLayout(features + 2, ids=ids, mask=(False, *[True] * features, False))
+
+    def video_layout(self, inputs: MediaInputs) -> MediaLayout:
+        """The first frame's number stands before the marker."""
+        _, frames, *sides = inputs["pixel_values_videos"].shape
+        if sides != [3, self.side, self.side]:
+            raise ValueError(
+                f"the video processor makes {sides} of it, and the tower takes {[3, self.side, self.side]}"
+            )
+        assert self._encode is not None, "read_processor comes first"
+        frame = self.given_layout(self.tile_features).ids or ()
+        ids = list(frame)
+        for number in range(2, frames + 1):
+            ids += [*between(self._encode, _END, f"\nFrame{number}: ", _START), *frame]
+        return layout_of(ids, self.image_token_id)
+
+    def encode_video(self, inputs: MediaInputs) -> torch.Tensor:
+        return self.encode({"pixel_values": inputs["pixel_values_videos"][0]})
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         pixels = inputs["pixel_values"].to(self.multi_modal_projector.linear_1.weight.dtype)

@@ -11,7 +11,6 @@ vision_end_token_id. A video's frames stand each by itself in a prompt, behind t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,6 +24,7 @@ from quire.models.decoder import WINDOW_FIELDS, DecoderForCausalLM
 from quire.models.qwen2_vl import Qwen2VLForConditionalGeneration
 from quire.models.qwen3 import Qwen3ForCausalLM
 from quire.models.vision.base import ImageInputs, MediaInputs
+from quire.models.vision.video import frames_apart
 from quire.types import MediaLayout, PlaceholderRange
 
 if TYPE_CHECKING:
@@ -101,23 +101,10 @@ class Qwen3VLForConditionalGeneration(Qwen2VLForConditionalGeneration):
 
     def rotary_positions(self, length: int, media: Sequence[PlaceholderRange]) -> np.ndarray:
         """As of Qwen2-VL, where each group of a video's frames is an image, and its time a text."""
-        return super().rotary_positions(length, [part for item in media for part in _frames(item)])
+        return super().rotary_positions(length, [part for item in media for part in frames_apart(item)])
 
 
 def _times(shown: list[float], span: int, groups: int) -> list[float]:
     """Of each group of `span` frames the middle between its first and its last; the last frame fills a group."""
     shown = shown + shown[-1:] * (span * groups - len(shown))
     return [(shown[first] + shown[first + span - 1]) / 2 for first in range(0, span * groups, span)]
-
-
-def _frames(item: PlaceholderRange) -> list[PlaceholderRange]:
-    if item.mask is None:
-        return [item]
-    assert item.grid is not None
-    parts, at = [], item.offset
-    for takes, run in groupby(item.mask):
-        length = len(list(run))
-        if takes:
-            parts.append(PlaceholderRange(item.digest, at, length, (1, *item.grid[1:])))
-        at += length
-    return parts

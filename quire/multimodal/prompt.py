@@ -21,6 +21,7 @@ from quire.types import MEDIA_KINDS, MediaKind, MediaLayout, PlaceholderRange
 
 _OTHERS: tuple[MediaKind, ...] = ("video", "audio")
 _KEYS = {"image", "image_embeds"}
+_NOTHING = -1  # no token's id
 # What a text must begin with to be a URL.
 _URL = re.compile(r"(?:data|file|https?):", re.IGNORECASE)
 
@@ -163,7 +164,10 @@ def expand(
     expanded: list[int] = []
     placed: list[tuple[ProcessedImage, PlaceholderRange]] = []
     last = 0
-    for start, end, one in sorted(_places(ids, media, markers), key=lambda place: place[0]):
+    left, found = _taken_out(ids, media, markers)
+    known = {one.kind for _, _, one in found}
+    found += _places(left, [one for one in media if one.kind not in known], markers)
+    for start, end, one in sorted(found, key=lambda place: place[0]):
         if start < last:
             raise RequestError("the prompt's placeholders lie in each other: there must be one marker for each image")
         expanded += ids[last:start]
@@ -171,6 +175,42 @@ def expand(
         expanded += _placeholders(one.layout, markers[one.kind])
         last = end
     return expanded + list(ids[last:]), placed
+
+
+def _taken_out(
+    ids: Sequence[int], media: Sequence[ProcessedImage], markers: Mapping[MediaKind, int]
+) -> tuple[Sequence[int], list[tuple[int, int, ProcessedImage]]]:
+    """Those of kinds whose placeholders are there, and have nothing of their own marker in them: what is replaced by
+    each, as of `_places`; and the ids with nothing in these places."""
+    found: list[tuple[int, int, ProcessedImage]] = []
+    left = list(ids)
+    for kind, marker in markers.items():
+        own = [one for one in media if one.kind == kind]
+        if not own or marker in left or any(marker in _placeholders(one.layout, marker) for one in own):
+            continue
+        at = 0
+        for one in own:
+            tokens = _placeholders(one.layout, marker)
+            start = _find(left, tokens, at)
+            if start is None:
+                raise _mismatch(0, len(own), kind)
+            at = start + len(tokens)
+            left[start:at] = [_NOTHING] * len(tokens)
+            found.append((start, at, one))
+    for kind, marker in markers.items():  # what would be left of a placeholder for nothing
+        if found and marker in left and not any(one.kind == kind for one in media):
+            raise _mismatch(left.count(marker), 0, kind)
+    return left, found
+
+
+def _find(ids: list[int], wanted: list[int], begin: int) -> int | None:
+    """Where `wanted` stands in ids first, from `begin` on."""
+    size, sought = np.dtype(np.int32).itemsize, np.array(wanted, np.int32).tobytes()
+    data = np.array(ids, np.int32).tobytes()
+    at = data.find(sought, begin * size)
+    while at >= 0 and at % size:
+        at = data.find(sought, at + 1)
+    return None if at < 0 else at // size
 
 
 def _places(

@@ -130,7 +130,7 @@ class VideoProcessor:
             )
         self.family = FAMILIES[self.name]
         self._config = config
-        self.known = _settled({**self.family.defaults, **given})
+        self.known = _settled(self.family.defaults, given)
         self._settings: dict[str, Any] = {}
         self._settings = self.settings(dict(config.io_settings.get("video") or {}) | dict(settings or {}))
         known = json.dumps([self.name, self.known], sort_keys=True, default=repr)
@@ -271,14 +271,17 @@ class VideoProcessor:
         return {"pixel_values_videos": video[None]}
 
     def times(self, clip: Clip, chosen: Sequence[int]) -> dict[str, torch.Tensor]:
-        """When the frames are shown, in seconds, [T] float64, and how many of them a second, [1]; as transformers'
-        `VideoMetadata` has them."""
+        """When the frames are shown, in seconds, [T] float64, how many of them a second, [1], and how long it lasts,
+        if somebody said so, [1]; as transformers' `VideoMetadata` has them."""
         rate = clip.rate or _DEFAULT_RATE
         sampled = len(chosen) / clip.frames * rate
-        return {
+        times = {
             "frame_times": torch.tensor([place / rate for place in chosen], dtype=torch.float64),
             "sampled_fps": torch.tensor([sampled if clip.rate else _DEFAULT_RATE], dtype=torch.float64),
         }
+        if clip.duration is not None:
+            times["duration"] = torch.tensor([clip.duration], dtype=torch.float64)
+        return times
 
     def digest(self, frames: bytes, times: torch.Tensor, settings: Mapping[str, Any]) -> bytes:
         """The same for frames (by their digest), times and settings of which the model sees the same."""
@@ -314,11 +317,11 @@ def _class_of(model_type: str) -> str:
     return str(found.get("torchvision") if isinstance(found, Mapping) else found)
 
 
-def _settled(values: dict[str, Any]) -> dict[str, Any]:
+def _settled(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in their later form: those of before transformers 4.52 say some things otherwise."""
-    old = values.get("video_sampling")
+    values, old = {**defaults, **given}, given.get("video_sampling")
     if isinstance(old, Mapping):
-        values.update(num_frames=old["max_frames"], fps=old["fps"], size=old["video_size"])
+        values.update(num_frames=old["max_frames"], fps=old["fps"], size=given.get("size", old["video_size"]))
     for name, square in (("size", False), ("crop_size", True)):
         if isinstance(values.get(name), int):
             side = values[name]

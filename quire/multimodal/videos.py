@@ -108,7 +108,8 @@ class VideoHandler:
                 f"its frames have {width} x {height} pixels, and {self._config.max_image_pixels:,} in all are allowed: "
                 "scale it down, or raise max_image_pixels"
             )
-        clip = Clip(facts["frames"], facts["rate"] or None)
+        rate = facts["rate"] or None
+        clip = Clip(facts["frames"], rate, facts["frames"] / rate if rate else None)
         if clip.seconds is not None and clip.seconds > self._config.max_video_duration:
             raise RequestError(
                 f"it lasts {clip.seconds:.0f} s, and {self._config.max_video_duration:g} s are allowed: cut it, or "

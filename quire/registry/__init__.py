@@ -104,7 +104,7 @@ BUILT_IN = (
     Row("MiniCPM3ForCausalLM", "quire.models.minicpm3:MiniCPM3ForCausalLM", config=_MINICPM3),
     Row("YoutuForCausalLM", "quire.models.youtu:YoutuForCausalLM"),
     Row("Idefics3ForConditionalGeneration", "quire.models.idefics3:Idefics3ForConditionalGeneration", IMAGES),
-    Row("SmolVLMForConditionalGeneration", "quire.models.idefics3:SmolVLMForConditionalGeneration", IMAGES),
+    Row("SmolVLMForConditionalGeneration", "quire.models.smolvlm:SmolVLMForConditionalGeneration", IMAGES),
     Row("LlavaForConditionalGeneration", "quire.models.llava:LlavaForConditionalGeneration", IMAGES),
     Row("LlavaNextForConditionalGeneration", "quire.models.llava_next:LlavaNextForConditionalGeneration", IMAGES),
     Row(

@@ -45,6 +45,10 @@ class TakesMedia:
     processor_settings: Mapping[str, Any] = {}
     # What that processor writes before and behind an image's marker in a text, before the text becomes tokens.
     around_marker: tuple[str, str] = ("", "")
+    # The same of a video's marker; it is written in token ids, too, where it is missing there.
+    around_video_marker: tuple[str, str] = ("", "")
+    # The texts of markers that config.json has no token for. A tokenizer that does not know one gets a token for it.
+    marker_words: Mapping[MediaKind, str] = {}
     # Whether `lay_out` writes the special tokens of a text: the tokenizer adds none then.
     lays_out_special: bool = False
     # What an image's marker is called in a text where the tokenizer has none: "{}" stands for its number, from 1. The
@@ -127,9 +131,11 @@ class TakesMedia:
         pieces: the text, cut wherever a user typed a marker's text in a message, which is none. images: of the prompt.
         Returns as many pieces. Raises RequestError.
         """
-        if not any(self.around_marker):
-            return list(pieces)
-        return [piece.replace(words.image, words.image.join(self.around_marker)) for piece in pieces]
+        written = list(pieces)
+        for word, around in ((words.image, self.around_marker), (words.video, self.around_video_marker)):
+            if word and any(around):
+                written = [piece.replace(word, word.join(around)) for piece in written]
+        return written
 
     def check_processor(self, settings: Mapping[str, Any]) -> None:
         """Raise CheckpointError where the image processor's settings contradict the model's configuration."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,9 @@ from quire.platform.execution.executor import Executor, WorkerFacts
 from quire.platform.execution.in_process import InProcessExecutor
 from quire.platform.inputs.image_spec import ImageInputSpec
 from quire.platform.inputs.limits import Limits
+from quire.platform.inputs.markers import AroundIds
 from quire.platform.inputs.numbered import NumberedMarkers
-from quire.platform.inputs.tokenizer import eos_token_ids, load_tokenizer, processor_settings
+from quire.platform.inputs.tokenizer import eos_token_ids, learn_words, load_tokenizer, processor_settings
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import PrefixIndex
 from quire.platform.kv.swap import SwapSpace
@@ -206,7 +207,8 @@ def _vision_components(
 ) -> VisionComponents:
     media, facts, model = config.media, executor.facts, executor.structure()
     assert isinstance(model, VisionLanguageModel)
-    model.read_processor(processor_settings(path), _encoder(config, path, tokenizer))
+    texts = _Texts(config, path, tokenizer, tuple(model.marker_words.values()))
+    model.read_processor(processor_settings(path), texts.encode)
     processor = ImageProcessor(path, media, None, model.processor_settings)
     model.check_processor(processor.known)
     others = _other_processors(config, path, model)
@@ -236,6 +238,7 @@ def _vision_components(
         bos=str(getattr(tokenizer, "bos_token", None) or ""),
         numbered=NumberedMarkers(model.numbered_marker, marker) if model.numbered_marker else None,
         words={kind: str(tokenizer.convert_ids_to_tokens(markers[kind])) for kind in others} if tokenizer else {},
+        completed=_completed(model, markers, texts),
     )
     return VisionComponents(image_spec, preprocessor, features, facts.feature_bytes)
 
@@ -243,7 +246,7 @@ def _vision_components(
 def _other_processors(config: EngineConfig, path: Path, model: VisionLanguageModel) -> dict[MediaKind, VideoProcessor]:
     """Those of the kinds beside images that the model takes. What the checkpoint brings no processor for is left out,
     and the log says why."""
-    if "video" not in model.media_token_ids:
+    if "video" not in model.media_marker_ids:
         return {}
     try:
         return {"video": VideoProcessor(path, config.media, str(read_json(path / "config.json").get("model_type")))}
@@ -259,16 +262,37 @@ def _most_seen(config: EngineConfig, facts: WorkerFacts, model: VisionLanguageMo
     return min(config.scheduler.max_num_batched_tokens, chunk, *windows)
 
 
-def _encoder(config: EngineConfig, path: Path, tokenizer: Any) -> Callable[[str], list[int]]:
-    """A text to token ids, by the engine's tokenizer; where it has none, by the checkpoint's, loaded when asked."""
+def _completed(
+    model: VisionLanguageModel, markers: Mapping[MediaKind, int], texts: _Texts
+) -> Callable[[list[int]], list[int]]:
+    if "video" not in markers or not any(model.around_video_marker):
+        return list
+    return AroundIds(markers["video"], *model.around_video_marker, texts.encode, texts.decode).complete
 
-    def encode(text: str) -> list[int]:
-        nonlocal tokenizer
-        if tokenizer is None:
-            tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
-        return list(tokenizer.encode(text, add_special_tokens=False))
 
-    return encode
+class _Texts:
+    """Texts to token ids and back, by the engine's tokenizer; where it has none, by the checkpoint's, loaded then.
+
+    words: each of which is one token, whether the tokenizer brings it or not.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path, tokenizer: Any, words: tuple[str, ...]) -> None:
+        self._source, self._words, self._own = _tokenizer_path(config.model, path), words, tokenizer
+        if tokenizer is not None:
+            learn_words(tokenizer, words)
+
+    @property
+    def _tokenizer(self) -> Any:
+        if self._own is None:
+            self._own = load_tokenizer(self._source)
+            learn_words(self._own, self._words)
+        return self._own
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _hub(config: ModelConfig) -> Hub:

@@ -24,7 +24,8 @@ class ImageInputSpec:
     that may see one another. prompt_sees: whether all tokens of a prompt with media do. placeholders: of all kinds,
     where they are not their markers. lay_out: a text's pieces as the model's processor writes them
     (`TakesMedia.lay_out`); lays_out_special: with the special tokens. bos: the text of BOS. words: the texts of
-    `markers`, but for images'. numbered: what images are called in texts, where they have numbers.
+    `markers`, but for images'. numbered: what images are called in texts, where they have numbers. completed: of token
+    ids, the same with what is missing around videos' markers.
     """
 
     marker_id: int
@@ -42,12 +43,13 @@ class ImageInputSpec:
     bos: str = ""
     words: Mapping[MediaKind, str] = field(default_factory=dict)
     numbered: NumberedMarkers | None = None
+    completed: Callable[[list[int]], list[int]] = list
 
     def written(self, pieces: Sequence[str], images: int) -> list[str]:
         """A text as the model's processor writes it, in as many pieces. images: of the prompt. Raises RequestError."""
         if self.lay_out is None or self.marker is None:
             return list(pieces)
-        return self.lay_out(pieces, images, MarkerWords(self.marker, self.bos))
+        return self.lay_out(pieces, images, MarkerWords(self.marker, self.bos, self.words.get("video", "")))
 
     def ranges(self, request_id: str, length: int, items: Sequence[PlaceholderRange]) -> tuple[Span, ...]:
         """The ranges of a prompt whose tokens see one another. Raises RequestError for one that no step can compute."""

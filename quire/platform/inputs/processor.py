@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -16,7 +15,6 @@ from quire.multimodal import (
     Pixels,
     ProcessedImage,
     RowsSpec,
-    check_count,
     expand,
     kind_of,
     read_media,
@@ -25,6 +23,7 @@ from quire.multimodal import (
 from quire.platform.inputs.embeds import read_embeds
 from quire.platform.inputs.image_spec import ImageInputSpec
 from quire.platform.inputs.limits import Limits
+from quire.platform.inputs.markers import check_markers
 from quire.platform.inputs.prepared import PreparedRequest, ProcessedPrompt
 from quire.platform.inputs.tokenizer import encode_bad_words, encode_prompt, encode_rendered
 from quire.platform.kv.prefix_index import root_key
@@ -104,7 +103,8 @@ class InputProcessor:
             raise RequestError(
                 f"request {request_id}: prompt_logprobs: a prompt of embeddings has no tokens that could have logprobs"
             )
-        unscored = self.image_spec is not None and read.images and max(self._placeholders) >= self.limits.vocab_size
+        spec = self.image_spec
+        unscored = spec and read.images and max(spec.placeholders | {spec.marker_id}) >= self.limits.vocab_size
         if unscored and params.prompt_logprobs is not None:  # what the request's making would find out too late
             raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
         processors = self._processors(request_id, params, read, self._stop_ids(params))
@@ -142,8 +142,8 @@ class InputProcessor:
     def room(self, prompt: ProcessedPrompt) -> int:
         """How many tokens the images of a prompt may take together."""
         assert self.image_spec is not None
-        markers = {self.image_spec.markers[kind_of(source)] for source in prompt.images}
-        return self.limits.max_model_len - len(prompt.ids) + sum(map(prompt.ids.count, markers))
+        own = {self.image_spec.markers[kind_of(source)] for source in prompt.images} | self.image_spec.placeholders
+        return self.limits.max_model_len - len(prompt.ids) + sum(map(prompt.ids.count, own))
 
     def unserved(self, prepared: PreparedRequest) -> Request:
         """What stands for a request whose images turn out to be no good."""
@@ -292,7 +292,12 @@ class InputProcessor:
         ids = self._encode(request_id, given, count) if isinstance(given, str) else self._check_ids(request_id, given)
         if not ids:
             raise RequestError(f"request {request_id}: the prompt is empty; it must have at least one token")
-        self._check_markers(request_id, ids, images, exactly=isinstance(given, str))
+        if self.image_spec is not None:
+            try:
+                check_markers(self.image_spec, ids, images, exactly=isinstance(given, str))
+            except RequestError as error:
+                raise RequestError(f"request {request_id}: {error}") from None
+            ids = ids if isinstance(given, str) else self.image_spec.completed(ids)
         return ProcessedPrompt(text, ids, salt, images, settings)
 
     def _salt(self, request_id: str, prompt: Mapping[str, Any]) -> str | None:
@@ -313,21 +318,6 @@ class InputProcessor:
             return read_media(data, self.image_spec.limits, self.image_spec.markers), self.image_spec.settings(settings)
         except RequestError as error:
             raise RequestError(f"request {request_id}: {error}") from None
-
-    def _check_markers(self, request_id: str, ids: list[int], sources: list[Any], exactly: bool) -> None:
-        """One for each image, or another kind; ids that a caller made may have all placeholders already."""
-        if self.image_spec is None:
-            return
-        counts = Counter(kind_of(source) for source in sources)
-        for kind in counts.keys() - self.image_spec.markers.keys():
-            raise RequestError(f"request {request_id}: this model takes no {kind}")
-        for kind, marker in self.image_spec.markers.items():
-            markers = ids.count(marker)
-            if exactly or markers < counts[kind] or not counts[kind]:
-                try:
-                    check_count(markers, counts[kind], kind)
-                except RequestError as error:
-                    raise RequestError(f"request {request_id}: {error}") from None
 
     @cached_property
     def _placeholders(self) -> frozenset[int]:

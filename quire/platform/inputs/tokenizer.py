@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -124,6 +124,13 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     Raises RequestError for a text that is no valid Unicode (lone surrogates).
     """
     return _encode(tokenizer, text, add_special_tokens=True)
+
+
+def learn_words(tokenizer: Any, words: Iterable[str]) -> None:
+    """Give each of these words a token of its own, where it has none."""
+    missing = [word for word in words if token_id_of(tokenizer, word) is None]
+    if missing:
+        tokenizer.add_tokens(missing, special_tokens=True)
 
 
 def encode_rendered(
