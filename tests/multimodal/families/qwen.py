@@ -47,6 +47,18 @@ _QWEN2: dict[str, Any] = {
         {"tie_word_embeddings": True},
         {},
     ),
+    "merge_of_three": (
+        {**_QWEN2_VISION, "spatial_merge_size": 3, "patch_size": 2, "num_heads": 8},
+        {**_TEXT, "num_key_value_heads": 1},
+        {},
+        {"merge_size": 3, "patch_size": 2, "size": {"shortest_edge": 36, "longest_edge": 1200}},
+    ),
+    "one_frame": (
+        {**_QWEN2_VISION, "temporal_patch_size": 1, "mlp_ratio": 1, "num_heads": 2},
+        {**_TEXT, "rope_parameters": {**_ROPE, "rope_type": "linear", "factor": 2.0}},
+        {},
+        {"temporal_patch_size": 1},
+    ),
 }
 _QWEN25: dict[str, Any] = {
     "windows": (_QWEN25_VISION, _TEXT, {}, {}),
@@ -135,7 +147,11 @@ def _processor(variant: Any) -> Any:
 
 FAMILIES = {
     "Qwen2VLForConditionalGeneration": Family(
-        _QWEN2, lambda variant: _config("Qwen2VLConfig", variant), _processor, mrope=True
+        _QWEN2,
+        lambda variant: _config("Qwen2VLConfig", variant),
+        _processor,
+        quick=("mrope", "yarn", "tied"),
+        mrope=True,
     ),
     "Qwen2_5_VLForConditionalGeneration": Family(
         _QWEN25,

@@ -71,11 +71,20 @@ def vocabulary_source(
     own = getattr(tokenizer, "eos_token_id", None)
     first = [own] if own in eos_ids else []
     return VocabularySource(
-        tokenizer=backend.to_str(),
+        tokenizer=_within(backend.to_str(), size, max(named, default=0)),
         size=size,
         eos_ids=(*first, *sorted(eos_ids.difference(first))),
         forbidden=tuple(sorted({*(one for one in range(size) if one not in named), *(n for n in never if n < size)})),
     )
+
+
+def _within(tokenizer: str, size: int, last: int) -> str:
+    """The tokenizer's JSON without added tokens that the model has no logits for (markers of videos, say)."""
+    if last < size:
+        return tokenizer
+    found = json.loads(tokenizer)
+    found["added_tokens"] = [token for token in found.get("added_tokens", []) if token["id"] < size]
+    return json.dumps(found)
 
 
 class Vocabulary:
