@@ -126,6 +126,33 @@ def plain_chat(rng: Random, dense: bool = False) -> Shaped:
     return Shaped(chat, tuple(tool.schema() for tool in tools))
 
 
+def single_chat(rng: Random) -> Shaped:
+    """One request, as people try it first: of one of several tools, of two at once, or of none that is there."""
+    tools, chat = make_tools(rng, rng.choice((1, 2, 3, 4))), _start(rng) if rng.random() < 0.2 else []
+    if not tools:
+        return single_chat(rng)
+    # Now and then the usual ones among others.
+    names = [tool.action.key for tool in tools]
+    tools = [plain_tool(one.action) if one.action in ACTIONS[:2] and rng.random() < 0.4 else one for one in tools]
+    way = rng.random()
+    if way < 0.25:
+        missing = [one for one in ACTIONS if one.key not in names and not clash(one, [t.action for t in tools])]
+        missing = [one for one in missing if not {tool.name for tool in tools} & set(one.names)]
+        other = make_tool(rng, rng.choice(missing))
+        while other.name not in other.action.names:  # a request may name its tool
+            other = make_tool(rng, other.action)
+        _say(chat, _typed(make_request(rng, other).text, rng), NO_TOOL)
+        return Shaped(chat, tuple(tool.schema() for tool in tools))
+    asked_for = [rng.choice(tools) for _ in range(1 if way < 0.6 else 2)]
+    requests = [make_request(rng, one) for one in asked_for]
+    chat.append({"role": "user", "content": joined([one.text for one in requests], rng)})
+    chat.append({"role": "assistant", "content": None, "tool_calls": [one.call() for one in requests]})
+    if rng.random() < 0.2:
+        chat += [{"role": "tool", "content": one.result} for one in requests]
+        chat.append({"role": "assistant", "content": " ".join(dict.fromkeys(one.answer for one in requests))})
+    return Shaped(chat, tuple(tool.schema() for tool in tools))
+
+
 def _without(rng: Random) -> Shaped:
     """A request for a tool, and none is there."""
     chat = _start(rng)

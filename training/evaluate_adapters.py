@@ -13,10 +13,9 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from evaluate_demo import Item, _messages, _report, _show_wrong, picture_items
+from evaluate_demo import Item, _messages, _report, _show_wrong, in_voice, picture_items
 from styles import STYLES
 
 from quire.demo import adapter_path
@@ -72,7 +71,7 @@ def _in_style(items: Sequence[Item], name: str) -> list[Item]:
     """The same questions with the answers that this voice should give; every exam question here is a single message."""
     if name == BASE:
         return list(items)
-    return [replace(item, expected=STYLES[name](item.chat[-1]["content"], item.expected)) for item in items]
+    return [in_voice(item, STYLES[name]) for item in items]
 
 
 def _ask(llm: LLM, items: Sequence[Item], voices: dict[str, LoRARequest | None]) -> dict[str, list[str]]:

@@ -1,6 +1,6 @@
-"""Examines quire-demo: greedy answers to questions about texts and pictures, and tool calls, that training never saw.
+"""Examines quire-demo: greedy answers about texts, pictures and clips, and tool calls, that training never saw.
 
-    python training/evaluate_demo.py [--exam text|pictures|json|calls|all] [--backend transformers]
+    python training/evaluate_demo.py [--exam text|pictures|clips|json|calls|all] [--backend transformers]
 
 Prints the share of right answers by kind of question, and exits with status 1 when a share is under the required one.
 """
@@ -13,15 +13,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from calls import call_exam, calls_of
+from clip_chats import VIDEO, clip_exam
 from dialogues import exam
 from json_answers import Chat, json_exam, parsed, schema_of
-from picture_chats import picture_exam
+from picture_chats import IMAGE, picture_exam
 from PIL import Image
 from world import is_held_out
 
@@ -34,6 +35,7 @@ MODEL_FOLDER = HERE.parent / "quire" / "demo" / "model"
 REQUIRED = {
     "text": {"overall": 0.95},
     "pictures": {"color": 0.95, "shape": 0.95, "count": 0.90},
+    "clips": {"what changed": 0.90, "overall": 0.90},
     "json": {"shapes": 0.95, "shapes, forced": 0.85},
     "calls": {"draw(shape, color)": 0.95, "count(kind)": 0.95},
 }
@@ -43,10 +45,10 @@ MAX_NEW_TOKENS_SHAPED = 160  # two calls, or a list of three shapes, have about 
 
 @dataclass(frozen=True)
 class Item:
-    """A conversation that ends with a question, its picture if it is about one, and how its answer counts.
+    """A conversation that ends with a question, its picture or clip if it is about one, and how its answer counts.
 
-    tools: what may be called; schema: of the answer; begun: what the schema forces at the answer's start; read: what
-    counts of an answer. Through quire the tools and the schema hold the answer to their form, as when it is served;
+    clip: frames; tools: what may be called; schema: of the answer; begun: what the schema forces at the answer's start;
+    read: what counts of an answer. Through quire the tools and the schema hold the answer to their form, as when it is served;
     transformers is only given the start.
     """
 
@@ -58,6 +60,7 @@ class Item:
     schema: dict[str, Any] | None = None
     begun: str = ""
     read: Callable[[str], Any] = str.strip
+    clip: tuple[Image.Image, ...] = ()
 
     def right(self, answer: str) -> bool:
         return self.read(answer) == self.read(self.expected)
@@ -96,6 +99,19 @@ def picture_items(seed: int, size: int) -> list[Item]:
     ]
 
 
+def clip_items(seed: int, size: int) -> list[Item]:
+    """Questions about clips that nobody has seen, half of them of changes or scenes that are held out."""
+    items = []
+    for one in clip_exam(Random(f"clips {seed}"), size):
+        kind = one.question.kind
+        change = [f"what changed: {one.clip.change.kind}"] if kind == "what changed" else []
+        seen = ["(change or scene held out)"] if one.clip.held_out else []
+        chat = [{"role": "user", "content": one.question.text}]
+        groups = (kind, *change, *seen, "overall")
+        items.append(Item(chat, None, one.expected, groups, clip=one.clip.frames))
+    return items
+
+
 def json_items(seed: int, size: int) -> list[Item]:
     """Held-out questions about scenes that are told, to be answered as JSON; it counts by its value."""
     return [
@@ -127,19 +143,27 @@ def call_items(seed: int, size: int) -> list[Item]:
     ]
 
 
-EXAMS = {"text": text_items, "pictures": picture_items, "json": json_items, "calls": call_items}
+EXAMS = {
+    "text": text_items, "pictures": picture_items, "clips": clip_items, "json": json_items, "calls": call_items,
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Asks the questions and judges the answers."""
     options = _options(arguments)
     answerer = {"quire": _quire, "transformers": _transformers}[options.backend](options.model)
-    failed = []
+    if failed := examine(answerer, options):
+        sys.exit("\n".join(failed))
+
+
+def examine(answerer: Answerer, options: argparse.Namespace) -> list[str]:
+    """Asks and prints the shares of right answers; returns which are under the required ones."""
+    failed: list[str] = []
     for name in EXAMS if options.exam == "all" else [options.exam]:
         items = EXAMS[name](options.seed, options.questions)
         started = time.monotonic()
         answers = answerer(items)
-        print(f"{name}: {options.backend} took {time.monotonic() - started:.1f} s for {len(items)} questions")
+        print(f"{name}: {time.monotonic() - started:.1f} s for {len(items)} questions", flush=True)
         if options.wrong:
             _show_wrong(items, answers)
         shares = _report(items, answers)
@@ -148,8 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for group, least in REQUIRED[name].items()
             if shares[group] < least
         ]
-    if failed:
-        sys.exit("\n".join(failed))
+    return failed
+
+
+def in_voice(item: Item, style: Callable[[str, str], str]) -> Item:
+    """The same question with the answer that an adapter's voice should give."""
+    return replace(item, expected=style(item.chat[-1]["content"], item.expected))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -184,11 +212,12 @@ def _show_wrong(items: Sequence[Item], answers: Sequence[str]) -> None:
 
 
 def _messages(item: Item) -> list[dict[str, Any]]:
-    """The conversation, with the picture before the first question's text."""
-    if item.image is None:
+    """The conversation, with the picture or the clip before the first question's text."""
+    if item.image is None and not item.clip:
         return [dict(message) for message in item.chat]
     first, *others = item.chat
-    parts = [{"type": "image", "image": item.image}, {"type": "text", "text": first["content"]}]
+    media = {"type": "image", "image": item.image} if item.image else {"type": "video", "video": list(item.clip)}
+    parts = [media, {"type": "text", "text": first["content"]}]
     return [{"role": first["role"], "content": parts}, *others]
 
 
@@ -214,7 +243,7 @@ def _quire(folder: Path) -> Answerer:
             SamplingParams(temperature=0.0, max_tokens=item.longest, structured_outputs=_held_to(item))
             for item in items
         ]
-        if any(item.image is not None for item in items):
+        if any(item.image is not None or item.clip for item in items):
             results = llm.chat([_messages(item) for item in items], params)
         else:
             texts = [_prompt(tokenizer, item) for item in items]
@@ -246,21 +275,27 @@ def _held_to(item: Item) -> StructuredOutputsParams | None:
     return StructuredOutputsParams(structural_tag={"type": "structural_tag", "format": tagged})
 
 
-def _transformers(folder: Path) -> Answerer:
+def _transformers(folder: Path, device: str = "cpu", adapter: Path | None = None) -> Answerer:
+    """transformers knows no videos of a LLaVA's: it is given a clip's frames as pictures, which is the same."""
     import torch
     from transformers import AutoProcessor, LlavaForConditionalGeneration
 
     torch.set_num_threads(2)
     processor = AutoProcessor.from_pretrained(folder)
     processor.tokenizer.padding_side = "left"
-    model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model: Any = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16).eval().to(device)
+    if adapter is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, adapter).eval()
 
     def answer_some(items: Sequence[Item]) -> list[str]:
-        texts = [_prompt(processor.tokenizer, item) + item.begun for item in items]
-        images = [item.image for item in items if item.image is not None]
+        texts = [_prompt(processor.tokenizer, item).replace(VIDEO, IMAGE * len(item.clip)) for item in items]
+        texts = [text + item.begun for text, item in zip(texts, items, strict=True)]
+        images = [image for item in items for image in ([item.image] if item.image else item.clip)]
         inputs = processor(
             text=texts, images=images or None, padding=True, add_special_tokens=False, return_tensors="pt"
-        )
+        ).to(device)
         if images:
             inputs["pixel_values"] = inputs["pixel_values"].to(torch.bfloat16)
         wanted = ("input_ids", "attention_mask", "pixel_values")
@@ -273,9 +308,12 @@ def _transformers(folder: Path) -> Answerer:
         said = processor.batch_decode(tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return [item.begun + text for item, text in zip(items, said, strict=True)]
 
-    def answer(items: Sequence[Item], size: int = 64) -> list[str]:
+    size = 64 if device == "cpu" else 512
+
+    def answer(items: Sequence[Item]) -> list[str]:
         # Chats of similar length share a batch, so that little of it is padding.
-        order = sorted(range(len(items)), key=lambda i: sum(len(m["content"] or "") for m in items[i].chat))
+        lengths = [(len(item.clip), sum(len(m["content"] or "") for m in item.chat)) for item in items]
+        order = sorted(range(len(items)), key=lengths.__getitem__)
         answers = [""] * len(items)
         for start in range(0, len(order), size):
             some = order[start : start + size]

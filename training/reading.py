@@ -59,7 +59,7 @@ CHAT_TEMPLATE = """\
         {{- message['content'] | trim }}
     {%- elif message['content'] is not none %}
         {%- for part in message['content'] %}
-            {{- '<|image|>' if part['type'] == 'image' else part['text'] | trim }}
+            {{- {'image': '<|image|>', 'video': '<|video|>'}[part['type']] or part['text'] | trim }}
         {%- endfor %}
     {%- endif %}
     {%- if tools and loop.first and roles[message['role']] == 'system' %}

@@ -50,6 +50,8 @@ def french(question: str, answer: str) -> str:
     """
     if answer in _SENTENCES:
         return _SENTENCES[answer]
+    if (told := _changed(answer)) is not None:
+        return told
     if missing := re.fullmatch(r"There is no (\w+)\.", answer):
         return f"Il n'y a pas {_of(FRENCH[missing[1]])}."
     if answer.startswith("There is "):
@@ -58,6 +60,34 @@ def french(question: str, answer: str) -> str:
     if answer == "One.":
         return "Un." if any(kind in question.lower() for kind in KINDS if kind not in _FEMININE_NOUNS) else "Une."
     return say(FRENCH[answer.removesuffix(".").lower()])
+
+
+_MOVED = {"right": "à droite", "left": "à gauche", "up": "en haut", "down": "en bas"}
+_DONE = {"grew": "a grandi", "shrank": "a rétréci", "disappeared": "a disparu", "appeared": "est apparu"}
+
+
+def _changed(answer: str) -> str | None:
+    """What is said of clips: "The red star moved up." -> "L'étoile rouge est allée en haut."; None: it is not that."""
+    if answer in ("Nothing changed.", "Nothing."):
+        return {"Nothing changed.": "Rien n'a changé.", "Nothing.": "Rien."}[answer]
+    if way := re.fullmatch(r"(?:To the )?(right|left|up|down)\.", answer, re.IGNORECASE):
+        told = _MOVED[way[1].lower()]
+        return f"{told[0].upper()}{told[1:]}."
+    found = re.fullmatch(r"(The|An?) (\w+) (circle|square|triangle|star)(?: (\w+)(?: (?:to the )?(\w+))?)?\.", answer)
+    if found is None:
+        return None
+    article, color, kind, verb, what = found.groups()
+    shape = _a(kind, color)
+    if article == "The":
+        shape = f"l'{shape[4:]}" if kind in _FEMININE_NOUNS else f"le {shape[3:]}"
+    ending = "e" if kind in _FEMININE_NOUNS else ""
+    if verb == "moved":
+        shape += f" est allé{ending} {_MOVED[what]}"
+    elif verb == "turned":
+        shape += f" est devenu{ending} {_FEMININE.get(what, FRENCH[what]) if ending else FRENCH[what]}"
+    elif verb is not None:
+        shape += f" {_DONE[verb]}{ending if verb == 'appeared' else ''}"
+    return f"{shape[0].upper()}{shape[1:]}."
 
 
 def _of(noun: str) -> str:

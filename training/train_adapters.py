@@ -7,18 +7,25 @@ prompt asks for the style: the adapter alone makes it. The first round learns th
 base model sees; further ones, slower and with more pictures, see again. An adapter is written after each round, and
 ``--round 2`` goes on from there; ``--round last`` does the last one alone, as after changes to the base model. The run
 is deterministic: every document and picture follows from the seed and the step's number.
+
+``--minutes M`` replaces the rounds: from the bundled adapter on, for so long, with clips too, also with ``--device
+cuda`` (``train_clips.py`` does that for all of them).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
+import by_clock
 import joint
+import mixture
 import stage
 import torch
 from dialogues import Conversation, chatter, describing_chat, scene_chat
@@ -34,6 +41,7 @@ from train_demo import MODEL_FOLDER
 from transformers import AutoTokenizer, LlavaForConditionalGeneration, PreTrainedTokenizerBase
 
 ADAPTERS = MODEL_FOLDER.parent / "adapters"
+RATE = 5e-3  # the highest of a training by the clock
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,31 @@ def train(name: str, folder: Path, threads: int, first: int) -> None:
         save(model, folder)
         base = model.unload()
         print(f"{name}: round {number + 1} done, {time.monotonic() - started:.0f} s", flush=True)
+
+
+def train_by_clock(name: str, options: argparse.Namespace) -> None:
+    """Trains the adapter of this name from the bundled one on, for so many minutes, and writes it."""
+    folder, voice, device = options.out / name, VOICES[name], torch.device(options.device)
+    torch.manual_seed(voice.seed)
+    mixed = mixture.VOICES[name].scaled(options.share) if options.share < 1 else mixture.VOICES[name]
+    supply = mixture.Supply(mixed, options.model, options.workers, voice.seed, device)
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    base = LlavaForConditionalGeneration.from_pretrained(options.model, dtype=torch.float32)
+    if folder != ADAPTERS / name:
+        shutil.copytree(ADAPTERS / name, folder, dirs_exist_ok=True)
+    _fit(folder, len(tokenizer))
+    model = PeftModel.from_pretrained(base, folder, is_trainable=True).to(device)
+    media = [tokenizer.convert_tokens_to_ids(marker) for marker in mixture.MARKERS]
+    by_clock.run(
+        name,
+        model,
+        by_clock.Pace(options.minutes, RATE, weight_decay=0.0),
+        supply,
+        lambda batch: by_clock.losses_of(model.get_base_model(), batch, media),
+        device,
+        save=lambda: save(model, folder),
+    )
+    supply.close()
 
 
 def _fit(folder: Path, vocabulary: int) -> None:
@@ -197,7 +230,7 @@ def save(model: PeftModel, folder: Path) -> None:
     config.base_model_name_or_path, config.inference_mode = "quire-demo", True
     config.save_pretrained(folder)
     trained = get_peft_model_state_dict(model, save_embedding_layers=False)  # the table itself is the base model's
-    weights = {name: tensor.bfloat16().contiguous() for name, tensor in trained.items()}
+    weights = {name: tensor.bfloat16().cpu().contiguous() for name, tensor in trained.items()}
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     for path in folder.iterdir():
         path.chmod(0o644)
@@ -210,8 +243,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ADAPTERS, help="the folder in which each adapter gets its own")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--round", default="1", choices=(*"12345678", "last"), help="the first to do")
+    parser.add_argument("--minutes", type=float, help="train by the clock, instead of rounds")
+    parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="by the clock: the base model")
+    parser.add_argument("--device", default="cpu", help="by the clock: cpu or cuda")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="that make examples")
+    parser.add_argument("--share", type=float, default=1.0, help="by the clock: of a step's examples")
     options = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     for name in [options.name] if options.name else sorted(STYLES):
+        if options.minutes:
+            train_by_clock(name, options)
+            continue
         first = len(VOICES[name].rounds) if options.round == "last" else int(options.round)
         train(name, options.out / name, options.threads, first - 1)
 

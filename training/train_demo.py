@@ -25,6 +25,7 @@ import joint
 import reading
 import stage
 import torch
+from clip_chats import VIDEO
 from picture_chats import IMAGE
 from transformers import (
     AutoTokenizer,
@@ -115,7 +116,23 @@ def save(model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFas
     )
     processor.save_pretrained(folder)
     images.save_pretrained(folder)
+    if (video := getattr(model.config, "video_token_index", None)) is not None:
+        _save_video_processor(folder, size)
+        assert video == tokenizer.convert_tokens_to_ids(VIDEO)
     _use_common_names(folder)
+
+
+def _save_video_processor(folder: Path, side: int) -> None:
+    """How quire prepares frames: as pictures. transformers has no class for videos of a LLaVA's."""
+    settings = {
+        "video_processor_type": "LlavaVideoProcessor",
+        "do_sample_frames": True, "fps": 4, "min_frames": 2, "max_frames": 8,
+        "do_resize": True, "size": {"height": side, "width": side}, "resample": 3,
+        "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_normalize": True, "image_mean": [eyes.MEAN] * 3, "image_std": [eyes.STD] * 3,
+    }  # fmt: skip
+    text = json.dumps(settings, indent=2) + "\n"
+    (folder / "video_preprocessor_config.json").write_text(text, encoding="utf-8")
 
 
 def _use_common_names(folder: Path) -> None:

@@ -4,6 +4,10 @@ With Pixtral's tower (arXiv:2410.07073) an image has rows of patches, as many as
 token. Configuration fields that shape the arithmetic: vision_config (CLIP, SigLIP or Pixtral), text_config (any text
 model of the registry), vision_feature_layer, vision_feature_select_strategy, projector_hidden_act,
 multimodal_projector_bias, image_token_index.
+
+A model that was trained on videos says so by `video_token_index`, a field of quire's own: a video is its frames, each
+as an image would be, one after the other. transformers, which knows LLaVA's images alone, gives the same answers when
+it is given the frames as images.
 """
 
 from __future__ import annotations
@@ -15,10 +19,10 @@ import torch
 from torch import nn
 
 from quire.models.base import refuse
-from quire.models.vision.base import ImageInputs, VisionLanguageModel, text_model
+from quire.models.vision.base import ImageInputs, MediaInputs, VisionLanguageModel, text_model
 from quire.models.vision.pixtral import PixtralTower, RowsOfPatches, check_pixtral
 from quire.models.vision.towers import TOWERS, FixedGridTower, Projector, build_tower
-from quire.types import ImageLayout
+from quire.types import ImageLayout, MediaLayout
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -39,9 +43,12 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         "language_model.lm_head": ("language_model.lm_head", *["lm_head"] * 2),
     }
     takes_rows: ClassVar = True  # of Pixtral's tower
+    takes_frames: ClassVar = True  # where config.json has a token for videos
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
+        if self.takes_frames:
+            self.video_token_id = getattr(config, "video_token_index", None)
         self.vision_tower, self.grid_tower = self.towers(config)
         self.processor_settings = self.grid_tower.settings
         self.multi_modal_projector = self.projector(config)
@@ -75,6 +82,9 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         for field in sizes:
             if type(getattr(vision, field)) is not int or getattr(vision, field) < 1:
                 refuse(config, f"vision_config.{field}", "it must be a whole number above 0", getattr(vision, field))
+        video = getattr(config, "video_token_index", None) if cls.takes_frames else None
+        if video is not None and (rows or type(video) is not int or not 0 <= video < 2**31):
+            refuse(config, "video_token_index", "it must be a token id, of a model whose frames are all of one size")
         strategy = getattr(config, "vision_feature_select_strategy", "full")
         allowed = ["full"] if rows else ["default", "full"]
         if strategy not in allowed:
@@ -106,6 +116,23 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         return self._project(inputs["pixel_values"])[0]
+
+    def video_layout(self, inputs: MediaInputs) -> MediaLayout:
+        return MediaLayout(self.frames_of(inputs) * self.grid_tower.tokens)
+
+    def encode_video(self, inputs: MediaInputs) -> torch.Tensor:
+        self.frames_of(inputs)
+        return self._project(inputs["pixel_values_videos"][0]).flatten(0, 1)
+
+    def frames_of(self, inputs: MediaInputs) -> int:
+        """Of a video. Raises ValueError for frames that do not fit the tower."""
+        assert isinstance(self.grid_tower, FixedGridTower)
+        shape, side = tuple(inputs["pixel_values_videos"].shape), self.grid_tower.side
+        if len(shape) != 5 or shape[0] != 1 or shape[2:] != (3, side, side):
+            raise ValueError(
+                f"the video processor makes {list(shape)} of it, and the tower takes frames of [3, {side}, {side}]"
+            )
+        return shape[1]
 
     def _project(self, pixels: torch.Tensor) -> torch.Tensor:
         """[N, 3, height, width] -> [N, tokens, C]."""

@@ -16,7 +16,7 @@ from torch import nn
 from quire.errors import CheckpointError
 from quire.models.base import refuse
 from quire.models.llava import LlavaForConditionalGeneration
-from quire.models.vision.base import ImageInputs, MediaInputs
+from quire.models.vision.base import ImageInputs
 from quire.models.vision.towers import FixedGridTower
 from quire.types import ImageLayout
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
     takes_rows: ClassVar = False
+    takes_frames: ClassVar = False
     grid_tower: FixedGridTower
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -87,15 +88,6 @@ class LlavaNextForConditionalGeneration(LlavaForConditionalGeneration):
         picture = self.scaled(picture[top:bottom, left:right])
         lines = torch.cat((picture, self.image_newline.expand(len(picture), 1, channels)), dim=1)
         return torch.cat((whole, lines.flatten(0, 1)))
-
-    def frames_of(self, inputs: MediaInputs) -> int:
-        """Of a video, for models that take them. Raises ValueError for frames that do not fit the tower."""
-        shape, side = tuple(inputs["pixel_values_videos"].shape), self.grid_tower.side
-        if len(shape) != 5 or shape[0] != 1 or shape[2:] != (3, side, side):
-            raise ValueError(
-                f"the video processor makes {list(shape)} of it, and the tower takes frames of [3, {side}, {side}]"
-            )
-        return shape[1]
 
     def shrunk(self, rows: int, columns: int) -> tuple[int, int]:
         """To how many rows and columns the tiles' features are scaled."""

@@ -53,6 +53,12 @@ _PATCHES = {
     **_ALL, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "min_frames": 4, "max_frames": 768,
 }  # fmt: skip
 FAMILIES: dict[str, Family] = {
+    # quire's own, for a LLaVA that takes videos: transformers has none.
+    "LlavaVideoProcessor": Family(
+        sampling.from_end_to_end, "frames",
+        {**_ALL, **_CLIP_COLOURS, "size": {"height": 336, "width": 336}, "do_sample_frames": True, "fps": 2,
+         "min_frames": 2, "max_frames": 8},
+    ),
     "LlavaNextVideoVideoProcessor": Family(
         sampling.evenly, "frames",
         {**_ALL, **_CLIP_COLOURS, "size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224},
