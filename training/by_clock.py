@@ -92,7 +92,7 @@ def optimizers(model: nn.Module, weight_decay: float) -> list[torch.optim.Optimi
 
 
 def losses_of(model: Any, batch: Batch, media: list[int]) -> torch.Tensor:
-    """The weighted losses of a LLaVA, one for each of ``batch.counted``. media: tokens in whose place features stand."""
+    """The weighted losses of a LLaVA, one for each of ``counted``. media: the tokens in whose place features stand."""
     import joint
 
     ids, weights = batch.ids.long(), batch.weights.float()

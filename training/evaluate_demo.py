@@ -48,8 +48,8 @@ class Item:
     """A conversation that ends with a question, its picture or clip if it is about one, and how its answer counts.
 
     clip: frames; tools: what may be called; schema: of the answer; begun: what the schema forces at the answer's start;
-    read: what counts of an answer. Through quire the tools and the schema hold the answer to their form, as when it is served;
-    transformers is only given the start.
+    read: what counts of an answer. Through quire the tools and the schema hold the answer to their form, as when it is
+    served; transformers is only given the start.
     """
 
     chat: Chat

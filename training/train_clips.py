@@ -75,8 +75,8 @@ def train(options: argparse.Namespace) -> Path:
     return folder
 
 
-def train_adapters(options: argparse.Namespace, model: Path) -> None:
-    """All of them side by side, each in a process of its own."""
+def train_adapters(options: argparse.Namespace, model: Path) -> bool:
+    """All of them side by side, each in a process of its own; returns whether all went well."""
     script = Path(__file__).resolve().parent / "train_adapters.py"
     settings = {
         "--device": options.device, "--minutes": options.adapter_minutes, "--model": model,
@@ -85,8 +85,7 @@ def train_adapters(options: argparse.Namespace, model: Path) -> None:
     }  # fmt: skip
     flags = [str(part) for pair in settings.items() for part in pair]
     running = [subprocess.Popen([sys.executable, str(script), name, *flags]) for name in STYLES]
-    if any([one.wait() for one in running]):
-        sys.exit("an adapter's training has failed")
+    return not any([one.wait() for one in running])
 
 
 def examine(options: argparse.Namespace, model: Path) -> None:
@@ -94,10 +93,8 @@ def examine(options: argparse.Namespace, model: Path) -> None:
     asked = argparse.Namespace(exam="all", seed=1, questions=options.questions, wrong=False)
     for failed in evaluate_demo.examine(evaluate_demo._transformers(model, options.device), asked):
         print(failed)
-    if not options.adapter_minutes:
-        return
     items = evaluate_demo.picture_items(77, options.questions)
-    for name, style in STYLES.items():
+    for name, style in STYLES.items() if options.adapter_minutes else ():
         print(f"\n{name}", flush=True)
         expected = [evaluate_demo.in_voice(item, style) for item in items]
         answerer = evaluate_demo._transformers(model, options.device, options.out / "adapters" / name)
@@ -125,12 +122,13 @@ def main() -> None:
         shutil.rmtree(options.checkpoints, ignore_errors=True)
     started = time.monotonic()
     model = train(options) if options.minutes else options.start
-    if options.adapter_minutes:
-        train_adapters(options, model)
+    well = not options.adapter_minutes or train_adapters(options, model)
     print(f"trained: {time.monotonic() - started:.0f} s", flush=True)
     if options.questions:
         examine(options, model)
     print(f"done: {time.monotonic() - started:.0f} s", flush=True)
+    if not well:
+        sys.exit("an adapter's training has failed")
 
 
 if __name__ == "__main__":
