@@ -19,10 +19,8 @@ _WHICH = {
     "turned": ("Which shape changed color?", "Which shape changed its color?", "What changed color?"),
     "appeared": ("What appeared?", "Which shape appeared?"),
     "disappeared": ("What disappeared?", "Which shape disappeared?"),
-    "grew": ("What grew?", "Which shape grew?"),
-    "shrank": ("What shrank?", "Which shape shrank?"),
 }
-_BARE = {"moved": "move", "appeared": "appear", "disappeared": "disappear", "grew": "grow", "shrank": "shrink"}
+_BARE = {"moved": "move", "appeared": "appear", "disappeared": "disappear"}
 
 
 def clip_chat(rng: Random) -> tuple[Clip, Conversation]:

@@ -1,7 +1,7 @@
 """Short clips of the scenes of ``world.py``: a few frames, in which at most one thing changes.
 
-A shape moves, turns another colour, grows, shrinks, appears or disappears, at once or little by little, somewhere
-between the first frame and the last; or nothing changes. Like a picture, a clip follows from the ``random.Random``
+A shape moves (at once or little by little), turns another colour, appears or disappears, somewhere between the first
+frame and the last; or nothing changes. Like a picture, a clip follows from the ``random.Random``
 that the caller gives.
 """
 
@@ -16,12 +16,11 @@ from pictures import ASPECTS, GAP, RADII, SIDES, Placed, _apart, _background, _d
 from PIL import Image, ImageDraw
 from world import COLORS, KINDS, Scene, Shape, _chosen, a, is_held_out, make_scene
 
-CHANGES = ("moved", "turned", "appeared", "disappeared", "grew", "shrank", "nothing")
+CHANGES = ("moved", "turned", "appeared", "disappeared", "nothing")
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
-FRAMES = (2, 3, 4, 5, 6, 7, 8, 10, 12)
-_FRAME_WEIGHTS = (14, 14, 20, 14, 12, 8, 14, 2, 2)
-LEAST_MOVE = 0.2  # of the picture's side
-FACTORS = (1.45, 2.3)  # of a radius, where a shape grows or shrinks
+FRAMES = (2, 3, 4, 5, 6)
+_FRAME_WEIGHTS = (34, 26, 30, 5, 5)
+LEAST_MOVE = 0.3  # of the picture's side
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def make_clip(rng: Random, kind: str | None = None) -> Clip:
         if change is not None and tracks is not None:
             break
     count = rng.choices(FRAMES, weights=_FRAME_WEIGHTS)[0]
-    shares = _shares(rng, count, change.kind in ("moved", "grew", "shrank"))
+    shares = _shares(rng, count, change.kind == "moved")
     frames = _drawn(rng, tracks, shares, (width, height))
     ends = [_scene([track[0] for track in tracks]), _scene([track[1] for track in tracks])]
     return Clip(tuple(_filmed(rng, frames)), change, *ends)
@@ -137,13 +136,8 @@ def _place(rng: Random, scene: Scene, change: Change, width: int, height: int) -
 def _track(rng: Random, shape: Shape, change: Change, most: float, width: int, height: int) -> Track | None:
     side = min(width, height)
     radius = side * rng.uniform(RADII[0], most)
-    changes = shape == change.shape
-    larger = rng.uniform(*FACTORS) if changes and change.kind in ("grew", "shrank") else 1.0
-    if radius * larger > side * 0.36:
-        return None
-    reach = radius * larger
-    start = Placed(shape, rng.uniform(reach, width - reach), rng.uniform(reach, height - reach), radius)
-    if not changes:
+    start = Placed(shape, rng.uniform(radius, width - radius), rng.uniform(radius, height - radius), radius)
+    if shape != change.shape:
         return start, start
     if change.kind == "moved":
         right, down = DIRECTIONS[change.what]
@@ -153,13 +147,10 @@ def _track(rng: Random, shape: Shape, change: Change, most: float, width: int, h
         y = start.y + way * (down or drift)
         inside = radius <= x <= width - radius and radius <= y <= height - radius
         return (start, replace(start, x=x, y=y)) if inside else None
-    big = replace(start, radius=reach)
     ends: dict[str, Track] = {
         "turned": (start, replace(start, shape=Shape(shape.kind, change.what))),
         "appeared": (None, start),
         "disappeared": (start, None),
-        "grew": (start, big),
-        "shrank": (big, start),
     }
     return ends[change.kind]
 

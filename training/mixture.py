@@ -60,7 +60,7 @@ class Mixture:
 
 
 BASE = Mixture(
-    pictures=56, clips=100, documents=110, calls=48, singles=80, dense=22, answers=14, shown=10, described=8
+    pictures=36, clips=224, documents=70, calls=28, singles=56, dense=12, answers=8, shown=6, described=5, parts=2
 )  # fmt: skip
 VOICES = {name: Mixture(pictures=64, clips=16, described=48, texts=24, parts=2, style=name) for name in STYLES}
 
