@@ -144,7 +144,7 @@ def run(
                 group["lr"] = share * pace.at(seconds / (pace.minutes * 60))
         weight = sum(one.weights[:, 1:].float().sum() for one in batches)
         for batch in batches:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            with torch.autocast(device.type, torch.bfloat16, enabled=_has_bf16(device)):
                 parts = losses(batch)
             (parts.sum() / weight).backward()
             told[0].index_add_(0, batch.tasks.int(), parts.detach())
@@ -163,6 +163,11 @@ def run(
     _keep(model, moved, checkpoint, step, pace.minutes * 60, save)
     print(f"{name}: {step} steps, {fresh} of them new, {time.monotonic() - started:.0f} s", flush=True)
     return step
+
+
+def _has_bf16(device: torch.device) -> bool:
+    """Whether products in bf16 are fast there."""
+    return device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
 
 
 def _told(sums: torch.Tensor) -> str:

@@ -123,10 +123,10 @@ def save(model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFas
 
 
 def _save_video_processor(folder: Path, side: int) -> None:
-    """How quire prepares frames: as pictures. transformers has no class for videos of a LLaVA's."""
+    """How quire prepares frames: as pictures, four of a file's. transformers has no class for videos of a LLaVA's."""
     settings = {
         "video_processor_type": "LlavaVideoProcessor",
-        "do_sample_frames": True, "fps": 4, "min_frames": 2, "max_frames": 8,
+        "do_sample_frames": True, "fps": 4, "min_frames": 4, "max_frames": 4,
         "do_resize": True, "size": {"height": side, "width": side}, "resample": 3,
         "do_rescale": True, "rescale_factor": 1 / 255,
         "do_normalize": True, "image_mean": [eyes.MEAN] * 3, "image_std": [eyes.STD] * 3,

@@ -92,7 +92,7 @@ def test_what_is_said_beside_a_call_stays(tokenizer) -> None:
 
 def test_tags_are_text_and_one_token_each(tokenizer) -> None:
     ids = tokenizer.convert_tokens_to_ids(["<|image|>", "<|tool|>", *calling.TAGS])
-    assert ids == [1024, 1025, 1026, 1027] and len(tokenizer) == 1028
+    assert ids == [1024, 1025, 1026, 1027] and len(tokenizer) == 1029
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<tool_call></tool_call>"
 
 

@@ -71,7 +71,7 @@ def test_logprobs_of_the_whole_vocabulary(other: ServerProcess) -> None:
         text = post(http, "/v1/completions", prompt="Once upon a time", **ids)
         assert refusal(http, "/v1/completions", prompt="a" * 10, max_tokens=1, logprobs=-2)["param"] == "logprobs"
     (entry,) = chat["choices"][0]["logprobs"]["content"]
-    assert len(entry["top_logprobs"]) == len(text["choices"][0]["logprobs"]["top_logprobs"][0]) == 1028
+    assert len(entry["top_logprobs"]) == len(text["choices"][0]["logprobs"]["top_logprobs"][0]) == 1029
     assert sum(2.718281828459045 ** top["logprob"] for top in entry["top_logprobs"]) == pytest.approx(1)
 
 

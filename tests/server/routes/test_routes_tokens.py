@@ -54,7 +54,7 @@ def test_token_strings(http: Any, llm: LLM) -> None:
         ("/tokenize", {"prompt": "a", "messages": WHO}, "prompt"),
         ("/tokenize", {"messages": WHO, "chat_template": "a"}, "chat_template"),
         ("/tokenize", {"messages": []}, "messages"),
-        ("/detokenize", {"tokens": [1028]}, "tokens"),
+        ("/detokenize", {"tokens": [1029]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [10**30]}, "tokens"),
         ("/detokenize", {}, "tokens"),
