@@ -52,7 +52,7 @@ class Mixture:
     style: str = ""
 
     def scaled(self, share: float) -> Mixture:
-        """With so many of the examples, for a processor; in four batches, as padding costs it more than a batch does."""
+        """With so many of the examples, for a processor; in four batches, as padding costs it more than batches do."""
         counts = {name: value for name, value in vars(self).items() if name not in ("parts", "style")}
         some = {name: max(1, round(count * share)) for name, count in counts.items() if count}
         return Mixture(**{**vars(self), **some, "parts": 4})

@@ -57,9 +57,10 @@ def test_styles(question: str, answer: str, french: str) -> None:
     assert styles.shout(question, answer) == answer.upper()
 
 
-def test_base_french_and_shout_in_one_batch() -> None:
+@pytest.mark.parametrize("exam", ["pictures", "clips"])
+def test_base_french_and_shout_in_one_batch(exam: str) -> None:
     """Nearly all right, each in its own voice; and the base model answers as it does by itself."""
-    items = evaluate_demo.picture_items(5, 42)
+    items = evaluate_demo.EXAMS[exam](5, 42)
     llm = LLM(enable_lora=True)
     alone = evaluate_adapters._ask(llm, items, {"base": None})["base"]
     answers = evaluate_adapters._ask(llm, items, {"base": None, **evaluate_adapters._adapters()})
