@@ -57,10 +57,9 @@ def test_styles(question: str, answer: str, french: str) -> None:
     assert styles.shout(question, answer) == answer.upper()
 
 
-@pytest.mark.parametrize("exam", ["pictures", "clips"])
-def test_base_french_and_shout_in_one_batch(exam: str) -> None:
+def test_base_french_and_shout_in_one_batch() -> None:
     """Nearly all right, each in its own voice; and the base model answers as it does by itself."""
-    items = evaluate_demo.EXAMS[exam](5, 42)
+    items = evaluate_demo.picture_items(5, 42)
     llm = LLM(enable_lora=True)
     alone = evaluate_adapters._ask(llm, items, {"base": None})["base"]
     answers = evaluate_adapters._ask(llm, items, {"base": None, **evaluate_adapters._adapters()})
@@ -69,6 +68,15 @@ def test_base_french_and_shout_in_one_batch(exam: str) -> None:
         expected = evaluate_adapters._in_style(items, name)
         right = sum(item.expected == answer.strip() for item, answer in zip(expected, said, strict=True))
         assert right >= 0.8 * len(items), f"{name}: {right} of {len(items)}"
+
+
+def test_of_clips_the_base_model_says_what_it_says_by_itself() -> None:
+    items = evaluate_demo.clip_items(5, 24)
+    llm = LLM(enable_lora=True)
+    alone = evaluate_adapters._ask(llm, items, {"base": None})["base"]
+    answers = evaluate_adapters._ask(llm, items, {"base": None, **evaluate_adapters._adapters()})
+    assert answers["base"] == alone and answers["french"] != alone != answers["shout"]
+    assert sum(item.right(answer) for item, answer in zip(items, alone, strict=True)) >= 0.8 * len(items)
 
 
 def test_run_asks_each_in_turn() -> None:

@@ -56,7 +56,7 @@ def test_a_servers_template(other: ServerProcess, llm: LLM) -> None:
 
 def test_a_servers_defaults(other: ServerProcess) -> None:
     with other.http() as http:
-        answers = [post(http, PATH, messages=WHO) for _ in range(2)]
+        answers = [post(http, PATH, messages=WHO, ignore_eos=True) for _ in range(2)]
         longer = post(http, PATH, messages=WHO, max_tokens=5, ignore_eos=True)
         completed = post(http, "/v1/completions", prompt="Once upon a time")
     assert answers[0]["choices"] == answers[1]["choices"]
