@@ -118,6 +118,7 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         return self._project(inputs["pixel_values"])[0]
 
     def video_layout(self, inputs: MediaInputs) -> MediaLayout:
+        assert isinstance(self.grid_tower, FixedGridTower)
         return MediaLayout(self.frames_of(inputs) * self.grid_tower.tokens)
 
     def encode_video(self, inputs: MediaInputs) -> torch.Tensor:
