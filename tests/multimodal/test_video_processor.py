@@ -39,7 +39,8 @@ def processed(processor: VideoProcessor, video: np.ndarray, **settings: Any) -> 
 
 
 def test_every_family_has_an_example():
-    assert {one["processor"] for one in GOLDEN} == set(FAMILIES)
+    """But quire's own, which transformers does not have: ``test_llava_frames.py`` compares it with images."""
+    assert {one["processor"] for one in GOLDEN} == set(FAMILIES) - {"LlavaVideoProcessor"}
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda one: one["processor"])
