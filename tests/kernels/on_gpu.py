@@ -44,7 +44,7 @@ class _Moved:
 
     def there(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
+            return value if value.is_meta else self._tensor(value)
         if isinstance(value, LoraTable):
             return self._table(value)
         if isinstance(value, ExpertWeights):
