@@ -1,4 +1,4 @@
-"""Transformers' own modules beside the rows of the registry: fallback.py [FAMILY ...] [--rounds N] [--models FOLDER]
+"""Transformers' own modules beside the rows of the registry: fallback.py [FAMILY ...] [--rounds N] [--most N]
 
 The same checkpoint twice in one process, by model_impl="quire" and by model_impl="transformers", in turns on the same
 requests. Models are those of `families.py`, and its Llama: some 250 M random parameters in bf16. What is printed are
@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument(
         "--models", type=Path, help="a folder for the models, which stay there; default: a temporary one"
     )
+    parser.add_argument("--most", type=int, default=10**6, help="tokens of a prompt, and of an answer; default: all")
     args = parser.parse_args()
     wrong = sorted(set(args.family) - set(MODELS))
     if wrong:
@@ -48,7 +49,8 @@ def main() -> None:
                 llm = LLM(str(path), dtype="bfloat16", skip_tokenizer_init=True, max_num_seqs=64, model_impl=impl)
                 sides[f"{family} by {impl}"] = llm, [None]
             for case, requests in cases(SIZES["vocab_size"]):
-                compare(case, sides, requests, args.rounds)
+                cut = [(ids[: args.most], min(wanted, args.most)) for ids, wanted in requests]
+                compare(case, sides, cut, args.rounds)
 
 
 if __name__ == "__main__":

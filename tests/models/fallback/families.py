@@ -18,6 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import quire.registry
+from quire import LLM, SamplingParams
 from quire.errors import QuireError
 from quire.models.fallback.construct import refusal_of
 from quire.models.loader import load_model
@@ -145,6 +146,23 @@ def outcome(architecture: str) -> dict[str, Any]:
     assert torch.equal(whole.argmax(-1), want.argmax(-1)) or relative_error(whole, want) < 1e-5, architecture
     assert torch.equal(run_model.logits(model, ids, CHUNKS), whole), architecture
     return {"runs": json.loads(json.dumps(model.promise._asdict()))}
+
+
+def check_recorded(path: Path, dtype: str) -> None:
+    """Steps of one token a sequence are replayed, and have the bits of those that run through Python."""
+    prompts = [{"prompt_token_ids": tiny.token_ids(4 + seed, seed=seed)} for seed in range(3)]
+    params = [SamplingParams(temperature=0.0, max_tokens=n, logprobs=3, ignore_eos=True) for n in (12, 7, 9)]
+    found = []
+    for eager in (False, True):
+        llm = LLM(
+            str(path), dtype=dtype, skip_tokenizer_init=True, model_impl="transformers", enforce_eager=eager,
+            max_num_batched_tokens=64,
+        )  # fmt: skip
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found.append([(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs])
+        shapes = llm.llm_engine.executor.runner._decode._shapes  # nothing public says it
+        assert any(shapes.values()) != eager
+    assert found[0] == found[1]
 
 
 def _short(architecture: str, text: str) -> str:

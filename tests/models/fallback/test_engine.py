@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from peft import LoraConfig
 
-from quire import LLM, SamplingParams, kernels
+from quire import kernels
 from tests.lora.peft_world import text_world
 from tests.models import tiny
+from tests.models.fallback.families import check_recorded
 from tests.models.rows import all_rows
 from tests.platform.engine.parity import check_greedy
 
@@ -62,19 +63,7 @@ RECORDED = {
 def test_recorded_steps(architecture: str, dtype: str, tmp_path: Path) -> None:
     """Steps of one token a sequence are replayed, and have the bits of those that run through Python."""
     path = tiny.build(architecture, RECORDED[architecture], tmp_path)
-    prompts = [{"prompt_token_ids": tiny.token_ids(4 + seed, seed=seed)} for seed in range(3)]
-    params = [SamplingParams(temperature=0.0, max_tokens=n, logprobs=3, ignore_eos=True) for n in (12, 7, 9)]
-    found = []
-    for eager in (False, True):
-        llm = LLM(
-            str(path), dtype=dtype, skip_tokenizer_init=True, model_impl="transformers", enforce_eager=eager,
-            max_num_batched_tokens=64,
-        )  # fmt: skip
-        outputs = llm.generate(prompts, params, use_tqdm=False)
-        found.append([(one.outputs[0].token_ids, one.outputs[0].logprobs) for one in outputs])
-        shapes = llm.llm_engine.executor.runner._decode._shapes  # nothing public says it
-        assert any(shapes.values()) != eager
-    assert found[0] == found[1]
+    check_recorded(path, dtype)
 
 
 @pytest.mark.slow
