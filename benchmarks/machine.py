@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -16,6 +19,17 @@ def seconds(run: Callable[[], object]) -> float:
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
+
+
+def processor() -> str:
+    """What kind it is, as the system says: its name, family and model."""
+    said: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            said.setdefault(name.strip(), value.strip())
+    name = said.get("model name", platform.processor() or platform.machine())
+    return f"{name}, family {said['cpu family']}, model {said['model']}" if {"cpu family", "model"} <= set(said) else name
 
 
 class Machine:

@@ -12,6 +12,7 @@ from quire.layers.mamba import Mamba2, MambaSpec
 from quire.layers.norm import LayerNorm, RMSNorm
 from quire.layers.rotary import ROTARY_FIELDS, RotaryEmbedding, RotaryTable
 from quire.layers.rows import gathered, repeated
+from quire.layers.segments import Segments
 
 __all__ = [
     "ROTARY_FIELDS",
@@ -33,6 +34,7 @@ __all__ = [
     "RotaryEmbedding",
     "RotaryTable",
     "Router",
+    "Segments",
     "activation",
     "gated_activation",
     "gathered",

@@ -19,6 +19,7 @@ from quire.models.base import refuse
 from quire.models.decoder import DecoderForCausalLM
 from quire.models.qwen2 import Qwen2ForCausalLM
 from quire.models.vision.base import ImageInputs, MediaInputs, VisionLanguageModel
+from quire.models.vision.segment_tower import use_segment_layers
 from quire.models.vision.towers import build_tower
 from quire.types import Grid, ImageLayout, MediaLayout, PlaceholderRange
 
@@ -48,6 +49,7 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
         vision = config.vision_config
         self.check_tower(config)
         self.visual = build_tower(lambda: self.make_tower(vision))
+        use_segment_layers(self.visual, vision.hidden_act)
         self.merge: int = vision.spatial_merge_size
         self.patch: int = vision.patch_size
         self.span: int = vision.temporal_patch_size

@@ -190,9 +190,8 @@ def test_lora(llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_images(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with imported("images") as images:
-        monkeypatch.setattr(images, "REQUESTS", 4)
         monkeypatch.setattr(images, "ANSWER", 2)
-        call(images, model_path(), "--rounds", 1)
+        call(images, model_path(), "--rounds", 1, "--requests", 4)
         assert capsys.readouterr().out.count("images/s") == 4
         monkeypatch.setattr(images, "TURN", 4)
         monkeypatch.setattr(images, "READING", 8)
