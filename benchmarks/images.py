@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from machine import processor
 from PIL import Image
 
-from machine import processor
 from quire.kernels import native
 
 ANSWER, QUESTION = 32, 24  # tokens of each answer; of each question
@@ -249,7 +249,8 @@ def compare(model: Path, dtype: str, count: int, rounds: int) -> list[dict[str, 
             batch = requests(quire.marker, count, repeats, 100 * number + turn + 1)
             for engine in engines:
                 taken[engine.name].append(engine.run(batch if turn else batch[:2]))
-                print(f"{case}, round {turn}: {engine.name} {taken[engine.name][-1][0]:.2f} s", file=sys.stderr, flush=True)
+                seconds = taken[engine.name][-1][0]
+                print(f"{case}, round {turn}: {engine.name} {seconds:.2f} s", file=sys.stderr, flush=True)
             processing.append(quire.spans.take())
         row: dict[str, Any] = {"case": case, "target": target, "requests": count}
         for name, runs in taken.items():

@@ -29,7 +29,8 @@ def processor() -> str:
             name, _, value = line.partition(":")
             said.setdefault(name.strip(), value.strip())
     name = said.get("model name", platform.processor() or platform.machine())
-    return f"{name}, family {said['cpu family']}, model {said['model']}" if {"cpu family", "model"} <= set(said) else name
+    kind = [f"{part} {said[part]}" for part in ("cpu family", "model") if part in said]
+    return ", ".join([name, *kind])
 
 
 class Machine:
