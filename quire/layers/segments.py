@@ -39,5 +39,5 @@ class Segments:
     def _by_torch(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         """Blocks of one key are not what the GPU's kernels are made for."""
         heads = [one.transpose(0, 1)[None].split(self._counts, dim=2) for one in (query, key, value)]
-        parts = [functional.scaled_dot_product_attention(*one, scale=scale) for one in zip(*heads, strict=True)]
+        parts = [functional.scaled_dot_product_attention(q, k, v, scale=scale) for q, k, v in zip(*heads, strict=True)]
         return torch.cat(parts, dim=2)[0].transpose(0, 1).contiguous()
