@@ -34,6 +34,16 @@ def test_threads_change_nothing(cpu: Any) -> None:
     assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
 
 
+def test_segments_of_more_tokens_than_a_cache_holds(cpu: Any, dtype: torch.dtype) -> None:
+    """The tokens are cut into parts then, in the middle of segments: no row shows where."""
+    product = Product(cpu, 3000, [40, 9], {0: 5, 1: 16}, dtype)
+    x = randn(200, 3000, dtype=dtype)
+    whole = product(x, [(1, 100, 0, 1.0), (100, 199, 1, 0.5)])
+    for first, last, slot, weight in ((1, 20, 0, 1.0), (80, 100, 0, 1.0), (100, 101, 1, 0.5), (160, 199, 1, 0.5)):
+        own = product(x[first:last], [(0, last - first, slot, weight)])
+        assert same_bits(own, whole[first:last]), (first, last)
+
+
 def test_packing_turns_back() -> None:
     for columns, rank in [(1, 1), (32, 4), (33, 7), (100, 256)]:
         b = randn(columns, rank, dtype=F32)

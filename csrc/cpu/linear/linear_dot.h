@@ -179,15 +179,24 @@ class DotProducts {
   static constexpr int kBlockRows = kTileRows;  // a block has a multiple of these, but for the weight's last
   static constexpr bool kLongBlocks = true;
 
-  DotProducts(const LinearArgs& args, const Factors<T>& x) : args_(args), x_(x) {}
+  DotProducts(const LinearArgs& args, const Factors<T>& x)
+      : args_(args), x_(x), tiles_((args.tokens + kTileTokens - 1) / kTileTokens) {
+    const int64_t tile_bytes = kTileTokens * x.stride() * static_cast<int64_t>(sizeof(typename Dot<T>::Wide));
+    const int64_t fit = tile_bytes > 0 ? kTokenBytes / tile_bytes : tiles_;
+    parts_ = tiles_ > 0 ? (tiles_ - 1) / (fit < kLeastTiles ? kLeastTiles : fit) + 1 : 1;
+  }
 
   // Nothing has to be turned.
   static constexpr int64_t kTurnGrain = 1;
   int64_t tiles() const { return 0; }
   void turn(int64_t, int64_t) const {}
 
-  int64_t parts() const { return 1; }
-  int64_t first_of(int64_t part) const { return part * args_.tokens; }
+  // Into how many parts the tokens are cut: as many share a block as the second-level cache holds beside it.
+  int64_t parts() const { return parts_; }
+  int64_t first_of(int64_t part) const {
+    const int64_t token = tiles_ * part / parts_ * kTileTokens;
+    return token < args_.tokens ? token : args_.tokens;
+  }
 
   // Meanwhile the memory bus is kept busy with the weights that come next, a little in each step. When all tokens fit
   // in one tile, these are the next tile's rows; else the next block, spread over this block's first tiles.
@@ -214,6 +223,8 @@ class DotProducts {
   }
 
  private:
+  static constexpr int64_t kTokenBytes = 512 << 10, kLeastTiles = 8;
+
   void run_tile(const LinearBlock<T, Out>& block, int64_t first, int64_t last, int64_t row, const char* ahead,
                 int lines) const {
     const int count = static_cast<int>(block.rows - row < kTileRows ? block.rows - row : kTileRows);
@@ -229,6 +240,8 @@ class DotProducts {
 
   const LinearArgs& args_;
   const Factors<T> x_;
+  const int64_t tiles_;  // of the tokens
+  int64_t parts_;
 };
 
 }  // namespace
