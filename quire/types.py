@@ -42,6 +42,7 @@ __all__ = [
     "Span",
     "StateCache",
     "StateSpec",
+    "WholePrompts",
 ]
 
 
@@ -285,6 +286,21 @@ class StateCache:
 
 
 @dataclass(frozen=True, slots=True)
+class WholePrompts:
+    """The prompts of a step of which all tokens see one another, and which are longer than some layer's window.
+
+    rows: [V] int64, their tokens in the step. sequences: [P] int64, whose they are. query_start: [P + 1] int32, prompt
+    p's tokens among `rows`; context_len: [P] int32, how many they are. visible_end: [V] int32, as of `ForwardContext`.
+    """
+
+    rows: torch.Tensor
+    sequences: torch.Tensor
+    query_start: torch.Tensor
+    context_len: torch.Tensor
+    visible_end: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ForwardContext:
     """The batch's metadata for one step; `platform/execution/batch.py` writes it, layers and kernels read it."""
 
@@ -310,6 +326,8 @@ class ForwardContext:
     # added to them behind each of the first layers, [levels, V, E].
     level_rows: torch.Tensor | None = None
     level_features: torch.Tensor | None = None
+    # Their tokens see one another in every layer, whatever its window. None: there are no such prompts in the step.
+    whole_prompts: WholePrompts | None = None
 
     def slots_of(self, group: int) -> torch.Tensor:
         """`slot_mapping`, of a group of layers."""

@@ -119,12 +119,21 @@ class PagedAttention:
         spec = self.spec
         if spec.sinks is not (sinks is not None):
             raise ValueError(f"sinks: the spec says {spec.sinks}, and {'none' if sinks is None else 'some'} were given")
-        out = kernels.paged_attention(
-            query, cache.keys, cache.values, ctx.table_of(cache.group), ctx.query_start, ctx.context_len, self.scale,
-            spec.window, self._slopes.on(query.device), spec.softcap,
-            None if sinks is None else self._float_sinks(sinks), self._head_scales.on(query.device), ctx.visible_end,
-            spec.chunk,
+        more = (
+            self._slopes.on(query.device), spec.softcap, None if sinks is None else self._float_sinks(sinks),
+            self._head_scales.on(query.device),
         )  # fmt: skip
+        table = ctx.table_of(cache.group)
+        out = kernels.paged_attention(
+            query, cache.keys, cache.values, table, ctx.query_start, ctx.context_len, self.scale, spec.window, *more,
+            ctx.visible_end, spec.chunk,
+        )  # fmt: skip
+        whole = ctx.whole_prompts
+        if whole is not None and (spec.window or spec.chunk):
+            out[whole.rows] = kernels.paged_attention(
+                query[whole.rows], cache.keys, cache.values, table[whole.sequences], whole.query_start,
+                whole.context_len, self.scale, 0, *more, whole.visible_end,
+            )  # fmt: skip
         return out.view(query.shape[0], self.size)
 
     def _float_sinks(self, sinks: torch.Tensor) -> torch.Tensor:

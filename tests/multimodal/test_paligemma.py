@@ -16,6 +16,7 @@ from transformers.models.paligemma.processing_paligemma import PaliGemmaProcesso
 from quire.errors import CheckpointError, RequestError, UnsupportedModelError
 from quire.models.loader import load_model
 from quire.models.paligemma import PaliGemmaForConditionalGeneration
+from quire.platform.execution import batch
 from tests.multimodal.open_engine import ask, error_of, greedy, nothing_left, one, open_llm, prompt, tokens
 from tests.multimodal.test_image_plans import compare
 from tests.multimodal.tiny_vision import FAMILIES, IMAGE, Oracle, build, image_processor, make, picture
@@ -114,6 +115,32 @@ def test_later_tokens_are_seen_and_answers_are_causal(path: str, monkeypatch: py
     before = tokens(open_llm(path), *given)
     monkeypatch.setattr(PaliGemmaForConditionalGeneration, "prompt_sees", False)
     assert tokens(open_llm(path), *given) != before
+
+
+def test_a_prompt_sees_all_of_itself_whatever_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the answer behind it keeps to the window, as in transformers."""
+    oracle = Oracle(PALIGEMMA, "gemma2")
+    path, images = build(PALIGEMMA, "gemma2", tmp_path, oracle.model), [picture(1, (30, 40)), picture(2, (24, 24))]
+    window, ids = oracle.model.config.text_config.sliding_window, [5, 6, IMAGE, 9, IMAGE, BOS, 7, 8, 9]
+    length = len(ids) + 2 * (PATCHES - 1)
+    assert window < length
+    given, params = prompt(ids, images), greedy(window + 4, prompt_logprobs=0)
+    llm = open_llm(str(path))
+    (output,) = ask(llm, [given], params)
+    expanded, answer = oracle.answer(ids, images, window + 4)
+    assert output.prompt_token_ids == expanded and list(output.outputs[0].token_ids) == answer
+    with torch.inference_mode():
+        inputs = oracle.inputs(images) | oracle.family.types(expanded)
+        inputs["pixel_values"] = inputs["pixel_values"].double()
+        scores = oracle.model.double()(input_ids=torch.tensor([expanded]), **inputs).logits[0].log_softmax(-1)
+    found = [known[token].logprob for token, known in zip(expanded[1:], output.prompt_logprobs[1:], strict=True)]
+    truth = scores[torch.arange(length - 1), torch.tensor(expanded[1:])]
+    assert ((torch.tensor(found) - truth).abs() < 1e-4 + 2e-5 * truth.abs()).all()  # as of adapters' scores
+    beside = ask(llm, [given, one(images[0]), given], params)  # others are computed in the same steps
+    assert [each.prompt_logprobs for each in beside[::2]] == [output.prompt_logprobs] * 2
+    monkeypatch.setattr(batch, "whole_prompts", lambda *_: None)
+    (hidden,) = ask(open_llm(str(path)), [given], params)
+    assert hidden.prompt_logprobs != output.prompt_logprobs
 
 
 def test_an_image_token_that_the_vocabulary_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,10 +256,10 @@ def _other_processors(config: EngineConfig, path: Path, model: VisionLanguageMod
 
 
 def _most_seen(config: EngineConfig, facts: WorkerFacts, model: VisionLanguageModel) -> int:
-    """How many tokens that see one another a step can compute, in all layers."""
+    """How many tokens that see one another a step can compute, in all layers: whole prompts pay no heed to windows."""
     chunk = Footprint(facts.num_blocks, config.cache.block_size, facts.windows).most_at_once
     windows = [window for window in model.kv_spec.within(facts.max_model_len).windows if window]
-    return min(config.scheduler.max_num_batched_tokens, chunk, *windows)
+    return min(config.scheduler.max_num_batched_tokens, chunk, *(() if model.prompt_sees else windows))
 
 
 def _completed(

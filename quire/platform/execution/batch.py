@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.kernels import transfer
 from quire.platform.execution.sequences import WorkerSequence
 from quire.platform.execution.staging import Packed, Staging
 from quire.platform.kv.windows import first_place
 from quire.platform.scheduling.plan import Chunk
-from quire.types import ForwardContext
+from quire.types import ForwardContext, WholePrompts
 
 _LEAST_LIMIT = 2048
-_NAMES = [field.name for field in fields(ForwardContext) if field.name not in ("position_limit", "longest")]
+_OTHERS = ("position_limit", "longest", "whole_prompts")  # of the context's fields: what is no tensor
+_NAMES = [field.name for field in fields(ForwardContext) if field.name not in _OTHERS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def build_groups(
 ) -> StepInputs:
     """What `build` does, on a CPU, for a model whose layers form several groups, of these windows."""
     arrays = _lay_out(chunks, sequences, block_size, windows, mrope)
-    named = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    named: dict[str, Any] = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
     token_ids = named.pop("token_ids")
     limit, longest = _limits(arrays)
     return StepInputs(token_ids, ForwardContext(position_limit=limit, longest=longest, **named))
@@ -185,7 +187,7 @@ def _limits(arrays: Mapping[str, np.ndarray]) -> tuple[int, int]:
 
 
 def _of_packed(packed: Packed, position_limit: int, longest: int) -> StepInputs:
-    named = {name: packed.tensor(name) for name in packed.places}
+    named: dict[str, Any] = {name: packed.tensor(name) for name in packed.places}
     token_ids = named.pop("token_ids")
     return StepInputs(token_ids, ForwardContext(position_limit=position_limit, longest=longest, **named), packed)
 
@@ -242,6 +244,29 @@ def visible_ends(chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]) -
                 later = True
         parts.append(ends)
     return np.concatenate(parts) if later else None
+
+
+def whole_prompts(
+    chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], window: int, device: torch.device
+) -> WholePrompts | None:
+    """Those of the step's prompts that see all of themselves and are longer than the window. None: there are none."""
+    rows: list[np.ndarray] = []
+    whose: list[int] = []
+    lengths: list[int] = []
+    first = 0
+    for place, (chunk, sequence) in enumerate(zip(chunks, sequences, strict=True)):
+        for start, end in sequence.sees:
+            if start == chunk.start == 0 and end > window:
+                rows.append(np.arange(first, first + end))
+                whose.append(place)
+                lengths.append(end)
+        first += chunk.length
+    if not rows:
+        return None
+    counts = np.array(lengths, dtype=np.int32)
+    starts = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
+    parts = (np.concatenate(rows), np.array(whose), starts, counts, np.repeat(counts, counts))
+    return WholePrompts(*(transfer.send(torch.from_numpy(part), device) for part in parts))
 
 
 def _block_table(sequences: Sequence[WorkerSequence]) -> torch.Tensor:

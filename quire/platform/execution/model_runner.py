@@ -95,6 +95,9 @@ class ModelRunner:
         self._exact = exact_products
         self._sees = isinstance(model, VisionLanguageModel)
         self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
+        # The shortest of the layers' windows that whole prompts may exceed; 0: there is none.
+        whole = isinstance(model, VisionLanguageModel) and model.prompt_sees
+        self._whole_window = min((one for one in model.kv_spec.windows if one > 0), default=0) if whole else 0
         self._windows = windows
         self._sequences = Sequences()
         self.encoder = EncoderRunner(model, device, adapter_slots)
@@ -237,6 +240,9 @@ class ModelRunner:
         visible = batch.visible_ends(chunks, sequences) if self._sees else None
         if visible is not None:
             context = replace(context, visible_end=send(torch.from_numpy(visible), self.device))
+            if self._whole_window:
+                whole = batch.whole_prompts(chunks, sequences, self._whole_window, self.device)
+                context = replace(context, whole_prompts=whole)
         rows, parts = batch.media_rows(chunks, sequences)
         if not rows:
             return self.model.embed(token_ids), context

@@ -17,7 +17,7 @@ _VISION = {
 }  # fmt: skip
 _GEMMA = {**LLAMA, "model_type": "gemma", "head_dim": 8, "num_key_value_heads": 1, "hidden_act": "gelu_pytorch_tanh"}
 _GEMMA2 = {
-    **LLAMA, "model_type": "gemma2", "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 96,
+    **LLAMA, "model_type": "gemma2", "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 12,
     "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "tie_word_embeddings": True,
 }  # fmt: skip
 
