@@ -13,7 +13,7 @@ from tests.lora import adapter_files as files
 from tests.lora.adapter_faults import PROMPTS
 from tests.lora.adapter_files import greedy, no_adapters, open_llm, tokens
 from tests.lora.adapter_life import NAMES, PROMPT, Solo
-from tests.lora.peft_world import World, text_world, vision_world
+from tests.lora.peft_world import World, text_world, video_world, vision_world
 from tests.multimodal.tiny_vision import FAMILIES
 from tests.platform.conftest import make_llama
 
@@ -43,6 +43,22 @@ def worlds(tmp_path_factory) -> Iterator[Worlds]:
             folder = tmp_path_factory.mktemp(f"{architecture}-{variant}")
             make = vision_world if architecture in FAMILIES else text_world
             made[key] = make(folder, architecture, variant, **settings)
+        return made[key]
+
+    yield get
+    for world in made.values():
+        world.llm.llm_engine.check_integrity()
+
+
+@pytest.fixture(scope="module")
+def video_worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
+    """(architecture, variant) -> the world of that model, with videos in its prompts."""
+    made: dict[tuple[str, str], World] = {}
+
+    def get(architecture: str, variant: str) -> World:
+        key = architecture, variant
+        if key not in made:
+            made[key] = video_world(tmp_path_factory.mktemp(f"{architecture}-videos"), architecture, variant)
         return made[key]
 
     yield get

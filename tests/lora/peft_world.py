@@ -21,10 +21,13 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from quire import LLM, LoRARequest, SamplingParams
 from tests.models import tiny
 from tests.multimodal import tiny_vision
+from tests.multimodal.clips import clip
+from tests.multimodal.video_models import Request, VideoOracle
 
 STEPS = 32
 IMAGE = tiny_vision.IMAGE
-Prompt = tuple[list[int], list[Any]]  # ids with one marker for each image, images
+# Ids with one marker for each image, and images; where there are videos, all of the request in their place.
+Prompt = tuple[list[int], Any]
 
 
 @dataclass
@@ -39,6 +42,7 @@ class World:
     plain: list[list[int]]
     folder: Path
     family: Any = None
+    videos: VideoOracle | None = None
     made: int = 0
 
     def train(self, config: LoraConfig, seed: int = 0, **written: Any) -> Path:
@@ -116,7 +120,9 @@ def ask(llm: LLM, prompts: Sequence[Prompt], adapters: Any, each: Sequence[dict[
     return llm.generate(given, params, lora_request=adapters, use_tqdm=False)
 
 
-def _given(ids: list[int], images: list[Any]) -> dict[str, Any]:
+def _given(ids: list[int], images: Any) -> dict[str, Any]:
+    if isinstance(images, Request):
+        return images.prompt
     return {"prompt_token_ids": ids, **({"multi_modal_data": {"image": images}} if images else {})}
 
 
@@ -126,6 +132,7 @@ class Expected:
     def __init__(self, world: World, *paths: Path | None, weights: Sequence[float] = ()) -> None:
         self.processor = world.processor
         self.family = world.family
+        self.videos = world.videos
         self.mrope = any(hasattr(module, "rope_deltas") for module in world.theirs.modules())
         model = copy.deepcopy(world.theirs)
         with warnings.catch_warnings():
@@ -148,14 +155,7 @@ class Expected:
             logits = self.model(input_ids=torch.tensor([prompt + answer]), attention_mask=mask).logits[0]
             return logits.double().log_softmax(-1)
         # In two parts: an image token in the answer is a token like any other.
-        found: dict[str, Any] = dict(self.processor(list(images), return_tensors="pt")) if images else {}
-        inputs = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
-        inputs = {name: one for name, one in inputs.items() if name not in self.family.unused}
-        inputs |= self.family.types(prompt)
-        if images:
-            inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
-        if self.mrope:
-            inputs["mm_token_type_ids"] = torch.tensor([[int(token == IMAGE) for token in prompt]])
+        inputs = self._inputs(prompt, images)
         first = self.model(
             input_ids=torch.tensor([prompt]), attention_mask=mask[:, : len(prompt)], use_cache=True, **inputs
         )
@@ -166,6 +166,20 @@ class Expected:
             follow["position_ids"] = places + deltas
         second = self.model(input_ids=torch.tensor([answer]), **follow)
         return torch.cat([first.logits[0], second.logits[0]]).double().log_softmax(-1)
+
+    def _inputs(self, prompt: list[int], images: Any) -> dict[str, torch.Tensor]:
+        """What the model takes beside the prompt's ids."""
+        if isinstance(images, Request):
+            assert self.videos is not None
+            found: dict[str, Any] = self.videos.expanded(images)[1]
+        else:
+            found = dict(self.processor(list(images), return_tensors="pt")) if images else {}
+            found = {name: one for name, one in found.items() if name not in self.family.unused}
+            found |= self.family.types(prompt)
+            if self.mrope:
+                found["mm_token_type_ids"] = torch.tensor([[int(token == IMAGE) for token in prompt]])
+        inputs = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        return {name: one.to(self.model.dtype) if "pixel_values" in name else one for name, one in inputs.items()}
 
     def check(self, output: Any, images: Sequence[Any] = (), tolerance: float = 1e-4) -> None:
         """Greedy tokens are the likeliest (float32 may choose another only where two are as likely), and the prompt's
@@ -225,12 +239,37 @@ def vision_world(folder: Path, architecture: str, variant: str) -> World:
     return _world(theirs, path, prompts, tiny_vision.image_processor(architecture, variant), folder, family)
 
 
+def video_world(folder: Path, architecture: str, variant: str) -> World:
+    """The same with videos in two of its prompts, and an image in one."""
+    oracle = VideoOracle(architecture, variant, folder / "base")
+    oracle.model.name_or_path = oracle.model.config._name_or_path = oracle.path
+    video, rng = oracle.family.marker, random.Random(3)
+    words = [[rng.randrange(3, 300) for _ in range(6)] for _ in range(5)]
+    image = tiny_vision.picture(1, (30, 40))
+    requests = [
+        Request([*words[0], video, *words[1]], [(clip(1, 3), 2.0)]),
+        Request([video, *words[2], video], [clip(2, 2, 24, 24), clip(3, 2, 30, 40)]),
+    ]
+    prompts: list[Prompt] = [(one.ids, one) for one in requests]
+    prompts += [([IMAGE, *words[3]], [image]), (words[4], [])]
+    family, processor = tiny_vision.FAMILIES[architecture], oracle.images.processor
+    return _world(oracle.model, Path(oracle.path), prompts, processor, folder, family, oracle)
+
+
 def _world(
-    theirs: Any, path: Path, prompts: list[Prompt], processor: Any, folder: Path, family: Any = None, **settings: Any
+    theirs: Any,
+    path: Path,
+    prompts: list[Prompt],
+    processor: Any,
+    folder: Path,
+    family: Any = None,
+    videos: VideoOracle | None = None,
+    **settings: Any,
 ) -> World:
     llm = LLM(str(path), enable_lora=True, block_size=4, num_gpu_blocks_override=1024, **settings)
     outputs = ask(llm, prompts, None)
-    world = World(theirs, path, llm, prompts, processor, [o.outputs[0].token_ids for o in outputs], folder, family)
+    plain = [output.outputs[0].token_ids for output in outputs]
+    world = World(theirs, path, llm, prompts, processor, plain, folder, family, videos)
     oracle = Expected(world, None)
     for (_, images), output in zip(prompts, outputs, strict=True):
         oracle.check(output, images)
