@@ -1,4 +1,4 @@
-"""Images in prompts."""
+"""Images, videos and sounds in prompts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _HOUR = 3600  # seconds
 
 @dataclass(frozen=True)
 class MediaConfig(Checked):
-    """Images in prompts: how many, how large, from where, and what may be kept of them."""
+    """Images, videos and sounds in prompts: how many, how large, from where, and what may be kept of them."""
 
     limits: Mapping[str, int] = setting(
         convert.MOST_MEDIA,
@@ -98,6 +98,13 @@ class MediaConfig(Checked):
         at_least=1,
     )
     max_video_seconds: float = seconds(30.0, "Most CPU time to decode a video.", group=_IMAGES, above=0, at_most=_HOUR)
+    max_audio_bytes: int = setting(
+        25_000_000, "Most bytes of a file of sound.", group=_IMAGES, kind=Kind.SIZE, at_least=1
+    )
+    max_audio_duration: float = seconds(
+        600.0, "Longest sound that is taken.", more="A model may hear less.", group=_IMAGES, above=0, at_most=24 * _HOUR
+    )
+    max_audio_seconds: float = seconds(10.0, "Most CPU time to decode a sound.", group=_IMAGES, above=0, at_most=_HOUR)
     cache_bytes: int = setting(
         512 << 20,
         "For images and their features.",

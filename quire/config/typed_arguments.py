@@ -50,6 +50,9 @@ class EngineArguments(TypedDict, total=False):
     max_video_frames: int | None
     max_video_pixels: int | None
     max_video_seconds: float | None
+    max_audio_bytes: int | None
+    max_audio_duration: float | None
+    max_audio_seconds: float | None
     media_cache_bytes: int | None
     media_file_bytes: int | None
     block_size: int | None

@@ -16,7 +16,7 @@ from quire.errors import UnsupportedModelError
 from quire.layers import Linear
 from quire.models.base import CausalLM
 from quire.models.vision.base import VisionLanguageModel
-from quire.types import KVSpec
+from quire.types import KVSpec, MediaKind
 
 _GUIDE = "see docs/adding-a-model.md"
 # torch's and transformers' modules that do nothing to a row, or to each number alone and exactly.
@@ -30,13 +30,18 @@ _INSTEAD = (
     ("RMSNorm", "RMSNorm"),
 )  # fmt: skip
 _MOST_LISTED = 5
+_OF_KINDS: Mapping[MediaKind, tuple[str, str]] = {
+    "image": ("image_layout", "encode"), "video": ("video_layout", "encode_video"),
+    "audio": ("audio_layout", "encode_audio"),
+}  # fmt: skip
 
 
 def check_class(model_class: type[CausalLM]) -> None:
     """Refuse a class that lacks a method. Raises UnsupportedModelError."""
     wanted: list[tuple[type, str]] = [(CausalLM, "embed"), (CausalLM, "forward")]
     if issubclass(model_class, VisionLanguageModel):
-        wanted = [(VisionLanguageModel, "image_layout"), (VisionLanguageModel, "encode")]
+        methods = [name for kind in model_class.token_id_fields for name in _OF_KINDS[kind]]
+        wanted = [(VisionLanguageModel, name) for name in methods]
         wanted += [(VisionLanguageModel, "rotary_positions")] if model_class.mrope else []
     for base, name in wanted:
         if getattr(model_class, name) is getattr(base, name):

@@ -194,7 +194,7 @@ def _model_class(raw: dict[str, Any], impl: str) -> type[CausalLM]:
     media = [field for field in _MEDIA_FIELDS if raw.get(field) is not None]
     if media and row.text_alone:
         logger.warning("%s: its text model is served alone; images are refused", row.architecture)
-    elif media and "image" not in row.capabilities:
+    elif media and not row.capabilities & {"image", "audio"}:
         raise UnsupportedModelError(
             f"config.json has {', '.join(media)}, but {architectures[0]} is served as text only: a "
             "vision-language model is never quietly served without its eyes."

@@ -80,7 +80,7 @@ def _family(kind: type) -> str:
 
 
 def _takes(row: registry.Row, kind: Any) -> list[str]:
-    others = sorted(set(getattr(kind, "token_id_fields", ())) - {"image"})
+    others = sorted(set(getattr(kind, "token_id_fields", ())) - {"image", *row.capabilities})
     takes = ["text alone" if row.text_alone else "text", *sorted(row.capabilities - {"text"}), *others, "LoRA"]
     bounds = {"windows": "sliding_window", "chunks": "attention_chunk_size", "states": "mamba_conv_bias"}
     return [*takes, *(name for name, field in bounds.items() if field in kind.supported_fields)]

@@ -1,8 +1,8 @@
-"""The process in which files of video are decoded: FFmpeg by PyAV, and nothing of quire.
+"""The process in which files of video and sound are decoded: FFmpeg by PyAV, and nothing of quire.
 
 It is started for one file, which it has as an open descriptor, with limits on memory, processor time and files; it has
-no other descriptor but its pipes. It writes JSON, what the file has in it; reads a line of it, which frames are wanted;
-and writes these, each with its size.
+no other descriptor but its pipes. It writes JSON, what the file has in it; reads a line of it, which frames are wanted,
+or how many samples; and writes these, each piece with its size.
 
 Run as a script, so that it imports nothing but the standard library and PyAV.
 """
@@ -19,7 +19,8 @@ from bisect import bisect_right
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-# What follows: b"F", a frame of a width and a height, to be turned by so many quarters; b"X", so many bytes of words on
+# What follows: b"F", a frame of a width and a height, to be turned by so many quarters; b"S", so many samples of so
+# many channels, one channel after the other, as float32; b"X", so many bytes of words on
 # what is wrong; b"{", so many of JSON; b"E", nothing more.
 HEAD = struct.Struct("<cIIB")
 _MOST_PACKETS = 1_000_000
@@ -31,6 +32,12 @@ CODECS = {
     "h264", "hevc", "av1", "libdav1d", "libaom-av1", "vp8", "vp9", "libvpx", "libvpx-vp9", "mpeg4", "mjpeg",
     "mpeg1video", "mpeg2video", "gif", "theora", "h263", "msmpeg4v3", "msmpeg4", "ffv1", "rawvideo", "png",
 }  # fmt: skip
+SOUND_CODECS = {
+    "aac", "alac", "flac", "mp3", "mp3float", "mp2", "mp2float", "opus", "libopus", "vorbis", "libvorbis", "pcm_u8",
+    "pcm_s8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be", "pcm_f32le", "pcm_f32be",
+    "pcm_f64le", "pcm_f64be", "pcm_alaw", "pcm_mulaw", "adpcm_ms", "adpcm_ima_wav", "adpcm_ima_qt", "gsm_ms",
+}  # fmt: skip
+_LESS = 0.5  # seconds that a file may have fewer than it says: what encoders put before and behind
 
 
 class Unusable(Exception):
@@ -187,9 +194,71 @@ def _send(frame: Any, most: int, out: BinaryIO) -> None:
         out.write(data[line * plane.line_size : line * plane.line_size + row])
 
 
+def sound_stream(container: Any) -> Any:
+    """The first stream of sound."""
+    stream = next((one for one in container.streams if one.type == "audio"), None)
+    if stream is None:
+        raise Unusable("it has no sound in it")
+    name = stream.codec_context.name if stream.codec_context is not None else "unknown"
+    if name not in SOUND_CODECS:
+        raise Unusable(f"its codec is {name}, which is not taken")
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+def look_at_sound(container: Any, stream: Any) -> dict[str, Any]:
+    """What it is. Its length is added up over its packets, whatever the header says, without decoding them."""
+    count, lasting, first, last = 0, 0, None, None
+    for packet in container.demux(stream):
+        if packet.size == 0:
+            continue
+        count, length = count + 1, packet.duration or 0
+        lasting += length
+        if packet.pts is not None:
+            first = packet.pts if first is None else min(first, packet.pts)
+            last = packet.pts + length if last is None else max(last, packet.pts + length)
+        if count > _MOST_PACKETS:
+            raise Unusable(f"it has more than {_MOST_PACKETS:,} packets")
+    if not count:
+        raise Unusable("it has no samples")
+    span = 0 if first is None or last is None else last - first
+    seconds = max(lasting, span, 0) * float(stream.time_base)
+    context = stream.codec_context
+    return {"seconds": seconds, "rate": context.sample_rate, "channels": context.layout.nb_channels}
+
+
+def send_samples(container: Any, stream: Any, form: str, found: dict[str, Any], most: int, out: BinaryIO) -> None:
+    """The first samples, `most` of each channel, at the file's own rate."""
+    from av import AudioResampler
+
+    rate, channels, sent = found["rate"], found["channels"], 0
+    resampler: Any = None
+    container.seek(0)
+    for frame in container.decode(stream):
+        if frame.sample_rate != rate or frame.layout.nb_channels != channels:
+            raise Unusable("its rate or its channels change on the way: save it anew")
+        frame.pts = None
+        if resampler is None:
+            resampler = AudioResampler(format="fltp", layout=frame.layout, rate=rate)
+        for piece in resampler.resample(frame):
+            count = min(piece.samples, most - sent)
+            if count > 0:
+                out.write(HEAD.pack(b"S", count, channels, 0))
+                for plane in piece.planes:
+                    out.write(memoryview(plane)[: 4 * count])
+            sent += count
+        if sent >= most:
+            break
+    # What containers of these forms say of their length is exact.
+    said = float((stream.duration or 0) * stream.time_base) if form in ("flac", "mov", "wav", "aiff") else 0.0
+    if sent < most and said > sent / rate + _LESS:
+        raise Unusable(f"it says that it lasts {said:.1f} s, and ends after {sent / rate:.1f} s: it is cut, or it lies")
+    out.write(HEAD.pack(b"E", 0, 0, 0))
+
+
 def serve() -> None:
-    """One file. argv: its descriptor, its form, bytes of memory, seconds of processor time."""
-    descriptor, form, memory, seconds = sys.argv[1:5]
+    """One file. argv: its descriptor, its form, bytes of memory, seconds of processor time, its kind."""
+    descriptor, form, memory, seconds, kind = sys.argv[1:6]
     limit(int(memory), int(seconds))
     out = sys.stdout.buffer
     try:
@@ -197,15 +266,7 @@ def serve() -> None:
 
         av.logging.set_level(av.logging.PANIC)
         with os.fdopen(int(descriptor), "rb") as file, open_container(av, file, form) as container:
-            stream = chosen_stream(container)
-            found, times, keys = look_at_video(container, stream)
-            told = json.dumps(found).encode()
-            out.write(HEAD.pack(b"{", len(told), 0, 0) + told)
-            out.flush()
-            line = sys.stdin.buffer.readline()
-            if not line:
-                return
-            send_frames(container, stream, times, keys, json.loads(line), out)
+            {"video": _serve_video, "audio": _serve_audio}[kind](container, form, out)
     except BrokenPipeError:
         return
     except Unusable as error:
@@ -215,6 +276,31 @@ def serve() -> None:
     except Exception as error:  # FFmpeg's many, of damaged files
         _tell(out, f"it cannot be decoded ({type(error).__name__})")
     out.flush()
+
+
+def _serve_video(container: Any, form: str, out: BinaryIO) -> None:
+    stream = chosen_stream(container)
+    found, times, keys = look_at_video(container, stream)
+    wanted = _asked(found, out)
+    if wanted is not None:
+        send_frames(container, stream, times, keys, wanted, out)
+
+
+def _serve_audio(container: Any, form: str, out: BinaryIO) -> None:
+    stream = sound_stream(container)
+    found = look_at_sound(container, stream)
+    wanted = _asked(found, out)
+    if wanted is not None:
+        send_samples(container, stream, form, found, wanted["samples"], out)
+
+
+def _asked(found: dict[str, Any], out: BinaryIO) -> dict[str, Any] | None:
+    """What of it is wanted, once it is told what there is; None: nothing."""
+    told = json.dumps(found).encode()
+    out.write(HEAD.pack(b"{", len(told), 0, 0) + told)
+    out.flush()
+    line = sys.stdin.buffer.readline()
+    return dict(json.loads(line)) if line else None
 
 
 def _tell(out: BinaryIO, words: str) -> None:

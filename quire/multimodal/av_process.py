@@ -1,4 +1,4 @@
-"""The parent's end of `av_child.py`: a process for each file of video, with a deadline, that can be ended.
+"""The parent's end of `av_child.py`: a process for each file of video or sound, with a deadline, that can be ended.
 
 Whatever a file does to its decoder happens in that process, which has limits of memory and processor time, no
 environment, and no descriptors but the file and its pipes. Containers are recognised here, by their first bytes.
@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,16 +28,42 @@ import numpy as np
 from quire.errors import RequestError
 from quire.multimodal import av_child
 from quire.multimodal.images import AbandonedError
+from quire.types import MediaKind
 
-# FFmpeg's names of containers, by how they begin.
-FORMS = {
-    "mov": re.compile(rb".{4}(?:ftyp|moov|mdat|wide|free|skip|pnot)", re.DOTALL),
-    "matroska": re.compile(rb"\x1aE\xdf\xa3"),
-    "avi": re.compile(rb"RIFF.{4}AVI ", re.DOTALL),
-    "gif": re.compile(rb"GIF8[79]a"),
-    "ogg": re.compile(rb"OggS"),
-}
-_START = "import sys, runpy; sys.path[:] = sys.argv[6:]; runpy.run_path(sys.argv[5], run_name='__main__')"
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files of one kind. forms: FFmpeg's names of containers, by how they begin. taken: what people call these.
+    limit: the setting of processor time. instead: what to give where there is no decoder.
+    """
+
+    kind: MediaKind
+    forms: Mapping[str, re.Pattern[bytes]]
+    taken: str
+    limit: str
+    instead: str
+
+
+_MOV = re.compile(rb".{4}(?:ftyp|moov|mdat|wide|free|skip|pnot)", re.DOTALL)
+_MATROSKA, _OGG = re.compile(rb"\x1aE\xdf\xa3"), re.compile(rb"OggS")
+VIDEO_FILES = Files(
+    "video",
+    {"mov": _MOV, "matroska": _MATROSKA, "avi": re.compile(rb"RIFF.{4}AVI ", re.DOTALL),
+     "gif": re.compile(rb"GIF8[79]a"), "ogg": _OGG},
+    "MP4/MOV, WebM/Matroska, AVI, GIF, OGG",
+    "max_video_seconds",
+    "the frames, as images or an array",
+)  # fmt: skip
+AUDIO_FILES = Files(
+    "audio",
+    {"wav": re.compile(rb"(?:RIFF|RF64).{4}WAVE", re.DOTALL), "flac": re.compile(rb"fLaC"), "ogg": _OGG, "mov": _MOV,
+     "matroska": _MATROSKA, "aiff": re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL),
+     "aac": re.compile(rb"\xff[\xf0\xf1\xf8\xf9]"), "mp3": re.compile(rb"ID3|\xff[\xe2-\xfb]")},
+    "WAV, FLAC, OGG, MP3, M4A/MP4, WebM/Matroska, AAC, AIFF",
+    "max_audio_seconds",
+    "the sound as WAV, or its samples as an array",
+)  # fmt: skip
+_START = "import sys, runpy; sys.path[:] = sys.argv[7:]; runpy.run_path(sys.argv[6], run_name='__main__')"
 _CHILD = str(Path(av_child.__file__))
 _MEMORY = 2 << 30  # bytes of address space, most of which is FFmpeg itself
 _STARTING = 10.0  # seconds that starting may take beside the time for the file, on a busy machine
@@ -46,41 +73,39 @@ _PIECE = 1 << 20  # bytes that are read at once, and that the pipe holds where i
 _MOST_WORDS = 4096
 
 
-def require() -> None:
+def require(files: Files) -> None:
     """Raise RequestError where PyAV is not installed."""
     if importlib.util.find_spec("av") is None:
         raise RequestError(
-            "files of video are decoded by PyAV, which is not installed: pip install 'quire-llm[video]'; or give the "
-            "frames, as images or an array"
+            f"such files of {files.kind} are decoded by PyAV, which is not installed: pip install 'quire-llm[video]'; "
+            f"or give {files.instead}"
         )
 
 
-def form_of(data: bytes) -> str:
+def form_of(data: bytes, files: Files) -> str:
     """FFmpeg's name of the container. Raises RequestError for one that is not taken."""
-    for name, pattern in FORMS.items():
+    for name, pattern in files.forms.items():
         if pattern.match(data):
             return name
-    taken = {"mov": "MP4/MOV", "matroska": "WebM/Matroska"}
-    names = ", ".join(taken.get(name, name.upper()) for name in FORMS)
-    raise RequestError(f"it is no video in one of the containers {names}")
+    raise RequestError(f"it is no {files.kind} in one of the containers {files.taken}")
 
 
 class Decoder:
     """A file in the process that decodes it. To be closed, which ends the process.
 
-    seconds: of processor time. gone: whether nobody waits for it any more. Raises RequestError for whatever is wrong
-    with the file, and AbandonedError once `gone`.
+    files: of what kind it is. seconds: of processor time. gone: whether nobody waits for it any more. Raises
+    RequestError for whatever is wrong with the file, and AbandonedError once `gone`.
     """
 
-    def __init__(self, data: bytes, seconds: float, gone: Callable[[], bool]) -> None:
-        require()
-        form = form_of(data)
-        self._seconds, self._gone = seconds, gone
+    def __init__(self, data: bytes, files: Files, seconds: float, gone: Callable[[], bool]) -> None:
+        require(files)
+        form = form_of(data, files)
+        self._files, self._seconds, self._gone = files, seconds, gone
         self._deadline = time.monotonic() + _STARTING + _WAITING * seconds
         with _as_file(data) as file:
             limits = [str(_MEMORY), str(math.ceil(seconds) + 1)]
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START, str(file.fileno()), form, *limits, _CHILD, *_paths()],
+                [sys.executable, "-I", "-c", _START, str(file.fileno()), form, *limits, files.kind, _CHILD, *_paths()],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, close_fds=True,
                 pass_fds=[file.fileno()], env={}, cwd="/", start_new_session=True,
             )  # fmt: skip
@@ -113,7 +138,7 @@ class Decoder:
         return found
 
     def ask(self, wanted: dict[str, Any]) -> None:
-        """Say what of it is wanted; then `frames` has it."""
+        """Say what of it is wanted; then `frames` or `samples` has it."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(wanted).encode() + b"\n")
@@ -133,6 +158,17 @@ class Decoder:
             pixels = np.empty(3 * width * height, np.uint8)
             self._fill(pixels.data)
             yield width, height, turned, pixels
+
+    def samples(self, channels: int, most: int) -> Iterator[np.ndarray]:
+        """[channels, samples] float32, piece by piece, no more than `most` of each channel in all."""
+        while True:
+            tag, count, width, _ = self._head()
+            if tag == b"E":
+                return
+            most -= count
+            if tag != b"S" or width != channels or most < 0:
+                raise self._failed()
+            yield np.frombuffer(self._read(4 * count * channels), np.float32).reshape(channels, count)
 
     def _head(self) -> tuple[bytes, int, int, int]:
         tag, first, second, turned = av_child.HEAD.unpack(self._read(av_child.HEAD.size))
@@ -173,7 +209,7 @@ class Decoder:
     def _late(self) -> RequestError:
         return RequestError(
             f"decoding it takes more than {self._seconds:g} s of CPU time: cut it, save it smaller, or raise "
-            "max_video_seconds"
+            f"{self._files.limit}"
         )
 
 

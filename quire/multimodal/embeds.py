@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from quire.multimodal.saved_tensor import read_tensor
-from quire.types import PlaceholderRange
+from quire.types import MediaLayout, PlaceholderRange
 
 # Rows of a prompt that have one digest: prompts share blocks as far as such parts are equal.
 RANGE_ROWS = 128
@@ -25,6 +25,33 @@ def checked_features(tensor: Any, width: int, room: int | None) -> torch.Tensor:
     """A copy of one image's features [tokens, width], tokens <= room. Raises ValueError for what is no such thing."""
     rows = _check_rows("image_embeds", tensor, width, room)
     return _finite("image_embeds", rows.detach().to("cpu", copy=True).contiguous())
+
+
+def layout_of_features(
+    count: int,
+    grid: Any,
+    given_layout: Callable[[int], MediaLayout],
+    layout_of: Callable[[Mapping[str, torch.Tensor]], MediaLayout],
+) -> MediaLayout:
+    """What so many features of an image take in a prompt, whose grid may be told: image_grid_thw. Raises ValueError.
+
+    given_layout, layout_of: the model's.
+    """
+    layout = given_layout(count) if grid is None else _layout_of_grid(grid, layout_of)
+    if layout.features != count:
+        asked = "an image of this model" if grid is None else f"image_grid_thw={grid}"
+        raise ValueError(f"{asked} asks for {layout.features} rows of image_embeds, not {count}")
+    return layout
+
+
+def _layout_of_grid(grid: Any, layout_of: Callable[[Mapping[str, torch.Tensor]], MediaLayout]) -> MediaLayout:
+    table = torch.as_tensor(grid)
+    if table.numel() != 3 or table.is_floating_point():
+        raise ValueError(f"image_grid_thw={grid}: must be three whole numbers")
+    try:
+        return layout_of({"image_grid_thw": table.reshape(1, 3)})
+    except KeyError:
+        raise ValueError("this model's image_embeds take no image_grid_thw") from None
 
 
 def _check_rows(name: str, tensor: Any, width: int, room: int | None) -> torch.Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from quire.errors import RequestError
-from quire.multimodal.processor import ImageProcessor
 from quire.types import MediaKind
 
 # By these names, as Hugging Face's processors have them, a setting is that of one kind alone.
@@ -27,26 +26,26 @@ class Configurable(Protocol):
 
 
 class MediaSettings:
-    """What callers may set by `mm_processor_kwargs`: each name goes to the processors that know it."""
+    """What callers may set by `mm_processor_kwargs`: each name goes to the processors that know it.
 
-    def __init__(self, images: ImageProcessor, others: Mapping[MediaKind, Configurable]) -> None:
-        self._images = images
-        self._others = others
+    processors: of each kind that is taken, the images' first.
+    """
+
+    def __init__(self, processors: Mapping[MediaKind, Configurable]) -> None:
+        self._processors = processors
 
     def keep(self, given: Mapping[str, Any]) -> None:
         """Have all requests begin with these. Raises RequestError for a wrong one."""
-        split = split_settings(given, {"image": self._images, **self._others})
-        for kind, processor in {"image": self._images, **self._others}.items():
+        split = split_settings(given, self._processors)
+        for kind, processor in self._processors.items():
             processor.keep(split[kind])
 
     def __call__(self, given: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The images' settings, and under the other kinds' names theirs. Raises RequestError for a wrong one."""
-        if not self._others:
-            return self._images.settings(given)
-        split = split_settings(given, {"image": self._images, **self._others})
-        own = {kind: processor.settings(split[kind]) for kind, processor in self._others.items()}
-        found: dict[str, Any] = dict(self._images.settings(split["image"]))
-        return {**found, **{str(kind): settings for kind, settings in own.items()}}
+        split = split_settings(given, self._processors)
+        found = {kind: processor.settings(split[kind]) for kind, processor in self._processors.items()}
+        images = found.pop("image", {})
+        return {**images, **{str(kind): settings for kind, settings in found.items()}}
 
 
 def split_settings(

@@ -23,7 +23,7 @@ import torch
 
 from quire.config import MediaConfig
 from quire.errors import NoRoomError, RequestError
-from quire.multimodal.embeds import checked_features, is_embeds
+from quire.multimodal.embeds import checked_features, is_embeds, layout_of_features
 from quire.multimodal.images import AbandonedError, Opened, Watch, decode, open_picture, read_source, read_url
 from quire.multimodal.jobs import FetchedFile, Job, PausedError, Pixels, ProcessedImage
 from quire.multimodal.processor import ImageProcessor
@@ -40,7 +40,8 @@ _LOOK_SECONDS = 0.1  # from one look at who waits to the next
 class MediaPreprocessor:
     """A queue of jobs, its workers, and what they have finished.
 
-    layout_of: what processed inputs take in a prompt (the model says it). has_features: whether a digest's features
+    processor: None where images are not taken. layout_of: what an image's processed inputs take in a prompt (the model
+    says it). has_features: whether a digest's features
     are there already. width: size of an embedding, which given features must have. notify: called when a job is done.
     planned_layout, given_layout: as of `VisionLanguageModel`. others: how media of other kinds are prepared.
     All methods are the engine's thread's; nothing here raises for what is wrong with an image: `done` tells it.
@@ -49,7 +50,7 @@ class MediaPreprocessor:
     def __init__(
         self,
         config: MediaConfig,
-        processor: ImageProcessor,
+        processor: ImageProcessor | None,
         layout_of: Callable[[Mapping[str, torch.Tensor]], MediaLayout],
         has_features: Callable[[bytes], bool],
         width: int,
@@ -89,6 +90,13 @@ class MediaPreprocessor:
         Added up anew: what is let go of, is so in any thread and between any two operations of it.
         """
         return sum(pixels.nbytes for reference in self._shared.valuerefs() if (pixels := reference()) is not None)
+
+    @property
+    def _image_processor(self) -> ImageProcessor:
+        """Raises RequestError where images are not taken, which is known before they come here."""
+        if self.processor is None:
+            raise RequestError("this model takes no image")
+        return self.processor
 
     @property
     def file_bytes(self) -> int:
@@ -310,11 +318,11 @@ class MediaPreprocessor:
     def _planned(self, job: Job, item: int) -> int:
         """The pixels that preparing the opened image takes. Raises RequestError if it could not be served then."""
         assert job.opened is not None
-        opened, settings = job.opened[1], job.image_settings
+        opened, settings, processor = job.opened[1], job.image_settings, self._image_processor
         assert isinstance(opened, Opened)
         height, width = opened.size
         try:
-            plan = self.processor.plan(height, width, settings)
+            plan = processor.plan(height, width, settings)
             layout = self._planned_layout((height, width), plan.final)
         except ValueError as error:
             named = f" (mm_processor_kwargs has {', '.join(sorted(settings))})" if settings else ""
@@ -324,8 +332,8 @@ class MediaPreprocessor:
         return max(height * width, plan.pixels)
 
     def _process(self, source: Any, opened: Opened, job: Job, item: int) -> ProcessedImage:
-        picture, settings = decode(opened, item), job.image_settings
-        decoded = DecodedMedia(self.processor.digest(picture, settings), lambda: self.processor(picture, settings))
+        picture, settings, processor = decode(opened, item), job.image_settings, self._image_processor
+        decoded = DecodedMedia(processor.digest(picture, settings), lambda: processor(picture, settings))
         try:
             return self._finished_media(decoded, self._layout_of, job, source, "image")
         except ValueError as error:
@@ -367,25 +375,9 @@ class MediaPreprocessor:
         tensor, grid = source["image_embeds"], source.get("image_grid_thw")
         try:
             features = checked_features(tensor, self._width, room)
-            layout = self._layout_of_features(features, grid)
+            layout = layout_of_features(len(features), grid, self._given_layout, self._layout_of)
         except ValueError as error:
             raise RequestError(f"image {item}: {error}") from None
         head = repr(("image_embeds", str(features.dtype), tuple(features.shape), layout.grid)).encode()
         digest = hashlib.sha256(head + features.view(torch.uint8).numpy().tobytes()).digest()
         return ProcessedImage(digest, layout, self._keep(digest, layout, {"image_embeds": features}), source)
-
-    def _layout_of_features(self, features: torch.Tensor, grid: Any) -> MediaLayout:
-        layout = self._given_layout(len(features)) if grid is None else self._layout_of_grid(grid)
-        if layout.features != len(features):
-            asked = "an image of this model" if grid is None else f"image_grid_thw={grid}"
-            raise ValueError(f"{asked} asks for {layout.features} rows of image_embeds, not {len(features)}")
-        return layout
-
-    def _layout_of_grid(self, grid: Any) -> MediaLayout:
-        table = torch.as_tensor(grid)
-        if table.numel() != 3 or table.is_floating_point():
-            raise ValueError(f"image_grid_thw={grid}: must be three whole numbers")
-        try:
-            return self._layout_of({"image_grid_thw": table.reshape(1, 3)})
-        except KeyError:
-            raise ValueError("this model's image_embeds take no image_grid_thw") from None

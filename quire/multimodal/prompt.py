@@ -35,11 +35,13 @@ def read_media(data: Any, limits: Mapping[str, int], kinds: Collection[MediaKind
     if not isinstance(data, Mapping):
         return read_images(data, limits["image"])
     sources = read_images({name: given for name, given in data.items() if name not in _OTHERS}, limits["image"])
+    if sources:
+        _check_taken("image", kinds)
     for kind in _OTHERS:
         given = data.get(kind)
         own = [] if given is None else _as_several(kind, given)
-        if own and kind not in kinds:
-            raise RequestError(f"multi_modal_data has {kind!r}, and this model takes {', '.join(sorted(kinds))}")
+        if own:
+            _check_taken(kind, kinds)
         if len(own) > limits.get(kind, 0):
             raise RequestError(
                 f"the prompt has {len(own)} of {kind}, and {limits.get(kind, 0)} are allowed: use fewer, or raise "
@@ -47,6 +49,11 @@ def read_media(data: Any, limits: Mapping[str, int], kinds: Collection[MediaKind
             )
         sources += [_source(kind, one, place) for place, one in enumerate(own)]
     return sources
+
+
+def _check_taken(kind: MediaKind, kinds: Collection[MediaKind]) -> None:
+    if kind not in kinds:
+        raise RequestError(f"multi_modal_data has {kind!r}, and this model takes {', '.join(sorted(kinds))}")
 
 
 def _source(kind: MediaKind, given: Any, place: int) -> Any:
@@ -62,6 +69,8 @@ def _as_several(kind: MediaKind, given: Any) -> list[Any]:
         return [given]
     parts = (Image.Image, np.ndarray, torch.Tensor)
     if kind == "video" and given and all(isinstance(one, parts) and _is_frame(one) for one in given):
+        return [given]
+    if kind == "audio" and given and all(isinstance(one, (int, float, np.number)) for one in given):
         return [given]
     return given
 

@@ -55,7 +55,8 @@ def with_uuids(data: Any, uuids: Any) -> Any:
         media = found.get(kind)
         if media is None:
             media = [None] * len(names)
-        several = list(media) if isinstance(media, (list, tuple)) else [media]
+        # A tuple of another kind is one of it, with metadata or its rate.
+        several = list(media) if isinstance(media, (list, tuple) if kind == "image" else list) else [media]
         if isinstance(given, str) and kind == "video" and len(several) > 1:  # a list of frames is one
             several = [media]
         if len(several) != len(names):

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +19,16 @@ from PIL import Image
 
 from quire.config import MediaConfig
 from quire.errors import RequestError
-from quire.multimodal.av_process import Decoder, require
-from quire.multimodal.images import AbandonedError, Watch, decode, described, open_picture, read_source
+from quire.multimodal.av_process import VIDEO_FILES, Decoder, require
+from quire.multimodal.files import named, read_file_of
+from quire.multimodal.images import Watch, decode, open_picture
 from quire.multimodal.sources import DecodedMedia, MediaSource, OpenedMedia
 from quire.multimodal.video_processor import VideoPlan, VideoProcessor
 from quire.multimodal.video_sampling import Clip
 from quire.types import MediaLayout
 
 _FLOATS = 4  # times the memory of a pixel that processing takes, which makes floats of them
+_FORMS = "frames (a list of images, or an array [frames, height, width, 3])"
 _METADATA = {"fps", "duration", "total_num_frames", "frames_indices", "video_backend", "do_sample_frames", "height",
              "width"}  # fmt: skip
 
@@ -46,8 +45,6 @@ class VideoHandler:
         processor: VideoProcessor,
         layout: Callable[[Mapping[str, torch.Tensor]], MediaLayout],
     ) -> None:
-        # A file of a video has its own limit of bytes.
-        self._files = replace(config, max_image_bytes=config.max_video_bytes)
         self._config = config
         self._processor = processor
         self.layout = layout
@@ -58,19 +55,16 @@ class VideoHandler:
         media: frames (a list of images, an array or tensor [T, H, W, 3]), or these and a dict of metadata; a file's
         bytes, its path, or a URL. Raises RequestError, and AbandonedError once `gone`.
         """
-        with _named(media):
+        with named(media):
             given, metadata = _split(media.source)
             frames = _frames_of(given)
             if frames is not None:
                 return self._open_frames(media, frames, metadata, settings, gone)
             if metadata:
                 raise RequestError("metadata come with frames: a file has its own")
-            data = self._read(given, gone)
+            require(VIDEO_FILES)
+            data = read_file_of(media.of(given), self._config, gone, _FORMS)
             return self._open_file(media.of(data), data, settings, gone)
-
-    def _read(self, given: Any, gone: Callable[[], bool]) -> bytes:
-        require()
-        return _read_bytes(given, self._files, gone)
 
     def _open_frames(
         self,
@@ -100,7 +94,7 @@ class VideoHandler:
     def _open_file(
         self, media: MediaSource, data: bytes, settings: Mapping[str, Any], gone: Callable[[], bool]
     ) -> OpenedMedia:
-        with Decoder(data, self._config.max_video_seconds, gone) as decoder:
+        with Decoder(data, VIDEO_FILES, self._config.max_video_seconds, gone) as decoder:
             facts = decoder.facts()
         height, width = facts["height"], facts["width"]
         if height < 1 or width < 1 or height * width > self._config.max_image_pixels:
@@ -120,7 +114,7 @@ class VideoHandler:
         plan = self._processor.plan(len(chosen), height, width, settings)
 
         def each() -> Iterator[torch.Tensor]:
-            with Decoder(data, self._config.max_video_seconds, gone) as decoder:
+            with Decoder(data, VIDEO_FILES, self._config.max_video_seconds, gone) as decoder:
                 if decoder.facts() != facts:
                     raise RequestError("it has changed since it was looked at")
                 decoder.ask({"places": chosen, "pixels": self._config.max_image_pixels})
@@ -142,7 +136,7 @@ class VideoHandler:
         settings: Mapping[str, Any],
     ) -> OpenedMedia:
         def decoded() -> DecodedMedia:
-            with _named(media):
+            with named(media):
                 return self._decoded(each, plan.frames, shown, settings)
 
         area = size[0] * size[1]
@@ -177,53 +171,6 @@ class VideoHandler:
         times = self._processor.times(*shown)
         key = self._processor.digest(digest.digest(), torch.cat(list(times.values())), settings)
         return DecodedMedia(key, lambda: {**self._processor.finish(resized, settings), **times})
-
-
-@contextmanager
-def _named(media: MediaSource) -> Iterator[None]:
-    """Whatever is wrong with it is said of it."""
-    try:
-        yield
-    except AbandonedError:
-        raise
-    except MemoryError:
-        raise RequestError(f"{media.name}: there is not enough memory to decode it") from None
-    except ValueError as error:  # which RequestErrors are
-        raise RequestError(f"{media.name}: {error}") from None
-    except Exception as error:  # whatever extreme sizes and settings lead to
-        raise RequestError(f"{media.name}: it cannot be prepared: {described(error)}") from None
-
-
-def _read_bytes(given: Any, files: MediaConfig, gone: Callable[[], bool]) -> bytes:
-    """A file's bytes, be it given as those, as its path or as a URL. files: with the limit of bytes as that of images.
-
-    Raises RequestError, and AbandonedError once `gone`.
-    """
-    if isinstance(given, str):
-        try:
-            given = read_source(given, files, 0, gone, "video")
-        except RequestError as error:
-            words = str(error).removeprefix("image 0: ").replace("max_image_bytes", "max_video_bytes")
-            raise RequestError(words) from None
-    elif isinstance(given, os.PathLike):
-        try:
-            with open(given, "rb") as file:
-                given = file.read(files.max_image_bytes + 1)
-        except OSError as error:
-            raise RequestError(f"the file cannot be read: {error.strerror or 'bad path'}") from None
-    if not isinstance(given, (bytes, bytearray, memoryview)):
-        raise RequestError(
-            "expected frames (a list of images, or an array [frames, height, width, 3]), bytes, a path or a URL, got "
-            f"{type(given).__name__}"
-        )
-    if len(given) > files.max_image_bytes:
-        raise RequestError(
-            f"it has more than the {files.max_image_bytes:,} bytes that are allowed: cut it, save it smaller, or raise "
-            "max_video_bytes"
-        )
-    if not len(given):
-        raise RequestError("it has no bytes")
-    return bytes(given)
 
 
 def _split(source: Any) -> tuple[Any, Mapping[str, Any]]:

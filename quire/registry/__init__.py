@@ -18,7 +18,7 @@ from importlib import import_module
 from quire.errors import UnsupportedModelError
 from quire.plugins import root_cause
 from quire.registry.plugins import plugin_rows
-from quire.registry.row import IMAGES, Row
+from quire.registry.row import IMAGES, SOUNDS, Row
 
 logger = logging.getLogger("quire")
 
@@ -126,6 +126,7 @@ BUILT_IN = (
     Row("Qwen2_5_VLForConditionalGeneration", "quire.models.qwen2_5_vl:Qwen2_5_VLForConditionalGeneration", IMAGES),
     Row("Qwen3VLForConditionalGeneration", "quire.models.qwen3_vl:Qwen3VLForConditionalGeneration", IMAGES),
     Row("Qwen3VLMoeForConditionalGeneration", "quire.models.qwen3_vl_moe:Qwen3VLMoeForConditionalGeneration", IMAGES),
+    Row("Qwen2AudioForConditionalGeneration", "quire.models.qwen2_audio:Qwen2AudioForConditionalGeneration", SOUNDS),
     Row("Glm4vForConditionalGeneration", "quire.models.glm4v:Glm4vForConditionalGeneration", IMAGES),
     Row("Glm4vMoeForConditionalGeneration", "quire.models.glm4v_moe:Glm4vMoeForConditionalGeneration", IMAGES),
 )

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 TEXT = frozenset({"text"})
 IMAGES = TEXT | {"image"}
+SOUNDS = TEXT | {"audio"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """architecture: its name in config.json. target: "module:Class". capabilities: of "text", "image".
+    """architecture: its name in config.json. target: "module:Class". capabilities: of "text", "image", "audio".
 
     package: the distribution that brought the row; None for quire's own. config: "module:Class" of what reads such a
     config.json where transformers has no class for it; None: transformers' does. text_alone: such a model sees, and is

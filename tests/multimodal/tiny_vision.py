@@ -16,7 +16,7 @@ import transformers
 from PIL import Image
 
 from tests.models.tiny import randomise
-from tests.multimodal.families import FAMILIES
+from tests.multimodal.families import FAMILIES, HEARING
 from tests.multimodal.families.family import IMAGE, SIDE, VOCAB
 from tests.platform.conftest import save_tokenizer
 
@@ -28,10 +28,12 @@ CASES = [
     for variant in family.variants
 ]
 
+_ALL = {**FAMILIES, **HEARING}
+
 
 def make(architecture: str, variant: str, seed: int = 0) -> Any:
     """The Hugging Face model of a variant, float32, in eval mode, every parameter random."""
-    family = FAMILIES[architecture]
+    family = _ALL[architecture]
     config = family.config(copy.deepcopy(family.variants[variant]))
     torch.manual_seed(seed)
     model = (
@@ -65,7 +67,7 @@ def _randomise(model: Any, gain: float) -> None:
 
 
 def image_processor(architecture: str, variant: str) -> Any:
-    family = FAMILIES[architecture]
+    family = _ALL[architecture]
     return family.processor(copy.deepcopy(family.variants[variant]))
 
 
@@ -75,7 +77,7 @@ def build(architecture: str, variant: str, directory: str | Path, model: Any = N
     image_processor(architecture, variant).save_pretrained(directory)
     save_tokenizer(Path(directory))
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    words = FAMILIES[architecture].words
+    words = _ALL[architecture].words
     for token in range(len(tokenizer), VOCAB):
         word = words.get(token, f"<fill{token}>")
         tokenizer.add_tokens([word], special_tokens=token in words)
@@ -96,7 +98,7 @@ class Oracle:
     def __init__(self, architecture: str, variant: str) -> None:
         self.model = make(architecture, variant)
         self.processor = image_processor(architecture, variant)
-        self.family = FAMILIES[architecture]
+        self.family = _ALL[architecture]
         self.mrope = self.family.mrope
 
     def inputs(self, images: Image.Image | list[Image.Image]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from quire.errors import UnsupportedModelError
 from quire.registry import plugins
 from tests.models import tiny
 from tests.models.rows import all_rows
-from tests.multimodal.families import FAMILIES
+from tests.multimodal.families import FAMILIES, HEARING
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
@@ -38,10 +38,11 @@ def test_built_in_rows_resolve() -> None:
     seeing = {family.architecture or name for name, family in FAMILIES.items()}
     alone = {row.architecture for row in registry.BUILT_IN if row.text_alone}  # tests/models/rows/test_llama4.py
     assert alone == {"Llama4ForConditionalGeneration"}
-    assert {row.architecture for row in registry.BUILT_IN} == text | seeing | alone
+    assert {row.architecture for row in registry.BUILT_IN} == text | seeing | alone | HEARING.keys()
     for row in registry.BUILT_IN:
         assert issubclass(registry.resolve([row.architecture]), CausalLM)
-        assert row.capabilities == ({"text", "image"} if row.architecture in seeing else {"text"})
+        more = {"image"} if row.architecture in seeing else {"audio"} if row.architecture in HEARING else set()
+        assert row.capabilities == {"text"} | more
 
 
 def test_rows_are_data() -> None:

@@ -140,6 +140,9 @@ class TakesMedia:
     def check_processor(self, settings: Mapping[str, Any]) -> None:
         """Raise CheckpointError where the image processor's settings contradict the model's configuration."""
 
+    def check_audio_processor(self, settings: Mapping[str, Any]) -> None:
+        """Raise CheckpointError where the feature extractor's settings contradict the model's configuration."""
+
     def rotary_positions(self, length: int, media: Sequence[PlaceholderRange]) -> np.ndarray:
         """What a prompt's first `length` tokens turn by: [3, length] int64, for models with `mrope`.
 

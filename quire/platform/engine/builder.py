@@ -17,8 +17,12 @@ from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRegistry, DeviceAdapter
 from quire.models.vision.base import VisionLanguageModel
 from quire.multimodal import (
     RANGE_ROWS,
+    AudioHandler,
+    AudioProcessor,
+    Configurable,
     FeatureCache,
     ImageProcessor,
+    MediaHandler,
     MediaPreprocessor,
     MediaSettings,
     RowsSpec,
@@ -209,22 +213,27 @@ def _vision_components(
     assert isinstance(model, VisionLanguageModel)
     texts = _Texts(config, path, tokenizer, tuple(model.marker_words.values()))
     model.read_processor(processor_settings(path), texts.encode)
-    processor = ImageProcessor(path, media, None, model.processor_settings)
-    model.check_processor(processor.known)
-    others = _other_processors(config, path, model)
-    settings = MediaSettings(processor, others)
+    processor = None
+    if "image" in model.media_token_ids:
+        processor = ImageProcessor(path, media, None, model.processor_settings)
+        model.check_processor(processor.known)
+    others, handlers = _other_processors(config, path, model)
+    processors: dict[MediaKind, Configurable] = {} if processor is None else {"image": processor}
+    settings = MediaSettings({**processors, **others})
     settings.keep(media.processor_settings)
     features = FeatureCache(media.feature_bytes)
     preprocessor = MediaPreprocessor(
         media, processor, model.image_layout, features.__contains__, facts.embedding_size * (1 + model.feature_levels),
-        notify, model.planned_layout, model.given_layout,
-        {"video": VideoHandler(media, others["video"], model.video_layout)} if "video" in others else {},
+        notify, model.planned_layout, model.given_layout, handlers,
     )  # fmt: skip
-    marker = model.media_marker_ids["image"]
-    markers = {kind: token for kind, token in model.media_marker_ids.items() if kind in ("image", *others)}
+    taken = {*processors, *others}
+    markers = {kind: token for kind, token in model.media_marker_ids.items() if kind in taken}
+    words: dict[MediaKind, str] = {}
+    if tokenizer is not None:
+        words = {kind: str(tokenizer.convert_ids_to_tokens(token)) for kind, token in markers.items()}
     image_spec = ImageInputSpec(
-        marker_id=marker,
-        marker=None if tokenizer is None else tokenizer.convert_ids_to_tokens(marker),
+        marker_id=markers.get("image"),
+        marker=words.pop("image", None),
         limits=media.limits,
         max_tokens=media.feature_bytes // facts.feature_bytes,
         settings=settings,
@@ -236,23 +245,36 @@ def _vision_components(
         lay_out=model.lay_out,
         lays_out_special=model.lays_out_special,
         bos=str(getattr(tokenizer, "bos_token", None) or ""),
-        numbered=NumberedMarkers(model.numbered_marker, marker) if model.numbered_marker else None,
-        words={kind: str(tokenizer.convert_ids_to_tokens(markers[kind])) for kind in others} if tokenizer else {},
+        numbered=NumberedMarkers(model.numbered_marker, markers["image"]) if model.numbered_marker else None,
+        words=words,
         completed=_completed(model, markers, texts),
     )
     return VisionComponents(image_spec, preprocessor, features, facts.feature_bytes)
 
 
-def _other_processors(config: EngineConfig, path: Path, model: VisionLanguageModel) -> dict[MediaKind, VideoProcessor]:
-    """Those of the kinds beside images that the model takes. What the checkpoint brings no processor for is left out,
-    and the log says why."""
-    if "video" not in model.media_marker_ids:
-        return {}
-    try:
-        return {"video": VideoProcessor(path, config.media, str(read_json(path / "config.json").get("model_type")))}
-    except CheckpointError as error:
-        logger.warning("no videos are taken: %s", error)
-        return {}
+def _other_processors(
+    config: EngineConfig, path: Path, model: VisionLanguageModel
+) -> tuple[dict[MediaKind, Configurable], dict[MediaKind, MediaHandler]]:
+    """Those of the kinds beside images that the model takes, and what prepares media with them.
+
+    Videos are left out where the checkpoint brings no processor for them, and the log says why. Raises CheckpointError
+    where a model that hears has none for sounds.
+    """
+    processors: dict[MediaKind, Configurable] = {}
+    handlers: dict[MediaKind, MediaHandler] = {}
+    if "video" in model.media_marker_ids:
+        try:
+            video = VideoProcessor(path, config.media, str(read_json(path / "config.json").get("model_type")))
+            processors["video"] = video
+            handlers["video"] = VideoHandler(config.media, video, model.video_layout)
+        except CheckpointError as error:
+            logger.warning("no videos are taken: %s", error)
+    if "audio" in model.media_token_ids:
+        audio = AudioProcessor(path)
+        model.check_audio_processor(audio.known)
+        processors["audio"] = audio
+        handlers["audio"] = AudioHandler(config.media, audio, model.audio_layout)
+    return processors, handlers
 
 
 def _most_seen(config: EngineConfig, facts: WorkerFacts, model: VisionLanguageModel) -> int:

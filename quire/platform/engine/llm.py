@@ -88,7 +88,8 @@ class LLM:
         prompts: one or a list of texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids". A dict may
         also have "multi_modal_data": {"image": one image or a list}, as many as the prompt has image markers: PIL
         images, uint8 arrays, bytes of image files, URLs, or features {"image_embeds": [tokens, width]};
-        and {"video": one or a list}: frames, (frames, metadata), bytes, a path or a URL;
+        {"video": one or a list}: frames, (frames, metadata), bytes, a path or a URL; and {"audio": one or a list}:
+        samples, (samples, rate), bytes, a path or a URL;
         "mm_processor_kwargs", settings for the image processor; and "cache_salt": requests with different salts share
         no cached blocks.
         sampling_params: one for all, one for each, or None for `get_default_sampling_params()`. BeamSearchParams

@@ -54,7 +54,7 @@ class ChatPrompt:
 
     token_ids: each image stands there as one image token.
     images: their sources, in the order of these tokens: what `quire.multimodal.images.load_picture` takes, or
-        {"image_embeds": tensor}; videos and sounds among them are `MediaSource`s.
+        {"image_embeds": tensor}; videos and sounds among them are `MediaSource`s; what has a uuid, a `NamedMedia`.
     text: what the template has written.
     """
 
@@ -149,7 +149,8 @@ def _joined(pieces: Sequence[str], typed: Sequence[str]) -> str:
 
 
 def _kind_of(source: Any) -> MediaKind:
-    return source.kind if isinstance(source, MediaSource) else "image"
+    kind: MediaKind = getattr(source, "kind", "image")  # which those have that are no images, or have a uuid
+    return kind
 
 
 def _render(

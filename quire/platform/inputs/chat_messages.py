@@ -22,8 +22,10 @@ _TEXT = ("text", "input_text")
 _URL = re.compile(r"(?:data|file|https?):", re.IGNORECASE)
 # DeepSeek's templates know an answer of tool calls alone by it.
 _NULL_CONTENT = re.compile(r"content['\"]?\]?\s*(is|is\s+not|==|!=)\s+none\b", re.IGNORECASE)
-# Where parts have an image's contents.
-_CONTENTS = ("image_url", "image", "url", "path", "base64", "image_pil", "image_embeds")
+# Where parts have the contents of media.
+_CONTENTS = ("image_url", "image", "url", "path", "base64", "image_pil", "image_embeds", "video_url", "video",
+             "input_audio", "audio_url", "audio")  # fmt: skip
+_FORMAT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,31}")
 # What clients and templates call the reasoning before an answer; the first is the usual one.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -33,9 +35,10 @@ def check_messages(
 ) -> tuple[list[dict[str, Any]], list[Any]]:
     """Messages as plain dicts, and the sources of their images, and of their videos and sounds, in order.
 
-    The content of each is a list of parts: a text, None for an image, or a `MediaSource` of the others; content None
-    stays None (an assistant may have made tool calls only). A source is what `quire.multimodal.images.load_picture`
-    takes, {"image_embeds": tensor}, or a `MediaSource`. others: kinds that the model takes beside images.
+    The content of each is a list of parts: a text, None for an image, or an empty `MediaSource` of the others; content
+    None stays None (an assistant may have made tool calls only). A source is what
+    `quire.multimodal.images.load_picture` takes, {"image_embeds": tensor}, or a `MediaSource`; or one of these under
+    its uuid. others: kinds that the model takes beside images.
 
     Raises RequestError naming the message's index, and the part's index and type.
     """
@@ -67,7 +70,8 @@ def _check_message(index: int, message: Any, taken: Collection[MediaKind], image
         parts = []
         for place, part in enumerate(content):
             text, source = _check_part(f"messages[{index}].content[{place}]", part, taken)
-            parts.append(source if isinstance(source, MediaSource) else text)
+            kind: MediaKind = getattr(source, "kind", "image")
+            parts.append(text if kind == "image" else MediaSource(kind, None))
             if text is None:
                 images.append(source)
     elif content is None and role != "assistant":
@@ -109,26 +113,30 @@ def _check_part(where: str, part: Any, taken: Collection[MediaKind]) -> tuple[st
         medium, read = _OTHER_SOURCES[kind]
         if medium not in taken:
             raise RequestError(f"{where} is of type {kind!r}, and this model takes no {medium}.")
-        if part.get("uuid") is not None:
-            raise RequestError(f"{where}.uuid: in messages images alone have one; prompts have multi_modal_uuids.")
-        return None, MediaSource(medium, read(where, part))
-    if kind not in _SOURCES or "image" not in taken:
+        if part.get("uuid") is None:
+            return None, MediaSource(medium, read(where, part))
+        return None, _by_uuid(where, part, read, medium)
+    if kind in _SOURCES and "image" not in taken:
+        raise RequestError(f"{where} is of type {kind!r}, and this model takes no image.")
+    if kind not in _SOURCES:
         raise RequestError(
             f"{where} is of type {kind[:40]!r}; this version of quire takes "
             f"{', '.join((*_TEXT, *_SOURCES, *_OTHER_SOURCES))}."
         )
-    return None, _by_uuid(where, part, _SOURCES[kind])
+    return None, _by_uuid(where, part, _SOURCES[kind], "image")
 
 
-def _by_uuid(where: str, part: Mapping[str, Any], read: Callable[[str, Mapping[str, Any]], Any]) -> Any:
-    """An image part's source, under the part's uuid where it has one: what is known by that need not come again."""
+def _by_uuid(
+    where: str, part: Mapping[str, Any], read: Callable[[str, Mapping[str, Any]], Any], kind: MediaKind
+) -> Any:
+    """A part's source, under the part's uuid where it has one: what is known by that need not come again."""
     if part.get("uuid") is None:
         return read(where, part)
     from quire.multimodal.uuids import named  # which brings torch
 
     contents = [part[name] for name in _CONTENTS if part.get(name) is not None]
     empty = all(isinstance(one, Mapping) and not one for one in contents)
-    return named(part["uuid"], None if empty else read(where, part), "image", where)
+    return named(part["uuid"], None if empty else read(where, part), kind, where)
 
 
 def _from_url(where: str, part: Mapping[str, Any]) -> str:
@@ -210,9 +218,34 @@ def _from_video(where: str, part: Mapping[str, Any]) -> Any:
     return _url_of(where, given[0], source) if given[0] == "url" or isinstance(source, str) else source
 
 
+def _from_audio(where: str, part: Mapping[str, Any]) -> Any:
+    """Hugging Face's way: samples, (samples, rate), bytes or a URL as "audio", or a URL as "url" or "audio_url"."""
+    given = [name for name in ("audio", "url", "audio_url") if part.get(name) is not None]
+    if len(given) != 1:
+        raise RequestError(
+            f"{where} must have either an 'audio' or a 'url'; it has {' and '.join(given) or 'neither'}."
+        )
+    source = part[given[0]]
+    return _url_of(where, given[0], source) if given[0] != "audio" or isinstance(source, str) else source
+
+
+def _from_input_audio(where: str, part: Mapping[str, Any]) -> str:
+    """OpenAI's {"data": base64 of a file, "format": "wav"}, as a data: URL. What the file is, its bytes say."""
+    given = part.get("input_audio")
+    data, form = (given.get("data"), given.get("format")) if isinstance(given, Mapping) else (None, None)
+    if not isinstance(data, str) or not data:
+        raise RequestError(f"{where}.input_audio must be {{'data': base64 of a file, 'format': 'wav'}}.")
+    if not isinstance(form, str) or not _FORMAT.fullmatch(form):
+        raise RequestError(f"{where}.input_audio.format must be the file's, as 'wav' or 'mp3'.")
+    return f"data:audio/{form};base64,{data}"
+
+
 _OTHER_SOURCES: dict[str, tuple[MediaKind, Callable[[str, Mapping[str, Any]], Any]]] = {
     "video_url": ("video", _url_part("video_url")),
     "video": ("video", _from_video),
+    "input_audio": ("audio", _from_input_audio),
+    "audio_url": ("audio", _url_part("audio_url")),
+    "audio": ("audio", _from_audio),
 }
 
 

@@ -17,8 +17,8 @@ from quire.types import MarkerWords, MediaKind, PlaceholderRange, Span
 class ImageInputSpec:
     """What must be known to take images.
 
-    marker_id, marker: the token that stands where an image does, and its text. limits: how many of each kind a prompt
-    may have.
+    marker_id, marker: the token that stands where an image does, and its text; None where images are not taken. limits:
+    how many of each kind a prompt may have.
     max_tokens: of one image, that the features' budget can hold. settings: checks what a caller asks of the image
     processor. rotary_positions: for models with `mrope`. markers: of each kind that the model takes. max_seen: tokens
     that may see one another. prompt_sees: whether all tokens of a prompt with media do. placeholders: of all kinds,
@@ -28,7 +28,7 @@ class ImageInputSpec:
     ids, the same with what is missing around videos' markers.
     """
 
-    marker_id: int
+    marker_id: int | None
     marker: str | None
     limits: Mapping[str, int]
     max_tokens: int

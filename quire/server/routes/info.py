@@ -50,6 +50,7 @@ async def server_info(request: Request) -> JSONResponse:
     core = context.engine.llm_engine
     facts = core.executor.facts
     cache, scheduler = core.config.cache, core.config.scheduler
+    spec = core.input_processor.image_spec
     return JSONResponse(
         {
             "version": __version__,
@@ -60,7 +61,9 @@ async def server_info(request: Request) -> JSONResponse:
             "dtype": str(facts.dtype).removeprefix("torch."),
             "device": facts.device,
             "kernels": facts.kernels,
-            "images": core.input_processor.image_spec is not None,
+            "images": spec is not None and "image" in spec.markers,
+            "videos": spec is not None and "video" in spec.markers,
+            "audio": spec is not None and "audio" in spec.markers,
             "adapters": core.adapters is not None,
             "kv_cache_tokens": core.limits.pool_tokens,
             "cache": asdict(cache),

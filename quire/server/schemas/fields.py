@@ -47,7 +47,7 @@ def _among(value: Any, values: tuple[Any, ...]) -> bool:
     return any(type(value) is type(other) and value == other for other in values)
 
 
-_AUDIO = "text and images are served, no audio"
+_AUDIO = "answers are texts, no audio; messages may have input_audio parts"
 _FILTER = "top_k, top_p and min_p choose among tokens"
 _CACHE = "A hint: the prefix cache finds equal beginnings, keeps what fits, and needs no advice"
 

@@ -28,6 +28,9 @@ _PART_KEYS = {
     "image": {"image", "url", "detail", "uuid"},
     "video_url": {"video_url", "uuid"},
     "video": {"video", "url", "uuid"},
+    "input_audio": {"input_audio", "uuid"},
+    "audio_url": {"audio_url", "uuid"},
+    "audio": {"audio", "url", "audio_url", "uuid"},
 }
 # On a part that does not take them, these are not passed over: they are contents, and sizes of images.
 _CONTENTS = frozenset(
@@ -280,7 +283,11 @@ def _check_messages(messages: Sequence[Mapping[str, Any]], ignored_fields: set[s
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         if message.get("audio"):
-            raise ApiError(400, f"{where}.audio: this version serves no audio.", "messages")
+            raise ApiError(
+                400,
+                f"{where}.audio: is that of an answer, and answers are texts; give an input_audio part.",
+                "messages",
+            )
         content = message.get("content")
         for place, part in enumerate(content if isinstance(content, list) else ()):
             if isinstance(part, Mapping):

@@ -1,8 +1,20 @@
-"""Tiny random vision-language models: a module for each family, in which a new one is put; here, by architecture."""
+"""Tiny random models that see or hear: a module for each family, in which a new one is put; here, by architecture."""
 
 from __future__ import annotations
 
-from tests.multimodal.families import gemma, glm, idefics, internvl, llava, onevision, paligemma, phi3_v, pixtral, qwen
+from tests.multimodal.families import (
+    audio,
+    gemma,
+    glm,
+    idefics,
+    internvl,
+    llava,
+    onevision,
+    paligemma,
+    phi3_v,
+    pixtral,
+    qwen,
+)
 from tests.multimodal.families.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -17,3 +29,4 @@ FAMILIES: dict[str, Family] = {
     **paligemma.FAMILIES,
     **phi3_v.FAMILIES,
 }
+HEARING: dict[str, Family] = audio.FAMILIES  # which see nothing

@@ -67,8 +67,8 @@ def test_typed_markers_stay_text() -> None:
         ({"type": "video_url", "video_url": {"url": 3}}, "video_url must be a URL"),
         ({"type": "video", "video": "clip.mp4"}, "video must be a URL"),
         ({"type": "video"}, "either a 'video' or a 'url'; it has neither"),
-        ({"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}, "this version of quire takes"),
-        ({"type": "audio_url", "audio_url": {"url": URL}}, "this version of quire takes"),
+        ({"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}, "this model takes no audio"),
+        ({"type": "audio_url", "audio_url": {"url": URL}}, "this model takes no audio"),
     ],
 )
 def test_what_is_refused(part: dict[str, Any], message: str) -> None:
