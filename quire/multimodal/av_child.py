@@ -26,6 +26,7 @@ HEAD = struct.Struct("<cIIB")
 _MOST_PACKETS = 1_000_000
 _MOST_STREAMS = 64
 _PROBED = 5_000_000  # bytes that are looked at for what a header does not say
+_DAMAGED = "cannot be decoded: the file is damaged, or it ends before that; save it anew, or ask for fewer frames"
 _NICE = 5  # so that whoever waits for a token goes first
 _LIFE = 60, 40  # seconds by the clock, and more for each of processor time: an end, should nobody be there to make one
 CODECS = {
@@ -73,11 +74,11 @@ def chosen_stream(container: Any) -> Any:
     streams = [one for one in container.streams if one.type == "video"]
     streams = [one for one in streams if not _is_cover(one)] or streams
     if not streams:
-        raise Unusable("it has no frames in it")
+        raise Unusable("it has no stream of pictures in it: send a file that has one")
     stream = streams[0]
     name = stream.codec_context.name if stream.codec_context is not None else "unknown"
     if name not in CODECS:
-        raise Unusable(f"its codec is {name}, which is not taken")
+        raise Unusable(f"its codec is {name}, which is not taken: save it with H.264, HEVC, VP8, VP9 or AV1")
     stream.codec_context.thread_count = 1
     return stream
 
@@ -102,9 +103,9 @@ def look_at_video(container: Any, stream: Any) -> tuple[dict[str, Any], list[int
         if packet.is_keyframe and packet.pts is not None:
             keys.append(packet.pts)
         if len(times) > _MOST_PACKETS:
-            raise Unusable(f"it has more than {_MOST_PACKETS:,} frames")
+            raise Unusable(f"it has more than the {_MOST_PACKETS:,} frames that are looked at: cut it")
     if not times:
-        raise Unusable("it has no frames")
+        raise Unusable("it has no frames: it is empty, or cut off before the first of them")
     known = [time for time in times if time is not None]
     in_order: list[int | None] = [None] * len(times)
     if len(set(known)) == len(times):
@@ -139,7 +140,7 @@ def send_frames(
             if place is None:
                 break
         if place is not None:
-            raise Unusable(f"frame {place} cannot be decoded: the file is damaged, or it ends before that")
+            raise Unusable(f"frame {place} {_DAMAGED}")
     out.write(HEAD.pack(b"E", 0, 0, 0))
 
 
@@ -170,7 +171,7 @@ def _by_times(
         if last is None or last.pts != wanted:
             if number == 0:
                 return False
-            raise Unusable(f"frame {place} cannot be decoded: the file is damaged, or it ends before that")
+            raise Unusable(f"frame {place} {_DAMAGED}")
         _send(last, most, out)
     return True
 
@@ -181,7 +182,10 @@ def _time(known: int | None) -> int:
 
 def _send(frame: Any, most: int, out: BinaryIO) -> None:
     if frame.width * frame.height > most:
-        raise Unusable(f"a frame has {frame.width} x {frame.height} pixels, and {most:,} in all are allowed")
+        raise Unusable(
+            f"a frame has {frame.width} x {frame.height} pixels, and {most:,} in all are allowed: scale it down, or "
+            "raise max_image_pixels"
+        )
     turned = int(getattr(frame, "rotation", 0) or 0) // 90 % 4
     picture = frame.reformat(format="rgb24")
     plane, row = picture.planes[0], picture.width * 3
@@ -272,9 +276,17 @@ def serve() -> None:
     except Unusable as error:
         _tell(out, str(error))
     except MemoryError:
-        _tell(out, "decoding it takes more memory than is allowed")
+        _tell(
+            out,
+            f"decoding it takes more than {int(memory) >> 30} GiB of memory, which is the limit of a decoder: scale it "
+            "down, or save it with fewer reference frames",
+        )
     except Exception as error:  # FFmpeg's many, of damaged files
-        _tell(out, f"it cannot be decoded ({type(error).__name__})")
+        _tell(
+            out,
+            f"it cannot be decoded (FFmpeg says {type(error).__name__}): it is damaged, or cut off; save it anew, "
+            "whole, and see that it plays",
+        )
     out.flush()
 
 

@@ -87,7 +87,7 @@ def form_of(data: bytes, files: Files) -> str:
     for name, pattern in files.forms.items():
         if pattern.match(data):
             return name
-    raise RequestError(f"it is no {files.kind} in one of the containers {files.taken}")
+    raise RequestError(f"it is no {files.kind} in one of the containers {files.taken}: save it as one of these")
 
 
 class Decoder:
@@ -204,7 +204,13 @@ class Decoder:
         except subprocess.TimeoutExpired:
             code = None
         # Of the two signals, the second comes at the hard limit, which is the same.
-        return self._late() if code in (-24, -9) else RequestError("its decoder ended: the file is damaged")
+        return (
+            self._late()
+            if code in (-24, -9)
+            else RequestError(
+                "its decoder ended without a word: the file is damaged, or too much for it; save it anew, or smaller"
+            )
+        )
 
     def _late(self) -> RequestError:
         return RequestError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import RequestError
+from quire.multimodal.processor_settings import check_counts_pixels
 
 _FLOATS = 4  # times the memory of a pixel that processing takes where it keeps the whole image, as floats
 _FAR = 1 << 60
@@ -98,8 +99,13 @@ def plan_patches(height: int, width: int, values: Mapping[str, Any]) -> Plan:
     """Qwen2-VL's: both sides become multiples of a group of patches, near its own or within numbers of pixels."""
     if values.get("do_resize", True):
         size = dict(_size(values, "size"))
-        least = values.get("min_pixels") or size["shortest_edge"]
-        most = values.get("max_pixels") or size["longest_edge"]
+        least = values.get("min_pixels") or size.get("shortest_edge")
+        most = values.get("max_pixels") or size.get("longest_edge")
+        if least is None or most is None:
+            check_counts_pixels("size", size)
+            raise RequestError(
+                f"size={size} says not the fewest and the most pixels: give min_pixels and max_pixels too"
+            )
         group = values["patch_size"] * values["merge_size"]
         sides = tuple(round(side / group) * group for side in (height, width))
         if sides[0] * sides[1] > most:

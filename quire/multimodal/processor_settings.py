@@ -68,6 +68,15 @@ def _check_size(name: str, value: Any, most: Most, sizes: Collection[Collection[
         raise RequestError(f"mm_processor_kwargs: {name}={shown} is more than {most.name}={most.pixels:,}, or none")
 
 
+def check_counts_pixels(name: str, value: Any) -> None:
+    """Raise RequestError for a `size` of lengths, where its edges are the fewest and the most pixels."""
+    if name == "size" and isinstance(value, Mapping) and {"height", "width"} & set(value):
+        raise RequestError(
+            f"mm_processor_kwargs: size={repr(value)[:100]} says lengths, and this processor's says the fewest and the "
+            "most pixels: give {'shortest_edge': fewest, 'longest_edge': most}, or min_pixels and max_pixels"
+        )
+
+
 def check_peak(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """What pixels become must be a number that a tower can work with.
 

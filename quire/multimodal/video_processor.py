@@ -19,7 +19,7 @@ from quire.config import MediaConfig
 from quire.errors import CheckpointError, RequestError
 from quire.multimodal import video_sampling as sampling
 from quire.multimodal.frames import cropped, longest_size, normalized, patched_size, patches, resize, scaled_size
-from quire.multimodal.processor_settings import Most, as_floats, check_peak, check_setting
+from quire.multimodal.processor_settings import Most, as_floats, check_counts_pixels, check_peak, check_setting
 from quire.multimodal.video_sampling import Clip, Rule
 
 # The first that is there says it all; in the first of them, under this name.
@@ -193,6 +193,8 @@ class VideoProcessor:
         else:
             forms = {"squares": {"longest_edge"}, "frames": {"shortest_edge"}}
             sizes = forms.get(self.family.form, {"shortest_edge", "longest_edge"})
+            if self._has_patches:
+                check_counts_pixels(name, value)
             limit = Most(self._config.max_video_pixels, "max_video_pixels")
             check_setting(name, value, limit, [sizes], self._has_patches)
 

@@ -16,7 +16,7 @@ from quire.platform.execution.in_process import InProcessExecutor
 from tests.multimodal.tiny_vision import IMAGE
 
 WIDTH = 32  # of the tiny models' embeddings
-_PATIENCE = 20.0  # seconds without any change
+_PATIENCE = 60.0  # seconds without any change
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from quire.multimodal import av_child
-from quire.multimodal.av_process import Decoder
+from quire.multimodal.av_process import VIDEO_FILES, Decoder
 from tests.multimodal.clips import clip, compressed, encoded
 
 pytest.importorskip("av")
@@ -22,8 +22,8 @@ pytest.importorskip("av")
 ABANDONED = """
 import sys, time
 from quire.multimodal import av_child
-from quire.multimodal.av_process import Decoder
-decoder = Decoder(sys.stdin.buffer.read(), 20, lambda: False)
+from quire.multimodal.av_process import VIDEO_FILES, Decoder
+decoder = Decoder(sys.stdin.buffer.read(), VIDEO_FILES, 20, lambda: False)
 decoder.facts()
 if sys.argv[1] == "asked":
     decoder.ask({"places": list(range(40)), "pixels": 10**6})
@@ -33,7 +33,7 @@ time.sleep(600)
 
 
 def opened(data: bytes, seconds: float = 20) -> Decoder:
-    return Decoder(data, seconds, lambda: False)
+    return Decoder(data, VIDEO_FILES, seconds, lambda: False)
 
 
 def ended(process: psutil.Process) -> bool:

@@ -103,6 +103,7 @@ def test_times(tmp_path):
         ({"fps": 0}, "fps=0 must be a number above 0"),
         ({"fps": True}, "fps=True"),
         ({"fps": float("nan")}, "fps=nan"),
+        ({"size": {"height": 8, "width": 8}}, "says lengths, .* min_pixels and max_pixels"),
         ({"num_frames": 0}, "num_frames=0 must be from 1 to max_video_frames=9"),
         ({"num_frames": 10}, "max_video_frames=9"),
         ({"fps": 1, "num_frames": 2}, "exclude each other"),

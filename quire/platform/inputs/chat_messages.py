@@ -26,6 +26,15 @@ _NULL_CONTENT = re.compile(r"content['\"]?\]?\s*(is|is\s+not|==|!=)\s+none\b", r
 _CONTENTS = ("image_url", "image", "url", "path", "base64", "image_pil", "image_embeds", "video_url", "video",
              "input_audio", "audio_url", "audio")  # fmt: skip
 _FORMAT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,31}")
+_ASK = "ask for it for all videos of the request"
+_CUT = "cut the file, or choose frames of all videos of the request"
+# Where clients write into a video's part what their own libraries honour there, and what to do instead.
+_CHOICES = {
+    **dict.fromkeys(("fps", "num_frames", "do_sample_frames", "min_pixels", "max_pixels"), _ASK),
+    **dict.fromkeys(("nframes", "min_frames", "max_frames", "sample_fps"), "ask for num_frames or fps of all videos"),
+    **dict.fromkeys(("total_pixels", "resized_height", "resized_width"), "ask for max_pixels or size of all videos"),
+    **dict.fromkeys(("video_start", "video_end"), _CUT),
+}
 # What clients and templates call the reasoning before an answer; the first is the usual one.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -113,6 +122,8 @@ def _check_part(where: str, part: Any, taken: Collection[MediaKind]) -> tuple[st
         medium, read = _OTHER_SOURCES[kind]
         if medium not in taken:
             raise RequestError(f"{where} is of type {kind!r}, and this model takes no {medium}.")
+        if medium == "video":
+            _check_choices(where, part)
         if part.get("uuid") is None:
             return None, MediaSource(medium, read(where, part))
         return None, _by_uuid(where, part, read, medium)
@@ -196,8 +207,26 @@ _SOURCES: dict[str, Callable[[str, Mapping[str, Any]], Any]] = {
 }
 
 
+def _check_choices(where: str, given: Mapping[str, Any]) -> None:
+    """What a part says of how its frames are to be chosen and treated is not passed over."""
+    name = next((name for name in given if name in _CHOICES and given[name] is not None), None)
+    if name is not None:
+        raise RequestError(
+            f"{where}.{name} is not taken of a single part: {_CHOICES[name]}, by mm_processor_kwargs, as "
+            f"{{'videos_kwargs': {{'num_frames': 16}}}}."
+        )
+
+
 def _url_of(where: str, name: str, given: Any) -> str:
     """A URL of what may be fetched by the rules of images: a text that is none would be a path of this machine."""
+    if isinstance(given, Mapping):
+        _check_choices(f"{where}.{name}", given)
+        unknown = sorted(str(key)[:40] for key in given if key != "url" and given[key] is not None)
+        if unknown:
+            raise RequestError(
+                f"{where}.{name} takes 'url', and has {', '.join(unknown[:8])} besides: a uuid stands beside {name}, "
+                "and settings for all media of the request are its mm_processor_kwargs."
+            )
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str) or not _URL.match(url):
         raise RequestError(f"{where}.{name} must be a URL that begins with data:, file:, http: or https:.")

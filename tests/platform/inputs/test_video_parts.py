@@ -84,3 +84,25 @@ def test_a_model_without_videos() -> None:
 def test_texts_alone_are_as_before() -> None:
     assert render(words("Hi")).token_ids == render(words("Hi"), other_markers={}).token_ids
     assert encoded("Hi")
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"video_url": {"url": URL, "fps": 2}}, r"content\[0\].video_url.fps is not taken .* mm_processor_kwargs"),
+        ({"video_url": {"url": URL, "num_frames": 8}}, r"video_url.num_frames is not taken .* by mm_processor_kwargs"),
+        ({"video_url": {"url": URL}, "fps": 2}, r"content\[0\].fps is not taken of a single part"),
+        ({"type": "video", "video": URL, "fps": 1.0}, r"content\[0\].fps is not taken"),
+        ({"type": "video", "url": URL, "video_start": 3}, r"video_start is not taken .* cut the file"),
+        ({"video_url": {"url": URL, "uuid": "a"}}, r"has uuid besides: a uuid stands beside video_url"),
+        ({"video_url": {"url": URL, "colour": 1, "b": 2}}, r"video_url takes 'url', and has b, colour besides"),
+    ],
+)
+def test_what_a_part_says_of_its_frames_is_not_passed_over(part: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        render({"type": "video_url", **part})
+
+
+def test_what_is_null_in_a_part_says_nothing() -> None:
+    part = {"type": "video_url", "video_url": {"url": URL, "fps": None, "uuid": None}, "fps": None}
+    assert render(part).multi_modal_data == {"video": [URL]}
