@@ -104,7 +104,7 @@ class InputProcessor:
                 f"request {request_id}: prompt_logprobs: a prompt of embeddings has no tokens that could have logprobs"
             )
         spec = self.image_spec
-        unscored = spec and read.images and max(spec.placeholders | {spec.marker_id}) >= self.limits.vocab_size
+        unscored = spec and read.images and max({*spec.placeholders, *spec.markers.values()}) >= self.limits.vocab_size
         if unscored and params.prompt_logprobs is not None:  # what the request's making would find out too late
             raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
         processors = self._processors(request_id, params, read, self._stop_ids(params))
