@@ -38,7 +38,7 @@ def sound(seed: int, seconds: float, rate: int = 16_000) -> np.ndarray:
 
 def wav(samples: np.ndarray, rate: int = 16_000, bits: int = 32, floats: bool = True) -> bytes:
     """A WAV file of [samples] or [samples, channels]; floats of 32 bits lose nothing."""
-    frames = samples.reshape(len(samples), -1)
+    frames = samples.reshape(len(samples), samples.shape[1] if samples.ndim > 1 else 1)
     if floats:
         data = frames.astype(f"<f{bits // 8}").tobytes()
     else:
