@@ -61,7 +61,9 @@ def adapted(oracle: Oracle, folder: Path) -> Oracle:
     other = copy.copy(oracle)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        other.model = PeftModel.from_pretrained(copy.deepcopy(oracle.model), folder).eval().base_model.model
+        model = PeftModel.from_pretrained(copy.deepcopy(oracle.model), folder).eval()
+    # transformers asks its convolutions for their stride, which PEFT's stand-ins for them do not have.
+    other.model = model.merge_and_unload() if folder.name == "convolutions" else model.base_model.model
     return other
 
 

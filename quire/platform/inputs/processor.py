@@ -104,7 +104,8 @@ class InputProcessor:
                 f"request {request_id}: prompt_logprobs: a prompt of embeddings has no tokens that could have logprobs"
             )
         spec = self.image_spec
-        unscored = spec and read.images and max({*spec.placeholders, *spec.markers.values()}) >= self.limits.vocab_size
+        stand_ins = {*spec.placeholders, spec.marker_id or 0} if spec else {0}
+        unscored = read.images and max(stand_ins) >= self.limits.vocab_size
         if unscored and params.prompt_logprobs is not None:  # what the request's making would find out too late
             raise RequestError(f"request {request_id}: this model's image placeholders have no prompt_logprobs")
         processors = self._processors(request_id, params, read, self._stop_ids(params))
