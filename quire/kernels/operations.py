@@ -69,7 +69,10 @@ class Operation:
         own = [_like(one, memory) for one in (made if several else [made])]
         given, named = _again((args, kwargs), memory)
         self.replay = _writes(func, given, named, [memory.again(one) for one in own])
-        self.replay()
+        try:
+            self.replay()
+        except RuntimeError as error:
+            raise NotAgain(f": it does not write into given memory ({error})") from error
         for one, theirs in zip(own, made if several else [made], strict=True):
             if name_of(func) not in _EMPTY and not _same_bits(one, theirs):
                 raise NotAgain(": its results are not the same in given memory")

@@ -15,7 +15,7 @@ class Segments:
     """
 
     def __init__(self, starts: torch.Tensor) -> None:
-        self.starts = starts.to(torch.int32)
+        self.starts = starts.to(torch.int32, copy=True)  # who asks may keep this by its tensor, weakly
         lengths = self.starts.diff()
         self._counts: list[int] = lengths.tolist()
         self._lengths = lengths.contiguous()

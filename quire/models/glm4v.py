@@ -102,8 +102,9 @@ class Glm4vForConditionalGeneration(Qwen2VLForConditionalGeneration):
 
     def encode_video(self, inputs: MediaInputs) -> torch.Tensor:
         time, height, width = inputs["video_grid_thw"][0].tolist()
-        frames = torch.tensor([[1, height, width]] * time)
-        return self.encode({"pixel_values": inputs["pixel_values_videos"], "image_grid_thw": frames})
+        pixels = inputs["pixel_values_videos"]
+        frames = torch.tensor([[1, height, width]] * time, device=pixels.device)
+        return self.encode({"pixel_values": pixels, "image_grid_thw": frames})
 
     def rotary_positions(self, length: int, media: Sequence[PlaceholderRange]) -> np.ndarray:
         """As of Qwen2-VL, where each group of a video's frames is an image, and its time a text."""

@@ -85,6 +85,8 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         video = getattr(config, "video_token_index", None) if cls.takes_frames else None
         if video is not None and (rows or type(video) is not int or not 0 <= video < 2**31):
             refuse(config, "video_token_index", "it must be a token id, of a model whose frames are all of one size")
+        if video is not None and video == config.image_token_index:
+            refuse(config, "video_token_index", "it must be another token than images'", video)
         strategy = getattr(config, "vision_feature_select_strategy", "full")
         allowed = ["full"] if rows else ["default", "full"]
         if strategy not in allowed:

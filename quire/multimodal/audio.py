@@ -93,7 +93,10 @@ class AudioHandler:
                 pieces = [piece.mean(0, dtype=np.float64) for piece in decoder.samples(channels, most + 1)]
             found = np.concatenate(pieces or [np.zeros(0)])
             if len(found) > most and not settings.get("truncation"):
-                self._processor.taken(len(found) / rate, settings)
+                raise RequestError(
+                    f"it has more samples than its packets say and than this model hears ({most / rate:g} s): cut it "
+                    "and save it anew, or ask for truncation"
+                )
             return found[None, :most].astype(np.float32)
 
         return self._opened(media, decoded, rate, most, _STARTING)

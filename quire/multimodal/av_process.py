@@ -184,13 +184,14 @@ class Decoder:
     def _fill(self, data: memoryview) -> None:
         """Read as many bytes as there is room for. Where they lie they stay: other threads wait while Python copies."""
         assert self._process.stdout is not None
-        pipe, done = self._process.stdout.fileno(), 0
+        pipe, done, poll = self._process.stdout.fileno(), 0, select.poll()  # `select` knows no descriptor above 1023
+        poll.register(pipe, select.POLLIN)
         while done < len(data):
             if self._gone():
                 raise AbandonedError
             if time.monotonic() > self._deadline:
                 raise self._late()
-            if not select.select([pipe], [], [], _POLL_SECONDS)[0]:
+            if not poll.poll(1000 * _POLL_SECONDS):
                 continue
             count = os.readv(pipe, [data[done : done + _PIECE]])
             if not count:

@@ -124,8 +124,10 @@ def _get(
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     plain = socket.create_connection((_public_address(host, port), port), timeout=_left(deadline))
     connection = http.client.HTTPConnection(host, port)
-    # Data that drips in would start every timeout anew: at the deadline the connection is cut from outside.
-    timer = threading.Timer(_left(deadline), _cut, (plain,))
+    # Data that drips in would start every timeout anew: at the deadline the connection is cut from outside. By another
+    # descriptor, since TLS takes this one away.
+    line = plain.dup()
+    timer = threading.Timer(_left(deadline), _cut, (line,))
     timer.daemon = True
     timer.start()
     try:
@@ -150,6 +152,7 @@ def _get(
         timer.cancel()
         connection.close()
         plain.close()
+        line.close()
 
 
 def _secured(plain: socket.socket, host: str) -> ssl.SSLSocket:

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from quire.errors import RequestError
 from quire.multimodal.embeds import is_embeds
 from quire.multimodal.preprocessor import ProcessedImage
-from quire.multimodal.sources import MediaSource
+from quire.multimodal.sources import MediaSource, as_several
 from quire.multimodal.uuids import NamedMedia
 from quire.types import MEDIA_KINDS, MediaKind, MediaLayout, PlaceholderRange
 
@@ -39,7 +38,7 @@ def read_media(data: Any, limits: Mapping[str, int], kinds: Collection[MediaKind
         _check_taken("image", kinds)
     for kind in _OTHERS:
         given = data.get(kind)
-        own = [] if given is None else _as_several(kind, given)
+        own = [] if given is None else as_several(kind, given)
         if own:
             _check_taken(kind, kinds)
         if len(own) > limits.get(kind, 0):
@@ -61,22 +60,6 @@ def _source(kind: MediaKind, given: Any, place: int) -> Any:
     if not isinstance(given, NamedMedia):
         return MediaSource(kind, _located(given), place)
     return given if given.source is None else replace(given, source=MediaSource(kind, _located(given.source), place))
-
-
-def _as_several(kind: MediaKind, given: Any) -> list[Any]:
-    """One or several -> several. A list of frames is one video, and a list of numbers one sound."""
-    if not isinstance(given, list):
-        return [given]
-    parts = (Image.Image, np.ndarray, torch.Tensor)
-    if kind == "video" and given and all(isinstance(one, parts) and _is_frame(one) for one in given):
-        return [given]
-    if kind == "audio" and given and all(isinstance(one, (int, float, np.number)) for one in given):
-        return [given]
-    return given
-
-
-def _is_frame(one: Any) -> bool:
-    return isinstance(one, Image.Image) or one.ndim in (2, 3)
 
 
 def _located(source: Any) -> Any:
@@ -206,6 +189,8 @@ def _taken_out(
             at = start + len(tokens)
             left[start:at] = [_NOTHING] * len(tokens)
             found.append((start, at, one))
+            if any(_placeholders(other.layout, markers[other.kind]) == tokens for other in media if other.kind != kind):
+                raise RequestError(f"a {kind} reads as one of another kind here: give a marker for each in its place")
     for kind, marker in markers.items():  # what would be left of a placeholder for nothing
         if found and marker in left and not any(one.kind == kind for one in media):
             raise _mismatch(left.count(marker), 0, kind)

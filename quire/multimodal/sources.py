@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from PIL import Image
 
 from quire.types import MediaKind, MediaLayout
 
@@ -59,3 +61,19 @@ class MediaHandler(Protocol):
 
     def layout(self, inputs: Mapping[str, torch.Tensor]) -> MediaLayout:
         """What it takes in a prompt. Raises ValueError when it does not fit the model."""
+
+
+def as_several(kind: MediaKind, given: Any) -> list[Any]:
+    """One or several -> several. A list of frames is one video, and a list of numbers one sound."""
+    if not isinstance(given, list):
+        return [given]
+    parts = (Image.Image, np.ndarray, torch.Tensor)
+    if kind == "video" and given and all(isinstance(one, parts) and _is_frame(one) for one in given):
+        return [given]
+    if kind == "audio" and given and all(isinstance(one, (int, float, np.number)) for one in given):
+        return [given]
+    return given
+
+
+def _is_frame(one: Any) -> bool:
+    return isinstance(one, Image.Image) or one.ndim in (2, 3)

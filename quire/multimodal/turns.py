@@ -146,9 +146,10 @@ class Turns:
     def _candidates(self, stage: Stage) -> Iterator[Job]:
         """Those that may go on or begin: what has begun must end, also where memory is full, but not all at once."""
         full = self._full()
-        ready = self.running[: self.lanes["image"].workers] if full else self.running
+        most = self.lanes["image"].workers if full else len(self.running)
         if stage == "fetch" and self._files_full():
-            full, ready = True, self.running[:1]
+            full, most = True, 1
+        ready = [job for place, job in enumerate(self.running) if place < most or job.urgent]
         yield from (job for job in ready if job in self.begun and job.stage == stage and self._may_ask(job))
         if not full:
             first = next((job for job in self.queue if job.stage == stage and self._may_ask(job)), None)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from quire.errors import RequestError
 from quire.multimodal.jobs import FetchedFile, ProcessedImage
+from quire.multimodal.sources import as_several
 from quire.types import MediaKind
 
 _MOST_KNOWN = 16_384
@@ -55,10 +56,7 @@ def with_uuids(data: Any, uuids: Any) -> Any:
         media = found.get(kind)
         if media is None:
             media = [None] * len(names)
-        # A tuple of another kind is one of it, with metadata or its rate.
-        several = list(media) if isinstance(media, (list, tuple) if kind == "image" else list) else [media]
-        if isinstance(given, str) and kind == "video" and len(several) > 1:  # a list of frames is one
-            several = [media]
+        several = list(media) if kind == "image" and isinstance(media, tuple) else as_several(kind, media)
         if len(several) != len(names):
             raise RequestError(
                 f"multi_modal_uuids has {len(names)} for {str(kind)[:40]!r}, and multi_modal_data {len(several)}: give "

@@ -106,7 +106,7 @@ def by_seconds(clip: Clip, values: Mapping[str, Any]) -> Sequence[int]:
     fps, last = values["fps"], clip.frames - 1
     if not clip.rate:
         raise ValueError("this model needs to know how many frames a second it has: give that")
-    duration = clip.seconds or round(last / clip.rate) + 1
+    duration = clip.duration or round(last / clip.rate) + 1
     if duration <= values["max_duration"]:
         count = max(int(duration * fps), 1)
         places = [min(last, math.ceil(number * clip.rate / fps)) for number in range(count)]

@@ -67,13 +67,16 @@ def read_header(data: bytes) -> Wav | None:
 
     Raises RequestError where the header is damaged, or says more than there is.
     """
-    form, place = None, 12
+    form, place, long = None, 12, _OPEN_END
     for _ in range(_MOST_CHUNKS):
         if place + 8 > len(data):
             break
         name, length = data[place : place + 4], struct.unpack_from("<I", data, place + 4)[0]
         place += 8
+        if name == b"ds64" and length >= 16 and place + 16 <= len(data):  # RF64: a length of 64 bits
+            long = struct.unpack_from("<Q", data, place + 8)[0]
         if name == b"data":
+            length = long if length == _OPEN_END else length
             return None if form is None else _with_samples(form, data, place, length)
         if name == b"fmt ":
             form = _format(data[place : place + length])

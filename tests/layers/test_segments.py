@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch.nn import functional
 
 from quire.layers import Segments
+from quire.models.vision.segment_tower import _Layouts
 
 SCALE = 0.37
 
@@ -39,3 +42,13 @@ def test_bits_do_not_depend_on_other_segments(dtype: torch.dtype) -> None:
     for number, parts in enumerate(zip(*(one.split(lengths) for one in own), strict=True)):
         alone = Segments(starts([lengths[number]])).attend(*parts, SCALE)
         assert torch.equal(alone, together[number])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_what_layers_have_in_common_goes_with_its_tensor(dtype: torch.dtype) -> None:
+    layouts = _Layouts()
+    given = starts([4, 5]).to(dtype)
+    assert layouts.segments(given) is layouts.segments(given) and len(layouts._segments) == 1
+    del given
+    gc.collect()
+    assert len(layouts._segments) == 0

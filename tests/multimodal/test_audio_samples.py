@@ -99,6 +99,19 @@ def test_wav_with_other_chunks_and_an_extensible_form() -> None:
     assert read_header(plain[:20] + struct.pack("<H", 2) + plain[22:]) is None  # ADPCM is for another decoder
 
 
+def test_wav_with_a_length_of_64_bits() -> None:
+    """RF64 (EBU Tech 3306): what is behind the samples is no sound."""
+    plain = wav(sound(1, 0.1), RATE, 16, False)
+    form, data = plain[12:36], plain[44:]
+    for said, behind in ((len(data), b"LIST" + struct.pack("<I", 400) + bytes(400)), (len(data), b"")):
+        sizes = b"ds64" + struct.pack("<IQQQI", 28, 0, said, 0, 0)
+        file = b"RF64" + struct.pack("<I", 0xFFFFFFFF) + b"WAVE" + sizes + form
+        file += b"data" + struct.pack("<I", 0xFFFFFFFF) + data + behind
+        assert np.array_equal(heard(file), heard(plain))
+    with pytest.raises(RequestError, match="the file is cut, or it lies"):
+        heard(file[:-100])
+
+
 @pytest.mark.parametrize(
     ("file", "message"),
     [

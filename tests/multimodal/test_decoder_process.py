@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -51,6 +52,22 @@ def test_it_goes_behind_everybody():
     with opened(compressed(clip(1, 4))) as decoder:
         decoder.facts()
         assert psutil.Process(decoder._process.pid).nice() == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+
+
+def test_descriptors_may_have_high_numbers():
+    """As in a server with a thousand connections."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    taken = []
+    try:
+        while not taken or taken[-1] < 1100:
+            taken.append(os.dup(0))
+        with opened(encoded(clip(2, 5, 33, 47))) as decoder:
+            assert decoder.facts()["width"] == 47
+    finally:
+        for number in taken:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_frames_are_what_was_decoded():

@@ -232,7 +232,19 @@ def test_what_is_not_fetched(ask, path: str, message: str) -> None:
         ask(path, max_image_bytes=1000)
 
 
-def test_a_host_that_drips_is_cut_off(ask) -> None:
+def taken_over(plain: socket.socket, host: str) -> socket.socket:
+    timeout = plain.gettimeout()
+    taken = socket.socket(fileno=plain.detach())
+    taken.settimeout(timeout)
+    return taken
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_host_that_drips_is_cut_off(ask, secure: bool, monkeypatch) -> None:
+    if secure:  # TLS takes the connection's descriptor over
+        monkeypatch.setattr(fetch, "_secured", taken_over)
+        parts = fetch.urlsplit
+        monkeypatch.setattr(fetch, "urlsplit", lambda url: parts(url.replace("http:", "https:")))
     begin = time.monotonic()
     with pytest.raises(RequestError, match=r"more than 0.5 s"):
         ask("/drip", media_fetch_timeout=0.5)

@@ -192,6 +192,9 @@ def test_a_list_of_frames_is_one_video() -> None:
     frames = [A, B]
     (video,) = with_uuids({"video": frames}, {"video": "v"})["video"]
     assert (video.uuid, video.kind, len(video.source)) == ("v", "video", 2)
+    for uuids in ("v", ["v"]):
+        (video,) = with_uuids({"video": [A]}, {"video": uuids})["video"]
+        assert video.source == [A]
     first, second = with_uuids({"video": [b"1", b"2"]}, {"video": ["v", None]})["video"]
     assert (first.source, second) == (b"1", b"2")
     with pytest.raises(RequestError, match="has 1 for 'image', and multi_modal_data 2"):

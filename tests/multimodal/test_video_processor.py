@@ -63,15 +63,23 @@ def test_pixels(golden, tmp_path):
 def test_chosen_frames(golden, tmp_path):
     processor = make(tmp_path, golden["processor"], **golden["settings"])
     for frames, rate, asked, expected in golden["chosen"]:
+        file = Clip(frames, rate, frames / rate if rate else None)  # which says how long it is
         if expected is None:
             with pytest.raises(ValueError):
-                processor.choose(Clip(frames, rate), {"do_sample_frames": True, **asked}, False)
+                processor.choose(file, {"do_sample_frames": True, **asked}, False)
             continue
-        found = processor.choose(Clip(frames, rate), {"do_sample_frames": True, **asked}, False)
+        found = processor.choose(file, {"do_sample_frames": True, **asked}, False)
         if isinstance(expected, dict):
             assert {"count": len(found), "sum": sum(found), "last": found[-1]} == expected, (frames, rate, asked)
         else:
             assert found == expected, (frames, rate, asked)
+
+
+def test_frames_with_a_rate_and_no_duration(tmp_path):
+    """GLM's own way to their duration: up to the last one's second, and one more."""
+    processor = make(tmp_path, "Glm4vVideoProcessor", fps=2)
+    for frames, rate, expected in ((10, 4.0, [0, 2, 4, 6, 8, 9]), (7, 3.0, [0, 2, 3, 5, 6, 6])):
+        assert processor.choose(Clip(frames, rate), {"do_sample_frames": True}, False) == expected
 
 
 def test_who_chooses(tmp_path):

@@ -43,6 +43,7 @@ class RotaryTables(nn.Module):
         self.original = original
         self._pages: dict[tuple[Any, ...], tuple[torch.Tensor, ...]] = {}
         self._alone: dict[tuple[Any, ...], bool] = {}
+        self._outgrown: list[torch.Tensor] = []
 
     def __getattr__(self, name: str) -> Any:
         """Transformers' code also reads what the original has of its own."""
@@ -58,6 +59,7 @@ class RotaryTables(nn.Module):
         limit = position_limit()
         last = int(position_ids.max()) if limit is None else limit - 1
         if not tables or last >= len(tables[0]):
+            self._outgrown += tables  # which recorded steps read
             tables = self._pages[key] = self._grown(x, tables, last, layer_type)
         rows = tuple(table[position_ids[0]].unsqueeze(0) for table in tables)
         return rows[0] if self._alone[key] else rows

@@ -299,6 +299,10 @@ def _check_part(where: str, part: Mapping[str, Any], ignored_fields: set[str]) -
     if known is None:
         return
     _check_keys(where, part, known | {"type"}, "messages[].content[]", ignored_fields)
+    if isinstance(part.get("audio"), list):
+        raise ApiError(
+            400, f"{where}.audio: samples do not come as JSON: give a file, as input_audio or audio_url.", "messages"
+        )
     image = part.get("image_url")
     if isinstance(image, Mapping):
         _check_keys(f"{where}.image_url", image, {"url", "detail"}, "messages[].content[].image_url", ignored_fields)

@@ -118,7 +118,7 @@ def test_a_stream_says_the_same(http: Any) -> None:
         ({"type": "audio_url", "audio_url": {"url": "/etc/passwd"}}, "must be a URL"),
         ({"type": "audio_url", "audio_url": {"url": "file:///etc/passwd"}}, "file: URLs are off"),
         ({"type": "audio_url", "audio_url": {"url": "http://169.254.169.254/"}}, "http: and https: URLs are off"),
-        ({"type": "audio", "audio": [0.0, "a"]}, "audio 0: expected samples"),
+        ({"type": "audio", "audio": [0.0, 0.5]}, "samples do not come as JSON: give a file"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}, "this model takes no image"),
         ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AA"}}, "this model takes no video"),
     ],
