@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from quire.checkpoint import smollm2, strict_json
 from quire.checkpoint.pickled import open_pickles
+from quire.checkpoint.plain import open_plain as open_plain  # which others import from here
 from quire.checkpoint.safetensors_header import read_header
 from quire.errors import CheckpointError
 
@@ -138,15 +138,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a JSON {type(value).__name__}, not an object.")
     return value
-
-
-def open_plain(path: Path) -> BufferedReader:
-    """Open a plain file for reading. Raises OSError for anything else: a pipe would be waited for without end."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError("it is no plain file")
-    return open(number, "rb")
 
 
 class Checkpoint:
