@@ -1,7 +1,7 @@
 """What a GGUF file says of itself, before a tensor of it is read.
 
 The `gguf` package's reader trusts what it reads: lengths, counts and offsets of any size, from which it makes arrays.
-And it takes 2 s for a vocabulary of 49,152, of which each token becomes two of numpy's arrays. Here every number is held
+And it takes 2 s for a vocabulary of 49,152, of which each token becomes two arrays. Here every number is held
 against the file's size before it is used, and arrays of numbers are read at once. Of the package are the sizes of
 blocks, the names of kinds, and the floats that blocks mean; tests hold what is read here against what its reader reads.
 """
