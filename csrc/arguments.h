@@ -20,8 +20,40 @@ enum class Activation : int {
   mish = 9
 };
 
+// What the bytes of a quantized weight's row mean. The first are GGML's own numbers, and its own blocks of bytes.
+enum class RowKind : int {
+  f32 = 0,
+  f16 = 1,
+  q4_0 = 2,
+  q4_1 = 3,
+  q5_0 = 6,
+  q5_1 = 7,
+  q8_0 = 8,
+  q2_k = 10,
+  q3_k = 11,
+  q4_k = 12,
+  q5_k = 13,
+  q6_k = 14,
+  bf16 = 30,
+  mxfp4 = 39,
+  int8_rows = 1000,  // [float scale][K int8]
+  affine4 = 1004,    // [G float scales][G float zeros, if any][codes]: (code - zero) * scale; no zeros: 8, or 128
+  affine8 = 1008,
+  table4 = 1014,  // [G float scales][codes]: table[code] * scale
+  table8 = 1018
+};
+
+struct RowFormat {
+  RowKind kind;
+  bool zeros;  // affine rows have zeros
+  int64_t row_bytes;
+  int64_t group;    // columns of one scale, of the affine and table kinds; 0: the whole row
+  const void* aux;  // of table kinds float [16] or [256]; of affine kinds int32 [K], each column's group, or null
+};
+
 struct Weight {
-  const void* data;  // [rows, K], contiguous, at any address that suits the dtype
+  const void*
+      data;  // [rows, K], contiguous, at any address that suits the dtype; or rows of bytes, one behind the other
   const void* bias;  // [rows] or null
   int64_t rows;
 };
@@ -59,6 +91,8 @@ struct LinearArgs {
   const LoraTable* tables;      // one for each weight
   const LoraSegment* segments;  // none: the tables are not looked at
   int64_t num_segments;
+  const RowFormat* formats = nullptr;  // one for each weight; null: weights are elements of `dtype`
+  int64_t y_stride = 0;                // from a token's row of y to the next one's; 0: y is contiguous
 };
 
 // Rows sorted by expert, each times its own expert's weights.
@@ -197,7 +231,8 @@ struct EmbeddingArgs {
   void* y;             // [T, C], contiguous
   int64_t tokens, channels, table_rows;
   DType dtype;
-  float scale = 1;  // of the table's rows
+  float scale = 1;                    // of the table's rows
+  const RowFormat* format = nullptr;  // of the table's rows; null: they are elements of `dtype`
 };
 
 // Of heads, x and y are [T, H, C], a token's heads one behind the other; each is normalised by itself.

@@ -293,6 +293,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("scale", &scale);
   module.def("join_heads", &join_heads);
   bind_experts(module);
+  bind_quantized(module);
   bind_states(module);
 
   py::class_<Recording>(module, "Recording")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -168,10 +169,15 @@ class LoraTable:
             raise ValueError(f"b: expected row_major={self.row_major}")
 
 
+class HasShape(Protocol):
+    @property
+    def shape(self) -> torch.Size: ...
+
+
 def check_tables(
-    tables: Sequence[LoraTable | None], weights: Sequence[torch.Tensor], features: int, dtype: torch.dtype
+    tables: Sequence[LoraTable | None], weights: Sequence[HasShape], features: int, dtype: torch.dtype
 ) -> None:
-    """Raise ValueError where a table is not its weight's: [N, features] of dtype."""
+    """Raise ValueError where a table is not its weight's: [N, features], for x of dtype."""
     if len(tables) != len(weights):
         raise ValueError(f"tables: expected one or None for each of {len(weights)} weights, got {len(tables)}")
     for table, weight in zip(tables, weights):  # noqa: B905 (the lengths were compared above)

@@ -111,9 +111,13 @@ def source(
     unchecked: frozenset[str] = frozenset(),
 ) -> str:
     """The function of a row on one kind of device, as Python. See `column` for the arguments."""
-    own = op.dtype_of or next((name for name, tensor in op.tensors.items() if not tensor.dtype), "")
+    given = "dtype" in op.signature.parameters  # which then is the kernel's own
+    own = op.dtype_of or next((name for name, tensor in op.tensors.items() if not tensor.dtype and not given), "")
     lines = []
-    if own:
+    if given:
+        lines += ["code = _CODES.get(dtype)", "if code is None:"]
+        lines += ["    raise TypeError(f'dtype: expected float32, bfloat16 or float16, got {dtype}')"]
+    elif own:
         lines += [f"dtype = {own}.dtype", "code = _CODES.get(dtype)", "if code is None:"]
         lines += [f"    place.reject({own!r}, {own}, '')"]
     known = {*op.signature.parameters, "dtype", "place"}

@@ -19,6 +19,7 @@ from quire.errors import QuireError
 from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
 from quire.kernels.binding import Numbers, column
 from quire.kernels.experts import ExpertWeights
+from quire.kernels.quantized import QuantizedWeight
 
 # B of an adapter lies packed (`adapters.pack`).
 ROW_MAJOR_B = False
@@ -79,10 +80,32 @@ def _linear(
         return
     segments = segments.for_rows(T)
     check_tables(tables, weights, K, dtype)
+    _C.linear(*numbers, _entries(tables), segments.address, len(segments.entries))
+
+
+def _quantized_linear(
+    numbers: Numbers,
+    weights: Sequence[QuantizedWeight],
+    tables: Sequence[LoraTable | None],
+    segments: LoraSegments | None,
+    T: int,
+    K: int,
+    dtype: torch.dtype,
+) -> None:
+    if segments is None:
+        _C.quantized_linear(*numbers, (), 0, 0)
+        return
+    segments = segments.for_rows(T)
+    check_tables(tables, weights, K, dtype)
+    _C.quantized_linear(*numbers, _entries(tables), segments.address, len(segments.entries))
+
+
+def _entries(tables: Sequence[LoraTable | None]) -> tuple[int, ...]:
+    """(entries, slots) of each table, flat."""
     entries: list[int] = []
     for table in tables:
         entries += (0, 0) if table is None else (table.address, len(table.entries))
-    _C.linear(*numbers, tuple(entries), segments.address, len(segments.entries))
+    return tuple(entries)
 
 
 def _grouped_linear(
@@ -95,15 +118,13 @@ def _grouped_linear(
         _C.grouped_linear(*numbers, (), 0, 0, 0)
         return
     weights.check_tables(tables)
-    entries: list[int] = []
-    for own in tables:
-        for table in own:
-            entries += (0, 0) if table is None else (table.address, len(table.entries))
-    _C.grouped_linear(*numbers, tuple(entries), segments.address, len(segments.entries), segments.num_rows)
+    entries = _entries([table for own in tables for table in own])
+    _C.grouped_linear(*numbers, entries, segments.address, len(segments.entries), segments.num_rows)
 
 
 _DONE_BY: dict[str, Callable[..., None]] = {
     "linear": _linear,
     "grouped_linear": _grouped_linear,
+    "quantized_linear": _quantized_linear,
 }
 globals().update(column("cpu", _C, done_by=_DONE_BY))

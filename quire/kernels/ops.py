@@ -2,7 +2,8 @@
 
 Everything else follows from the row: the checks and the call of the compiled kernel on the CPU (`native.py`) and on a
 GPU (`cuda.py`), and the checks alone for a rehearsal (`rehearsal.py`). `reference.py` has the same function in plain
-torch. docs/adding-a-kernel.md shows how a row comes to be. `row_ops.py` is the rest of the table: what goes row by row.
+torch. docs/adding-a-kernel.md shows how a row comes to be. `row_ops.py` is what goes row by row, `quantized_ops.py`
+what has quantized weights.
 
 Shapes: T tokens, K in-features, C channels, H query heads, G key/value heads, D head size, S sequences, B blocks of
 each, N rows of a weight. Dtypes: float32, bfloat16 or float16, the same for activations, weights and cache; sums are
@@ -30,7 +31,8 @@ _MOST_TOKENS = 2**20
 _DRAW_BYTES = 32
 
 
-def _result_dtype(out_dtype: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
+def result_dtype(out_dtype: torch.dtype | None, dtype: torch.dtype) -> torch.dtype:
+    """What a product is written in. Raises TypeError for what is neither x's dtype nor float32."""
     if out_dtype is None:
         return dtype
     if out_dtype is not dtype and out_dtype is not torch.float32:
@@ -74,7 +76,7 @@ def _weight_list(
 @kernel(
     tensors={"x": Rows("T K")},
     lets=(
-        Let("out_dtype", _result_dtype, "out_dtype, dtype"),
+        Let("out_dtype", result_dtype, "out_dtype, dtype"),
         Let("flat, N", _weight_list, "place, weights, biases, K, dtype"),
     ),
     out="T N",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +17,17 @@ import torch.nn.functional as F
 from quire.kernels import exact
 from quire.kernels.adapters import LoraSegments, LoraTable, unpack
 from quire.kernels.experts import ExpertWeights, expert_segments
+from quire.kernels.quantized import QuantizedWeight
 from quire.kernels.reference_experts import combine as combine
 from quire.kernels.reference_experts import route as route
 from quire.kernels.reference_experts import sort_by_expert as sort_by_expert
+from quire.kernels.reference_quantized import product as quantized_product
+from quire.kernels.reference_quantized import quantized_embedding as quantized_embedding
 from quire.kernels.reference_states import causal_conv1d as causal_conv1d
 from quire.kernels.reference_states import gated_norm as gated_norm
 from quire.kernels.reference_states import selective_scan as selective_scan
+
+Weight = TypeVar("Weight", torch.Tensor, QuantizedWeight)
 
 # B of an adapter lies as the native kernels read it.
 ROW_MAJOR_B = False
@@ -37,9 +43,32 @@ def linear(
     tables: Sequence[LoraTable | None] = (),
     segments: LoraSegments | None = None,
 ) -> torch.Tensor:
+    return _side_by_side(x, weights, exact.products, biases, out_dtype, tables, segments)
+
+
+def quantized_linear(
+    x: torch.Tensor,
+    weights: Sequence[QuantizedWeight],
+    biases: Sequence[torch.Tensor | None],
+    out_dtype: torch.dtype | None = None,
+    tables: Sequence[LoraTable | None] = (),
+    segments: LoraSegments | None = None,
+) -> torch.Tensor:
+    return _side_by_side(x, weights, quantized_product, biases, out_dtype, tables, segments)
+
+
+def _side_by_side(
+    x: torch.Tensor,
+    weights: Sequence[Weight],
+    product: Callable[[torch.Tensor, Weight], torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    out_dtype: torch.dtype | None,
+    tables: Sequence[LoraTable | None],
+    segments: LoraSegments | None,
+) -> torch.Tensor:
     parts = [x.new_zeros((x.shape[0], 0), dtype=torch.float32)]  # there may be no weights
     for weight, bias in zip(weights, biases, strict=True):
-        y = exact.products(x, weight)
+        y = product(x, weight)
         parts.append(y if bias is None else y + bias.float())
     result = torch.cat(parts, dim=1).to(out_dtype or x.dtype)
     if segments is not None:

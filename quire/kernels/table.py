@@ -88,7 +88,8 @@ class Op:
     Of a tensor that is None, the sizes that it alone has are 0, and so is its stride.
     `code` is the kernel's dtype as arguments.h counts them, `y_at` the result's address."""
     dtype_of: str = ""
-    """The tensor whose dtype is the kernel's own: by default the first that names no other."""
+    """The tensor whose dtype is the kernel's own: by default the first that names no other. A kernel that has an
+    argument `dtype` is told."""
     out: str | None = None
     """The shape of the result, in sizes; None for a kernel that writes into its arguments."""
     out_dtype: str = "dtype"

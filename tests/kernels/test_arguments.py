@@ -8,6 +8,7 @@ import pytest
 import torch
 from kernel_helpers import randn
 
+from quire.kernels import QuantizedWeight, RowKind, RowLayout
 from quire.kernels.experts import ExpertWeights, Routing
 from quire.kernels.table import TABLE
 from tests.kernels.back_ends import CPU
@@ -35,6 +36,15 @@ def state_arguments(rows: torch.Tensor, starts: torch.Tensor) -> dict[str, dict[
                            "groups": 1, "dt_scale": 1.0, "dt_min": 0.0, "dt_max": 9.0},
         "gated_norm": {"x": rows, "gate": rows.clone(), "weight": randn(32, dtype=F32), "groups": 2, "eps": 1e-5},
     }  # fmt: skip
+
+
+def quantized_arguments(rows: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """The calls of the kernels of quantized weights."""
+    weight = QuantizedWeight(torch.zeros(7, 34, dtype=torch.uint8), RowLayout(RowKind.Q8_0, 32))
+    return {
+        "quantized_linear": {"x": rows, "weights": [weight], "biases": [randn(7, dtype=F32)]},
+        "quantized_embedding": {"ids": torch.arange(5), "weight": weight, "dtype": F32, "added": rows},
+    }
 
 
 def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
@@ -95,15 +105,17 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
         "multiply_rows": {"x": rows, "factors": randn(5, dtype=F32)},
         "clip": {"x": rows, "limit": 0.5},
         **experts,
-        **(only_there if gpu else state_arguments(rows, starts)),
+        **(only_there if gpu else {**state_arguments(rows, starts), **quantized_arguments(rows)}),
     }  # fmt: skip
 
 
 KEPT: list[torch.Tensor] = []  # what addresses among the arguments point to
 
 
-def spoil(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """x made wrong in every way."""
+def spoil(x: Any) -> dict[str, Any]:
+    """x, a tensor or a quantized weight, made wrong in every way."""
+    if isinstance(x, QuantizedWeight):
+        return {fault: QuantizedWeight(data, x.layout) for fault, data in spoil(x.data).items()}
     return {
         "dtype": x.to(torch.int16),
         "half": x.to(torch.float64),
@@ -144,7 +156,7 @@ CASES = [
     for back_end in CHECKED
     for kernel, arguments in valid_arguments(back_end).items()
     for name, value in arguments.items()
-    if isinstance(value, (torch.Tensor, list))
+    if isinstance(value, (torch.Tensor, list, QuantizedWeight))
     for fault in spoil(torch.zeros(2, 2))
     if (kernel, name, fault) not in FINE
 ]
@@ -225,6 +237,19 @@ WRONG = [
     ("grouped_linear", {"weights": ExpertWeights([[torch.zeros(3, 31)]])}, ValueError, r"weights: .*\[3, 31\]"),
     ("grouped_linear", {"weights": ExpertWeights([[torch.zeros(3, 32).half()]])}, ValueError, "weights: .*float16"),
 ]
+_Q8_0 = RowLayout(RowKind.Q8_0, 64)
+WRONG_QUANTIZED = [
+    ("quantized_linear", {"biases": []}, ValueError, "biases: .*1 weights, got 0"),
+    ("quantized_linear", {"biases": [torch.zeros(8)]}, ValueError, "biases: .*7.*8"),
+    ("quantized_linear", {"out_dtype": torch.float16}, TypeError, "out_dtype: .*float16"),
+    ("quantized_linear", {"weights": [QuantizedWeight(torch.zeros(7, 68, dtype=torch.uint8), _Q8_0)]}, ValueError,
+     "weights: expected rows of 32 columns, got 64"),
+    ("quantized_embedding", {"weight": QuantizedWeight(torch.zeros(7, 68, dtype=torch.uint8), _Q8_0)}, ValueError,
+     r"added: .*\[5, 64\]"),
+    ("quantized_embedding", {"dtype": torch.float64}, TypeError, "dtype: expected float32, .*got torch.float64"),
+    ("quantized_embedding", {"ids": torch.tensor([0, 1, 2, 3, 7])}, IndexError, "ids: "),
+    ("quantized_embedding", {"ids": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "ids: "),
+]  # fmt: skip
 WRONG_STATES = [
     ("causal_conv1d", {"weight": torch.zeros(32, 1)}, ValueError, r"weight: .*from 2 to 16"),
     ("causal_conv1d", {"tails": torch.zeros(4, 2, 4, 32)}, ValueError, "tails: "),
@@ -280,7 +305,7 @@ WRONG_THERE = [
 @pytest.mark.parametrize(
     ("kernels", "kernel", "change", "error", "message"),
     [
-        *(case(one, *wrong) for one in CPU[:1] for wrong in [*WRONG, *WRONG_NUMBERS, *WRONG_STATES]),
+        *(case(one, *wrong) for one in CPU[:1] for wrong in [*WRONG, *WRONG_NUMBERS, *WRONG_STATES, *WRONG_QUANTIZED]),
         *(case("emulated", *wrong) for wrong in [*WRONG, *WRONG_THERE]),
     ],
     indirect=["kernels"],

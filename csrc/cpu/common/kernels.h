@@ -26,6 +26,8 @@ struct Kernels {
   void (*causal_conv)(const CausalConvArgs&);
   void (*selective_scan)(const SelectiveScanArgs&);
   void (*gated_norm)(const GatedNormArgs&);
+  void (*quantized_linear)(const LinearArgs&);
+  void (*quantized_embedding)(const EmbeddingArgs&);
 };
 
 // Defined by the files that are compiled once for each instruction set.
@@ -51,6 +53,8 @@ void combine(const CombineArgs&);
 void causal_conv(const CausalConvArgs&);
 void selective_scan(const SelectiveScanArgs&);
 void gated_norm(const GatedNormArgs&);
+void quantized_linear(const LinearArgs&);
+void quantized_embedding(const EmbeddingArgs&);
 
 extern const Kernels kernels;
 }  // namespace QUIRE_ISA

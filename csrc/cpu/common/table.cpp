@@ -5,9 +5,28 @@ namespace quire {
 namespace QUIRE_ISA {
 
 const Kernels kernels = {
-    linear,         paged_attention, embedding, rms_norm,    layer_norm,     rotary,     activation,
-    write_kv,       clamped_swiglu,  xielu,     add,         scale,          join_heads, route,
-    sort_by_expert, grouped_linear,  combine,   causal_conv, selective_scan, gated_norm,
+    linear,
+    paged_attention,
+    embedding,
+    rms_norm,
+    layer_norm,
+    rotary,
+    activation,
+    write_kv,
+    clamped_swiglu,
+    xielu,
+    add,
+    scale,
+    join_heads,
+    route,
+    sort_by_expert,
+    grouped_linear,
+    combine,
+    causal_conv,
+    selective_scan,
+    gated_norm,
+    quantized_linear,
+    quantized_embedding,
 };
 
 }  // namespace QUIRE_ISA

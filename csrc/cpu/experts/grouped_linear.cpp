@@ -62,6 +62,7 @@ inline LinearArgs call_of(const GroupedLinearArgs& args, int64_t expert, int64_t
 template <class T, class Products>
 struct Group {
   using Element = T;
+  using Flushed = typename Products::Flushed;
   const LinearArgs args;
   Adapters<T, T> adapters;
   const Products products;
@@ -72,13 +73,14 @@ struct Group {
   Group(const LinearArgs& call, const Factors<T>& x, Job* jobs, int64_t total_rows, int64_t tail_blocks,
         const Make& make)
       : args(call), adapters(args, x, jobs), products(make(args)),
-        cut(args, rows_of_block(args, total_rows, Products::kLongBlocks, sizeof(T), step()), step(), tail_blocks),
+        cut(args, rows_of_block(args, total_rows, Products::kLongBlocks, products.row_bytes(), step()), step(),
+            tail_blocks),
         first_shrink(0), first_tile(0), first_block(0) {}
 
   int64_t step() const { return adapters.none() ? Products::kBlockRows : kLoraColumns; }
   int64_t blocks() const { return products.parts() * cut.blocks; }
   int64_t work() const { return cut.total_rows * args.features * (args.tokens + kFetchWork) + adapters.work(); }
-  LinearBlock<T, T> block(int64_t index, Place* place = nullptr) const {
+  auto block(int64_t index, Place* place = nullptr) const {
     return block_at<T, T>(args, products, cut, index - first_block, place);
   }
   static void* operator new(__SIZE_TYPE__, void* memory) { return memory; }
@@ -117,11 +119,12 @@ void run_groups(G* groups, int64_t count) {
     }
   });
   parallel_for_ahead(shrinks + blocks, 1 + work / kThreadWork, [&](int64_t index, int64_t next_index) {
-    const FlushDenormals<typename G::Element> flush;
     if (index < shrinks) {
+      const FlushDenormals<typename G::Element> flush;
       G& group = group_of<&G::first_shrink>(groups, count, index);
       return group.adapters.run_shrink(index - group.first_shrink);
     }
+    const FlushDenormals<typename G::Flushed> flush;
     const G& group = group_of<&G::first_block>(groups, count, index - shrinks);
     Place place;
     const auto block = group.block(index - shrinks, &place);
@@ -131,7 +134,10 @@ void run_groups(G* groups, int64_t count) {
       const auto next = group_of<&G::first_block>(groups, count, next_index - shrinks).block(next_index - shrinks);
       group.products.run(block, &next);
     }
-    if (!group.adapters.none()) group.adapters.run_expand(place.weight, place.row, block);
+    if (!group.adapters.none()) {
+      const FlushDenormals<typename G::Element> flush_all;
+      group.adapters.run_expand(place.weight, place.row, block);
+    }
   });
 }
 

@@ -23,6 +23,8 @@ constexpr int64_t kNearTiles = 8;  // how far ahead of the multiplication its ro
 template <class Out>
 class MatrixProducts {
  public:
+  using Stored = bf16;   // as weights lie
+  using Flushed = bf16;  // of which denormals count as zeros
   static constexpr int kBlockRows = 2 * kTileSide;
   static constexpr bool kLongBlocks = true;
 
@@ -34,6 +36,7 @@ class MatrixProducts {
 
   // The tokens' tiles, each of which has to be turned into columns, once.
   static constexpr int64_t kTurnGrain = 4;
+  int64_t row_bytes() const { return args_.features * static_cast<int64_t>(sizeof(bf16)); }
   int64_t tiles() const { return tiles_; }
   void turn(int64_t begin, int64_t end) const {
     for (int64_t tile = begin; tile < end; ++tile) turn_tile(tile);

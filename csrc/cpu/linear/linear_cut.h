@@ -46,8 +46,8 @@ struct Cut {
 
 // Block number `index`, a part's blocks after those of the part before.
 template <class T, class Out, class Products>
-LinearBlock<T, Out> block_at(const LinearArgs& args, const Products& products, const Cut& cut, int64_t index,
-                             Place* place = nullptr) {
+LinearBlock<T, Out, typename Products::Stored> block_at(const LinearArgs& args, const Products& products,
+                                                        const Cut& cut, int64_t index, Place* place = nullptr) {
   Out* y = static_cast<Out*>(args.y);
   const int64_t part = index / cut.blocks, block_rows = cut.block_rows;
   const int64_t first = products.first_of(part), tokens = products.first_of(part + 1) - first;
@@ -64,15 +64,18 @@ LinearBlock<T, Out> block_at(const LinearArgs& args, const Products& products, c
     row = cut.long_blocks * block_rows + (index - cut.long_blocks) * cut.short_rows, rows = cut.short_rows;
   const int64_t left = weight->rows - row;
   const T* bias = static_cast<const T*>(weight->bias);
-  if (place) *place = {weight - args.weights, row};
-  return {static_cast<const T*>(weight->data) + row * args.features,
+  const int64_t number = weight - args.weights;
+  const int64_t row_size = args.formats ? args.formats[number].row_bytes : args.features;
+  if (place) *place = {number, row};
+  return {static_cast<const typename Products::Stored*>(weight->data) + row * row_size,
           bias ? bias + row : nullptr,
           y + row,
-          cut.total_rows,
+          args.y_stride > 0 ? args.y_stride : cut.total_rows,
           left < rows ? left : rows,
           part,
           first,
-          tokens};
+          tokens,
+          number};
 }
 
 inline int64_t rows_of(const LinearArgs& args) {
@@ -81,11 +84,11 @@ inline int64_t rows_of(const LinearArgs& args) {
   return total;
 }
 
-// total_rows: of all weights that the threads have to do. step: a block has a multiple of these rows, but for a
-// weight's last.
-inline int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, bool may_be_long, int64_t element_bytes,
+// total_rows: of all weights that the threads have to do. row_bytes: of what a thread keeps of a row while it
+// multiplies. step: a block has a multiple of these rows, but for a weight's last.
+inline int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, bool may_be_long, int64_t row_bytes,
                              int64_t step) {
-  const int64_t row_bytes = (args.features > 0 ? args.features : 1) * element_bytes;
+  if (row_bytes < 1) row_bytes = 1;
   int64_t bytes = kBlockBytes;
   if (may_be_long && args.tokens <= kFewTokens) {
     const int64_t share = total_rows * row_bytes / (kBlocksEach * max_threads());

@@ -176,6 +176,8 @@ void multiply_some(int64_t tokens, const Tile<T>& tile, const Result<T, Out>& re
 template <class T, class Out>
 class DotProducts {
  public:
+  using Stored = T;                             // as weights lie
+  using Flushed = T;                            // of which denormals may count as zeros
   static constexpr int kBlockRows = kTileRows;  // a block has a multiple of these, but for the weight's last
   static constexpr bool kLongBlocks = true;
 
@@ -188,6 +190,7 @@ class DotProducts {
 
   // Nothing has to be turned.
   static constexpr int64_t kTurnGrain = 1;
+  int64_t row_bytes() const { return args_.features * static_cast<int64_t>(sizeof(T)); }
   int64_t tiles() const { return 0; }
   void turn(int64_t, int64_t) const {}
 

@@ -31,6 +31,8 @@ class OuterProducts {
   static constexpr int kGroupRows = kOuterVecs * kQuads;  // whose sums are in registers at once
 
  public:
+  using Stored = T;   // as weights lie
+  using Flushed = T;  // of which denormals may count as zeros
   static constexpr int kBlockRows = kGroups * kGroupRows;
   static constexpr bool kLongBlocks = false;
 
@@ -55,6 +57,7 @@ class OuterProducts {
 
   // The tokens' tiles, whose quads have to be put side by side, once.
   static constexpr int64_t kTurnGrain = 1;
+  int64_t row_bytes() const { return args_.features * static_cast<int64_t>(sizeof(T)); }
   int64_t tiles() const { return tiles_; }
   void turn(int64_t begin, int64_t end) const {
     for (int64_t t = begin; t < end; ++t) turn_tokens(t);

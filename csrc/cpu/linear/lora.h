@@ -109,8 +109,8 @@ inline void expand_some(int64_t tokens, const Job& job, const float* h, const T*
   if constexpr (kTokens > 1) expand_some<T, Out, kTokens - 1>(tokens, job, h, b, y, y_stride, column, width);
 }
 
-template <class T, class Out>
-void expand(const Job& job, int64_t first, const LinearBlock<T, Out>& block) {
+template <class T, class Out, class Stored>
+void expand(const Job& job, int64_t first, const LinearBlock<T, Out, Stored>& block) {
   const int64_t block_end = block.first + block.tokens, job_end = job.first + job.tokens;
   const int64_t begin = block.first > job.first ? block.first - job.first : 0;
   const int64_t tokens = (block_end < job_end ? block_end : job_end) - job.first - begin;
@@ -175,7 +175,8 @@ class Adapters {
   }
 
   // Rows `first`.. of weight number `weight`, a multiple of kLoraColumns, whose product is in `block`.
-  void run_expand(int64_t weight, int64_t first, const LinearBlock<T, Out>& block) const {
+  template <class Stored>
+  void run_expand(int64_t weight, int64_t first, const LinearBlock<T, Out, Stored>& block) const {
     for (int spins = 0; __atomic_load_n(&shrunk_, __ATOMIC_ACQUIRE) < shrink_items_; ++spins)
       if (spins > kSpins) yield_thread();
     for (const Job* job = jobs_; job < jobs_ + count_; ++job)

@@ -1,0 +1,132 @@
+// Products of x in int8 with rows of groups: exact whole numbers within a group, floats between groups.
+//
+// An element is four chains of additions, group g's in chain g % 4, in rising order: fma(dot product, scale of w * scale
+// of x, chain), and where there is a minimum, fma(minimum of w, scale of x * sum of x's codes, chain) behind it. With
+// factors of halves, the dot product is the sum of both halves', times their factors, and likewise with minimums, which
+// are then scaled by minimum of w * scale of x. The element is (chain 0 + chain 1) + (chain 2 + chain 3), then the bias.
+// So its bits depend on its row and its token alone.
+#pragma once
+
+#include "cpu/linear/linear_cut.h"
+#include "cpu/quantized/tokens.h"
+
+namespace quire {
+namespace QUIRE_ISA {
+namespace {
+
+inline float multiply_add(float a, float b, float c) {
+#if defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline int dot(const int8_t* a, const int8_t* b, int64_t n) {
+  int sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+template <class Kind>
+inline float multiply_row(const Group32* groups, const QuantizedToken& x, int64_t count) {
+  float chains[4] = {};
+  for (int64_t g = 0; g < count; ++g) {
+    const Group32& own = groups[g];
+    const int8_t* codes = x.codes + g * kGroup;
+    const int* sums = x.sums + 2 * g;
+    float chain = chains[g % 4];
+    int total;
+    if constexpr (Kind::kHalves)
+      total = dot(own.codes, codes, 16) * own.factors[0] + dot(own.codes + 16, codes + 16, 16) * own.factors[1];
+    else
+      total = dot(own.codes, codes, kGroup);
+    chain = multiply_add(static_cast<float>(total), own.scale * x.scales[g], chain);
+    if constexpr (Kind::kMinimum && Kind::kHalves)
+      chain = multiply_add(static_cast<float>(sums[0] * own.low[0] + sums[1] * own.low[1]), own.minimum * x.scales[g],
+                           chain);
+    else if constexpr (Kind::kMinimum)
+      chain = multiply_add(own.minimum, x.scales[g] * static_cast<float>(sums[0] + sums[1]), chain);
+    chains[g % 4] = chain;
+  }
+  return (chains[0] + chains[1]) + (chains[2] + chains[3]);
+}
+
+// kWholeRows: of int8 rows, with one scale a row of x and of w.
+template <class T, class Out, bool kWholeRows>
+class IntegerProducts {
+ public:
+  using Stored = uint8_t;
+  using Flushed = float;
+  static constexpr int kBlockRows = 4;
+  static constexpr bool kLongBlocks = true;
+  static constexpr int64_t kTurnGrain = 1;
+
+  explicit IntegerProducts(const LinearArgs& args) : args_(args), x_(args) {}
+
+  int64_t row_bytes() const {
+    int64_t bytes = 0, rows = 0;
+    for (int64_t i = 0; i < args_.count; ++i)
+      bytes += args_.weights[i].rows * args_.formats[i].row_bytes, rows += args_.weights[i].rows;
+    return rows > 0 ? bytes / rows : 0;
+  }
+  int64_t tiles() const { return args_.tokens; }
+  void turn(int64_t begin, int64_t end) const {
+    for (int64_t token = begin; token < end; ++token) x_.template quantize_token<T>(token);
+  }
+  int64_t parts() const { return 1; }
+  int64_t first_of(int64_t part) const { return part * args_.tokens; }
+
+  void run(const LinearBlock<T, Out, uint8_t>& block, const LinearBlock<T, Out, uint8_t>*) const {
+    const RowFormat& format = args_.formats[block.weight];
+    for (int64_t row = 0; row < block.rows; ++row) {
+      const uint8_t* bytes = block.w + row * format.row_bytes;
+      const auto put = [&](int64_t token, float total) {
+        Vec value = set1(total);
+        if (block.bias) value = add(value, load_first(block.bias + row, 1));
+        store_first(block.y + token * block.y_stride + row, value, 1);
+      };
+      if constexpr (kWholeRows) {
+        const float scale = read<float>(bytes);
+        const int8_t* codes = reinterpret_cast<const int8_t*>(bytes + sizeof scale);
+        for (int64_t t = 0; t < args_.tokens; ++t) {
+          const int total = dot(codes, x_[t].codes, args_.features);
+          put(t, static_cast<float>(total) * (scale * x_[t].scales[0]));
+        }
+      } else {
+        switch (format.kind) {
+          case RowKind::q4_0: multiply<Q4_0>(bytes, put); break;
+          case RowKind::q4_1: multiply<Q4_1>(bytes, put); break;
+          case RowKind::q5_0: multiply<Q5_0>(bytes, put); break;
+          case RowKind::q5_1: multiply<Q5_1>(bytes, put); break;
+          case RowKind::q8_0: multiply<Q8_0>(bytes, put); break;
+          case RowKind::q2_k: multiply<Q2_K>(bytes, put); break;
+          case RowKind::q3_k: multiply<Q3_K>(bytes, put); break;
+          case RowKind::q4_k: multiply<Q4_K>(bytes, put); break;
+          case RowKind::q5_k: multiply<Q5_K>(bytes, put); break;
+          case RowKind::q6_k: multiply<Q6_K>(bytes, put); break;
+          case RowKind::mxfp4: multiply<MxFp4>(bytes, put); break;
+          default: break;  // no rows of groups
+        }
+      }
+    }
+  }
+
+ private:
+  template <class Kind, class Put>
+  void multiply(const uint8_t* bytes, const Put& put) const {
+    Group32* groups = scratch<Group32, IntegerProducts>(x_.groups());
+    for (int64_t g = 0; g < x_.groups(); ++g) {
+      const int64_t k = g * kGroup;
+      Kind::take(bytes + k / Kind::kColumns * Kind::kBytes, static_cast<int>(k % Kind::kColumns / kGroup), groups + g);
+    }
+    for (int64_t t = 0; t < args_.tokens; ++t) put(t, multiply_row<Kind>(groups, x_[t], x_.groups()));
+  }
+
+  const LinearArgs& args_;
+  const QuantizedTokens<kWholeRows> x_;
+};
+
+}  // namespace
+}  // namespace QUIRE_ISA
+}  // namespace quire
