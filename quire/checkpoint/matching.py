@@ -159,12 +159,16 @@ def _problems_of_parts(checkpoint: Checkpoint, part: StoredPart, names: Collecti
             yield f"{name}, which is missing"
             continue
         tensor = checkpoint.tensor(name)
-        fits = tensor.dtype is torch.uint8 if part.packed else tensor.dtype in _CASTABLE
+        fits = tensor.dtype in part.dtypes.get(name, _CASTABLE)
         if not part.fits(name, tensor.shape):
             asked = f"has shape {tuple(tensor.shape)}, config.json asks for {tuple(shape)}"
             yield f"{name} in {checkpoint.file_of(name)} {asked}"
         elif not fits:
             yield f"{name} in {checkpoint.file_of(name)} is of dtype {_short(tensor.dtype)}"
+
+
+def _stored_names(one: StoredWeight) -> Sequence[str]:
+    return [one.stored] if one.part is None else list(one.part.shapes)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -176,7 +180,8 @@ def _is_tied(checkpoint: Checkpoint, one: StoredWeight, shared: StoredWeight) ->
 
     So does transformers: the tensors in the files outweigh the configuration's word.
     """
-    if torch.equal(checkpoint.tensor(one.stored), checkpoint.tensor(shared.stored)):
+    pairs = zip(_stored_names(one), _stored_names(shared), strict=False)
+    if all(torch.equal(checkpoint.tensor(own), checkpoint.tensor(other)) for own, other in pairs):
         return True
     logger.warning("tie_word_embeddings is set, but the files' %s and %s differ: not tied", one.name, shared.name)
     return False

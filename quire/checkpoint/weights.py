@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -30,13 +30,14 @@ _THREADS = 4
 class StoredPart:
     """What a parameter is made of that no tensor of the files is as it stands: one expert's share of all experts', say.
 
-    shapes: of the stored tensors, by name. make: of these, in that order, the parameter. packed: they are of bytes.
-    either_way: files may have the last two dimensions in the other order, too: releases differ in what they write.
+    shapes: of the stored tensors, by name. make: of these, in that order, the parameter. dtypes: what each of them may
+    be of; floats, where it is not named. either_way: files may have the last two dimensions in the other order, too:
+    releases differ in what they write.
     """
 
     shapes: Mapping[str, torch.Size]
     make: Callable[..., torch.Tensor]
-    packed: bool = False
+    dtypes: Mapping[str, Collection[torch.dtype]] = field(default_factory=dict)
     either_way: bool = False
 
     def fits(self, name: str, shape: torch.Size) -> bool:

@@ -176,14 +176,14 @@ NormAdapters = SlotAdapters[NormChange]
 
 def adapt_embedding(
     adapters: EmbeddingAdapters,
-    table: torch.Tensor,
+    look_up: Callable[[torch.Tensor], torch.Tensor],
     ids: torch.Tensor,
     added: torch.Tensor | None,
     y: torch.Tensor,
     table_scale: float = 1.0,
 ) -> None:
-    """Change y [T, C] for the rows of the active segments: the rows `ids` [T] of `table`, times `table_scale`, plus
-    `added` [T, C]."""
+    """Change y [T, C] for the rows of the active segments: the rows `ids` [T] of a table, times `table_scale`, plus
+    `added` [T, C]. look_up: from ids [n] to the table's rows [n, C]."""
     for start, end, slot, weight in adapters.context.for_rows(len(ids), adapters.name).rows:
         change = adapters.changes.get(slot)
         if change is None or end <= start:
@@ -194,7 +194,7 @@ def adapt_embedding(
             # On top of what a mixture has already added.
             y[start:end] = (y[start:end].float() + delta * table_scale).to(y.dtype)
             continue
-        rows = kernels.embedding(own, table if change.weight is None else change.weight).float()
+        rows = (look_up(own) if change.weight is None else kernels.embedding(own, change.weight)).float()
         if change.tokens is not None:
             place = torch.searchsorted(change.tokens.ids, own).clamp_(max=len(change.tokens.ids) - 1)
             trained = change.tokens.ids[place] == own

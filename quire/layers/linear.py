@@ -22,7 +22,7 @@ class Linear(nn.Module):
 
     format: WeightFormat
     adapters: LinearAdapters | None = None
-    weight: nn.Parameter  # of FLOAT_ROWS
+    weight: nn.Parameter
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
@@ -46,9 +46,10 @@ class Linear(nn.Module):
 
 
 class MergedLinear:
-    """Several Linear layers of one input and one format as one product, without a second copy of their weights.
+    """Several Linear layers of one input as one product, without a second copy of their weights.
 
-    It is no module: the parameters stay where the checkpoint names them, and this only looks at them.
+    It is no module: the parameters stay where the checkpoint names them, and this only looks at them. Some may be
+    quantized, each in its own way.
     """
 
     def __init__(self, *linears: Linear) -> None:
@@ -61,7 +62,15 @@ class MergedLinear:
             adapters = linear.adapters
             if adapters is not None and adapters.context.segments is not None:
                 return _adapted_product(x, linears, None, [one.adapters for one in linears], adapters)
-        return linears[0].format.multiply(x, linears)
+        return _format_of(linears).multiply(x, linears)
+
+
+def _format_of(linears: Sequence[Linear]) -> WeightFormat:
+    """The one that multiplies by all of them: that of rows of bytes, if any has it, takes rows of floats too."""
+    for linear in linears:
+        if linear.format is not FLOAT_ROWS:
+            return linear.format
+    return FLOAT_ROWS
 
 
 def _adapted_product(
@@ -77,7 +86,7 @@ def _adapted_product(
     """
     segments = one.context.for_rows(x.shape[0], one.name)
     tables = [None if own is None else own.table for own in adapters]
-    y = linears[0].format.multiply(x, linears, out_dtype, tables, segments)
+    y = _format_of(linears).multiply(x, linears, out_dtype, tables, segments)
     column = 0
     for own, linear in zip(adapters, linears, strict=True):
         first, column = column, column + linear.out_features

@@ -1,20 +1,18 @@
-"""How the weights of a Linear are stored, loaded and multiplied by. There is one format: rows of floats.
+"""How the weights of a Linear are stored, loaded and multiplied by: as rows of floats, or in fewer bits.
 
-A Linear owns its format and asks it for whatever depends on the weights' form; LoRA is added on top of any. A further
-format (8 bits with scales, groups of 4 bits) is one more object here and a row of `FORMATS`.
+A Linear owns its format and asks it for whatever depends on the weights' form; LoRA is added on top of any. Rows of
+fewer bits are in `quantization/`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from quire import kernels
-from quire.errors import UnsupportedModelError
 from quire.kernels.adapters import LoraSegments, LoraTable
 
 
@@ -23,13 +21,15 @@ class Layer(Protocol):
 
     in_features: int
     out_features: int
-    weight: nn.Parameter  # of FloatRows
+    weight: nn.Parameter
+    format: WeightFormat
+    _non_persistent_buffers_set: set[str]
     _parameters: dict[str, nn.Parameter | None]
     _buffers: dict[str, torch.Tensor | None]
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None: ...
 
-    def register_buffer(self, name: str, tensor: torch.Tensor | None) -> None: ...
+    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None: ...
 
 
 class WeightFormat(Protocol):
@@ -96,17 +96,3 @@ def _parameter(*shape: int) -> nn.Parameter:
 
 
 FLOAT_ROWS = FloatRows()
-# What config.json calls a format (`quant_method`) -> the format. None: no quantization_config.
-# Of "mxfp4" are gpt-oss's experts, which its class makes floats of when they are loaded.
-FORMATS: Mapping[str | None, WeightFormat] = MappingProxyType({None: FLOAT_ROWS, "mxfp4": FLOAT_ROWS})
-
-
-def check_format(raw: Mapping[str, Any]) -> None:
-    """Refuse a config.json whose weights are of a format that is none of FORMATS. Raises UnsupportedModelError."""
-    quantization = raw.get("quantization_config") or None
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if quantization is not None and method not in [name for name in FORMATS if name is not None]:
-        raise UnsupportedModelError(
-            f"config.json: quantization_config (quant_method={method!r}): quantised checkpoints are not "
-            "served; take the float16, bfloat16 or float32 one."
-        )

@@ -126,7 +126,7 @@ class AdapterReader:
         self._model = model
         self._max_rank = max_rank
         self._max_bytes = max_bytes
-        self._dtype = next(model.parameters()).dtype
+        self._dtype = model.dtype
         self._namings = namings(model)
         # By what transformers' newer versions call the modules: the older ones have no such parameters.
         self._fused = {model.published_names(name)[-1]: own for name, own in fused_parameters(model).items()}

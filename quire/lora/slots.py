@@ -47,7 +47,7 @@ class AdapterSlots:
         self._modules = dict(model.named_modules())
         weight = next(model.parameters())
         self.device = weight.device
-        self._dtype = weight.dtype
+        self._dtype = model.dtype
         self._row_major: bool = kernels.backend_of(weight).ROW_MAJOR_B
         self._installed: dict[int, _Installed] = {}  # by uid
         self._free: list[int] = []

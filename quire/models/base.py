@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from quire.checkpoint.files import Checkpoint
+    from quire.models.quantization.plan import QuantizationPlan
 
 # Fields by what their values must be, wherever a configuration has them: what is left out, or null, is another
 # matter. Name -> the largest that is taken (a damaged number must not build layers until the memory is gone).
@@ -96,6 +97,8 @@ class CausalLM(nn.Module):
     recorded_operations: frozenset[str] = frozenset()
     # What `loaded` has made of weights, in memory of its own: it goes and comes with the weights'.
     derived: Sequence[torch.Tensor] = ()
+    # Which layers are quantized, and of which tensors they are made; the loader sets it.
+    quantization: QuantizationPlan | None = None
     # What the weights were read from; the loader sets it (`Checkpoint.stamp`).
     read_from: tuple[tuple[str, int, int, int], ...] = ()
 
@@ -136,6 +139,11 @@ class CausalLM(nn.Module):
 
     def check_loaded(self) -> None:
         """Called when a model is loaded and its numbers are there. Raises UnsupportedModelError if it is not right."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations, and of all weights that are floats, but for those of `keeps_float32`."""
+        return next(one.dtype for one in self.parameters() if one.is_floating_point())
 
     @property
     def output_projection(self) -> nn.Module:

@@ -44,8 +44,8 @@ class GemmaForCausalLM(DecoderForCausalLM):
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         table = self.model.embed_tokens
-        if self._scale_of is not table.weight.dtype:  # in bfloat16, 55.43 is 55.5: so the models were trained
-            self._scale_of = table.weight.dtype
+        if self._scale_of is not table.dtype:  # in bfloat16, 55.43 is 55.5: so the models were trained
+            self._scale_of = table.dtype
             table.scale = float(torch.tensor(self.multiply.embedding, dtype=self._scale_of, device="cpu"))
         return super().embed(input_ids)
 

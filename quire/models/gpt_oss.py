@@ -101,10 +101,11 @@ class GptOssForCausalLM(SparseDecoderForCausalLM):
                 shapes, make = _packed(path, stored, count, features, columns) if packed else (
                     {f"{path}.{stored}": torch.Size((count, features, columns))}, _transposed,
                 )  # fmt: skip
+                dtypes = dict.fromkeys(shapes, (torch.uint8,)) if packed else {}
                 for e in range(count):
                     for first, leaf in enumerate(leaves):
                         own = (e, first, len(leaves))
-                        parts[f"{path}.{e}.{leaf}.weight"] = StoredPart(shapes, partial(make, *own), packed)
+                        parts[f"{path}.{e}.{leaf}.weight"] = StoredPart(shapes, partial(make, *own), dtypes)
                         parts[f"{path}.{e}.{leaf}.bias"] = StoredPart(bias, partial(_some, *own))
         return parts
 

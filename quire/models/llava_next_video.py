@@ -48,7 +48,7 @@ class LlavaNextVideoForConditionalGeneration(LlavaNextForConditionalGeneration):
 
     def encode_video(self, inputs: MediaInputs) -> torch.Tensor:
         self.frames_of(inputs)
-        pixels = inputs["pixel_values_videos"][0].to(next(self.parameters()).dtype)
+        pixels = inputs["pixel_values_videos"][0].to(self.dtype)
         return self.multi_modal_projector(self.vision_resampler(self.grid_tower(pixels))).flatten(0, 1)
 
 

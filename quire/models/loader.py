@@ -7,6 +7,7 @@ The model's class is found and built on the meta device, gone through once, and 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -22,9 +23,10 @@ from quire.checkpoint.matching import Matches, NameRules, Place, match_tensors
 from quire.checkpoint.overrides import OverriddenConfig, check_taken, overridden
 from quire.checkpoint.weights import read_into, read_weights
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
-from quire.layers.weight_formats import check_format
+from quire.models import quantization
 from quire.models.base import CausalLM
 from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
+from quire.models.quantization import QuantizationPlan
 from quire.models.rehearsal import rehearse, run_once
 from quire.models.vision.broken_torchvision import hide_if_broken
 
@@ -63,6 +65,7 @@ def load_model(
     path = Path(path)
     model, checkpoint, raw = _build(path, load_format, overrides, impl)
     wanted = _dtype(dtype, raw, checkpoint)
+    _quantize(model, checkpoint, raw, wanted)
     # Transformers' own code has tables with numbers, which do not go with tensors that have none.
     rehearsed = not model.computes_itself("") and rehearse(model, wanted, device)
     fill(model, checkpoint, wanted, device)
@@ -107,6 +110,14 @@ def _build(
     check_buffers(model)
     _check_size(path / "config.json", model)
     return model, checkpoint, raw
+
+
+def _quantize(model: CausalLM, checkpoint: Checkpoint, raw: Mapping[str, Any], dtype: torch.dtype) -> None:
+    """Give the layers the formats of their weights in the files. dtype: the model's."""
+    found = quantization.method_of(raw)
+    if found is not None:
+        plan = model.quantization = found[0](model, checkpoint, found[1])
+        plan.apply(model, dtype)
 
 
 def _check_size(file: Path, model: CausalLM) -> None:
@@ -188,7 +199,7 @@ def _model_class(raw: dict[str, Any], impl: str) -> type[CausalLM]:
 
     Found before transformers reads the file: a plug-in may have to register its configuration class first.
     """
-    check_format(raw)
+    quantization.method_of(raw)
     architectures = _architectures(raw)
     row = registry.find(architectures, impl)
     media = [field for field in _MEDIA_FIELDS if raw.get(field) is not None]
@@ -266,18 +277,20 @@ def _matches(model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch
 
     def place(name: str, old: torch.Tensor) -> Place:
         if isinstance(old, nn.Parameter):
-            return Place(old.shape, torch.float32 if model.keeps_float32(name) else None)
+            fixed = torch.float32 if model.keeps_float32(name) else None
+            return Place(old.shape, fixed if old.is_floating_point() else old.dtype)
         return Place(old.shape, old.dtype, not old.is_meta)
 
     places = {name: place(name, old) for name, old in filled.items()}
-    exact = model.see_files(checkpoint)
+    plan = model.quantization or QuantizationPlan()
+    exact = {**model.see_files(checkpoint), **plan.all_names()}
     rules = NameRules(
         type(model).__name__,
         model.checkpoint_renames,
-        model.checkpoint_ignored,
+        [*model.checkpoint_ignored, *map(re.escape, plan.ignored)],
         model.checkpoint_transposed,
         model.tied_weights if model.is_tied else {},
-        model.checkpoint_parts(),
+        {**model.checkpoint_parts(), **plan.all_parts()},
         exact,
     )
     return match_tensors(checkpoint, places, rules)

@@ -34,7 +34,7 @@ def rehearse(model: CausalLM, dtype: torch.dtype, device: torch.device) -> bool:
         if not model.is_visual(name):
             for leaf, parameter in module._parameters.items():
                 own = torch.float32 if model.keeps_float32(f"{name}.{leaf}") else dtype
-                if parameter is not None and parameter.dtype is not own:
+                if parameter is not None and parameter.is_floating_point() and parameter.dtype is not own:
                     parameter.data = torch.empty(parameter.shape, dtype=own, device=_META)
     try:
         with rehearsing(device, kernels.paged_attention):
@@ -50,7 +50,7 @@ def rehearse(model: CausalLM, dtype: torch.dtype, device: torch.device) -> bool:
 def run_once(model: CausalLM, device: torch.device) -> None:
     """The same with a loaded model's numbers. Raises UnsupportedModelError for whatever goes wrong."""
     try:
-        _step(model, next(model.parameters()).dtype, device)
+        _step(model, model.dtype, device)
     except Exception as error:
         raise UnsupportedModelError(_text(model, error, device)) from error
 

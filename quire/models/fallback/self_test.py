@@ -51,7 +51,7 @@ class _Pool:
         shape = (self.blocks * sequences + 1, spec.num_kv_heads, _BLOCK)
 
         def zeros(size: int) -> torch.Tensor:
-            return torch.zeros((*shape, size), dtype=weight.dtype, device=self.device)
+            return torch.zeros((*shape, size), dtype=model.dtype, device=self.device)
 
         self.caches = [
             KVCache(zeros(spec.head_dim), zeros(spec.value_dim or spec.head_dim)) for _ in range(spec.num_layers)

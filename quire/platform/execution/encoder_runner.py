@@ -46,7 +46,7 @@ class EncoderRunner:
                 self._pixels.clear()
 
     def _encode(self, image: EncodeImage, pixels: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        dtype = next(self._model.parameters()).dtype
+        dtype = self._model.dtype
         if "prompt_embeds" in pixels:  # no image's: rows of a prompt, in the model's dtype
             return self._model.embed_given(send(pixels["prompt_embeds"], self._device))
         given = pixels.get("image_embeds")

@@ -128,7 +128,7 @@ def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int) -> int
     windows = spec.group_windows
     plan = full_step(config.scheduler, block_size, max_model_len, len(windows))
     blocks = max(len(chunk.block_ids) for chunk in plan.chunks)
-    caches = allocate_cache(spec, blocks, block_size, weight.dtype, weight.device)
+    caches = allocate_cache(spec, blocks, block_size, model.dtype, weight.device)
     torch.cuda.synchronize(weight.device)
     torch.cuda.reset_peak_memory_stats(weight.device)
     before = torch.cuda.memory_allocated(weight.device)

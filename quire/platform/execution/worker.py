@@ -74,7 +74,7 @@ class Worker:
         spec = model.kv_spec.within(max_model_len)
         windows = spec.group_windows
         num_blocks, num_swap_blocks, num_states, pool_bytes = _count_blocks(config, model, spec, max_model_len)
-        caches = allocate_cache(spec, num_blocks, config.cache.block_size, weight.dtype, weight.device, num_states)
+        caches = allocate_cache(spec, num_blocks, config.cache.block_size, model.dtype, weight.device, num_states)
         if config.debug:
             poison(caches)
         settings = config.model
@@ -93,11 +93,11 @@ class Worker:
             num_states=num_states,
             pool_bytes=pool_bytes,
             windows=windows,
-            dtype=weight.dtype,
+            dtype=model.dtype,
             device=str(weight.device),
             kernels=kernels.backend_of(weight).__name__.rpartition(".")[2],
             embedding_size=embedding_size,
-            feature_bytes=feature_size * weight.element_size(),
+            feature_bytes=feature_size * model.dtype.itemsize,
             sees=isinstance(model, VisionLanguageModel),
         )
 
@@ -148,8 +148,8 @@ def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model
     weight = next(model.parameters())
     size = config.cache.block_size
     available = huge_pages.available_bytes(weight.device)
-    bytes_a_block = block_bytes(spec, size, weight.element_size())
-    bytes_a_state = state_bytes(spec, weight.element_size())
+    bytes_a_block = block_bytes(spec, size, model.dtype.itemsize)
+    bytes_a_state = state_bytes(spec, model.dtype.itemsize)
     share = _pool_share(config, model, max_model_len, available)
     num_states = count_states(config.cache, spec, bytes_a_state, config.scheduler.max_num_seqs, share)
     taken = num_states * bytes_a_state

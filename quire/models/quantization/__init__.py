@@ -1,0 +1,44 @@
+"""Which layers of a model are quantized, how, and of which tensors of the files their rows are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from quire.errors import UnsupportedModelError
+from quire.models.quantization.plan import QuantizationPlan as QuantizationPlan
+from quire.models.quantization.plan import QuantizedLayer as QuantizedLayer
+
+if TYPE_CHECKING:
+    from quire.checkpoint.files import Checkpoint
+    from quire.models.base import CausalLM
+
+# Of a model on the meta device, its files and its quantization_config: what is to be done.
+Quantizer = Callable[["CausalLM", "Checkpoint", Mapping[str, Any]], QuantizationPlan]
+
+
+def _by_the_class(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> QuantizationPlan:
+    """Of "mxfp4" are gpt-oss's experts, which its class makes floats of when they are loaded."""
+    return QuantizationPlan()
+
+
+# What config.json calls a method (quantization_config.quant_method) -> what reads it.
+METHODS: Mapping[str, Quantizer] = MappingProxyType({"mxfp4": _by_the_class})
+
+
+def method_of(raw: Mapping[str, Any]) -> tuple[Quantizer, Mapping[str, Any]] | None:
+    """What reads the weights of a config.json's quantization_config, and that; None: it has none.
+
+    Raises UnsupportedModelError for a method that is none of METHODS.
+    """
+    settings = raw.get("quantization_config") or None
+    if settings is None:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    if not isinstance(settings, dict) or not isinstance(method, str) or method not in METHODS:
+        raise UnsupportedModelError(
+            f"config.json: quantization_config (quant_method={method!r}): such quantised checkpoints are not served; "
+            f"those of {', '.join(sorted(METHODS))} are, and float16, bfloat16 or float32 ones."
+        )
+    return METHODS[method], settings
