@@ -10,7 +10,6 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quire.checkpoint import smollm2, strict_json
+from quire.checkpoint.gguf.folder import SUFFIX, gguf_folder, only_model
+from quire.checkpoint.hub import Hub as Hub
+from quire.checkpoint.hub import fetch_gguf, is_gguf_of_hub
 from quire.checkpoint.pickled import open_pickles
 from quire.checkpoint.plain import open_plain as open_plain  # which others import from here
 from quire.checkpoint.safetensors_header import read_header
@@ -37,26 +39,20 @@ _OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.gguf
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LFS_POINTER = b"version https://git-lfs"
 _MOST_JSON = 64 << 20  # bytes
-
-
-@dataclass(frozen=True)
-class Hub:
-    """How files come from the hub: the folder that they are kept in, and the token; None: huggingface_hub's own."""
-
-    folder: str | None = None
-    token: bool | str | None = field(default=None, repr=False)
+_HUB = Hub()
 
 
 def resolve_checkpoint(
     model: str | os.PathLike[str],
     revision: str | None = None,
     files: Sequence[str] = HUB_FILES,
-    hub: Hub = Hub(),
+    hub: Hub = _HUB,
 ) -> Path:
     """Return the local directory of a model: itself, or the hub's snapshot of `model`'s `files` at `revision`.
 
     A hub id is fetched once and then served from the cache; with HF_HUB_OFFLINE=1, from the cache only.
-    Whatever looks like a path is never sent to the hub; `smollm2` is in a package. Raises CheckpointError.
+    A GGUF file, here or on the hub (owner/repository:file.gguf), stands for the folder that is made of it. Whatever
+    looks like a path is never sent to the hub; `smollm2` is in a package. Raises CheckpointError.
     """
     name = os.fspath(model)
     # os.path's answer is no, where Path's may be an OSError: a name that is too long is no directory.
@@ -64,9 +60,12 @@ def resolve_checkpoint(
     if name and os.path.isdir(path):
         if revision is not None:
             raise CheckpointError(f"{name!r} is a directory, which has no revision {revision!r}; leave revision out.")
-        return path
+        alone = None if (path / "config.json").exists() else only_model(path)
+        return path if alone is None else gguf_folder(alone)
     if name and os.path.exists(path):
-        raise CheckpointError(f"{name!r} is a file; give the directory that holds config.json and the weights.")
+        return _of_file(path, name, revision)
+    if is_gguf_of_hub(name):
+        return gguf_folder(fetch_gguf(name, revision, hub))
     if _looks_like_path(name):
         raise CheckpointError(f"{name!r}: there is no such directory.")
     if name == smollm2.NAME:
@@ -98,16 +97,28 @@ def resolve_checkpoint(
         ) from error
 
 
+def _of_file(path: Path, name: str, revision: str | None) -> Path:
+    """The folder that stands for a GGUF file."""
+    if path.suffix.lower() != SUFFIX:
+        raise CheckpointError(
+            f"{name!r} is a file; give the directory that holds config.json and the weights, or a {SUFFIX} file."
+        )
+    if revision is not None:
+        raise CheckpointError(f"{name!r} is a file, which has no revision {revision!r}; leave revision out.")
+    return gguf_folder(path)
+
+
 def resolve_weights(
     model: str | os.PathLike[str],
     revision: str | None = None,
     load_format: str = "auto",
-    hub: Hub = Hub(),
+    hub: Hub = _HUB,
 ) -> Path:
     """As `resolve_checkpoint`, for a whole model. Of the hub's files .bin ones are fetched where `load_format` asks for
     them ("pt"), or where there are no others ("auto"). Raises CheckpointError."""
     path = resolve_checkpoint(model, revision, HUB_PICKLED if load_format == "pt" else HUB_FILES, hub)
-    if load_format != "auto" or os.path.isdir(os.path.expanduser(os.fspath(model))):
+    name = os.fspath(model)
+    if load_format != "auto" or os.path.exists(os.path.expanduser(name)) or is_gguf_of_hub(name):
         return path
     if (path / SINGLE).exists() or (path / INDEX).exists():
         return path

@@ -12,13 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from quire.checkpoint.caches import cache_folder as cache_folder
 from quire.errors import CheckpointError
 
 NAME = "smollm2"
@@ -64,14 +64,6 @@ def checkpoint_folder() -> Path:
 
 
 _ELSEWHERE = "QUIRE_CACHE names another folder."
-
-
-def cache_folder() -> Path:
-    """Where quire keeps what it has made of others' files: $QUIRE_CACHE, or the user's cache."""
-    chosen, users = os.environ.get("QUIRE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(users).expanduser() / "quire" if users else Path("~/.cache/quire").expanduser()
 
 
 def _packaged_file() -> tuple[Path, str]:

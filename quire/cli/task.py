@@ -12,7 +12,7 @@ from quire.checkpoint import smollm2
 from quire.cli.prompts import stdin_text
 from quire.errors import QuireError
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(:[\w./-]+)?")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ def _check_prompt(word: str) -> None:
     """One word is the prompt, and not a model that was left without one."""
     way_out = "add a prompt, or '-' to read it from stdin, or --chat"
     # os.path's answer is no, where Path's may be an OSError: a long prompt is no name of a file
-    if word == smollm2.NAME or (word and os.path.isfile(os.path.join(word, "config.json"))):
+    is_file = word.endswith(".gguf") and os.path.isfile(word)
+    if word == smollm2.NAME or is_file or (word and os.path.isfile(os.path.join(word, "config.json"))):
         raise QuireError(f"{word} is a model: {way_out}.")
     if _HUB_ID.fullmatch(word):
         raise QuireError(f"{word} looks like a model's name: {way_out}. (As a prompt: echo {word} | quire run)")

@@ -68,7 +68,7 @@ class GptOssForCausalLM(SparseDecoderForCausalLM):
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
         super().check_config(config)
-        if getattr(config, "quantization_config", None) is None:
+        if not _is_packed(config):
             return
         for field in ("hidden_size", "intermediate_size"):
             if getattr(config, field) % _SHARED:
@@ -89,7 +89,7 @@ class GptOssForCausalLM(SparseDecoderForCausalLM):
     def checkpoint_parts(self) -> Mapping[str, StoredPart]:
         """The files have gate_up_proj, of each expert a gate's column and then an up's, and down_proj, with biases."""
         config, parts = self.config, {}
-        packed = getattr(config, "quantization_config", None) is not None
+        packed = _is_packed(config)
         count, hidden, inner = config.num_local_experts, config.hidden_size, config.intermediate_size
         for layer in range(config.num_hidden_layers):
             path = f"model.layers.{layer}.mlp.experts"
@@ -108,6 +108,12 @@ class GptOssForCausalLM(SparseDecoderForCausalLM):
                         parts[f"{path}.{e}.{leaf}.weight"] = StoredPart(shapes, partial(make, *own), dtypes)
                         parts[f"{path}.{e}.{leaf}.bias"] = StoredPart(bias, partial(_some, *own))
         return parts
+
+
+def _is_packed(config: PretrainedConfig) -> bool:
+    """Whether the files have the experts' weights as they were published; GGUF files have them in rows of their own."""
+    settings = getattr(config, "quantization_config", None)
+    return bool(settings) and (not isinstance(settings, dict) or settings.get("quant_method") == "mxfp4")
 
 
 def _packed(

@@ -20,6 +20,7 @@ from quire import registry
 from quire.checkpoint.config_numbers import check_numbers
 from quire.checkpoint.files import Checkpoint, read_json, resolve_checkpoint
 from quire.checkpoint.matching import Matches, NameRules, Place, match_tensors
+from quire.checkpoint.opening import open_checkpoint
 from quire.checkpoint.overrides import OverriddenConfig, check_taken, overridden
 from quire.checkpoint.weights import read_into, read_weights
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
@@ -96,7 +97,7 @@ def _build(
     raw = overridden(read_json(path / "config.json"), overrides)
     model_class = _model_class(raw, impl)
     check_class(model_class)
-    checkpoint = Checkpoint(path, load_format)
+    checkpoint = open_checkpoint(path, load_format)
     check_numbers(raw, checkpoint, path / "config.json")
     config = _overridden_config(path, raw, overrides) if overrides else load_config(path)
     try:

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.checkpoint import weights
+from quire.checkpoint import opening, weights
 from quire.checkpoint.files import INDEX, SINGLE
 from quire.errors import CheckpointError
-from quire.models import loader
 from quire.models.loader import load_model
 from tests.checkpoint.checkpoints import GPT2, LLAMA, OPT, edit_config, edit_weights, fails, logits_of
 from tests.models import run_model, tiny
@@ -126,13 +125,13 @@ def test_weights_outlive_their_file(copy_of):
 def test_a_file_cut_while_it_is_read(copy_of, monkeypatch):
     path = copy_of()
 
-    class Cut(loader.Checkpoint):
+    class Cut(opening.Checkpoint):
         def read(self, *arguments):
             with open(path / SINGLE, "r+b") as file:
                 file.truncate(os.path.getsize(path / SINGLE) // 2)
             super().read(*arguments)
 
-    monkeypatch.setattr(loader, "Checkpoint", Cut)
+    monkeypatch.setattr(opening, "Checkpoint", Cut)
     fails(path, CheckpointError, SINGLE, "was cut while it was read")
 
 
@@ -152,14 +151,14 @@ def test_a_file_replaced_while_it_is_read(copy_of, checkpoint, monkeypatch):
     path, reads = copy_of(), []
     other = edit_weights(Path(shutil.copytree(path, f"{path}-other")), lambda t: {k: v + 1 for k, v in t.items()})
 
-    class Replaced(loader.Checkpoint):
+    class Replaced(opening.Checkpoint):
         def read(self, *arguments):
             reads.append(arguments)
             if len(reads) == 4:
                 os.replace(other / SINGLE, path / SINGLE)
             super().read(*arguments)
 
-    monkeypatch.setattr(loader, "Checkpoint", Replaced)
+    monkeypatch.setattr(opening, "Checkpoint", Replaced)
     assert torch.equal(logits_of(path), logits_of(checkpoint(LLAMA, "gqa")))
     assert len(reads) > 4
 

@@ -47,9 +47,9 @@ def test_paths_never_reach_the_hub(monkeypatch, name):
 
 
 def test_a_file_is_no_checkpoint(tmp_path):
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match=r"model\.gguf.* is a file"):
-        resolve_checkpoint(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"model\.bin.* is a file"):
+        resolve_checkpoint(str(tmp_path / "model.bin"))
 
 
 def test_a_revision_pins_the_one_snapshot_that_everything_comes_from(monkeypatch, tmp_path):

@@ -35,7 +35,7 @@ def logits(
 def pool(model: CausalLM, tokens: int, block_size: int) -> tuple[list[KVCache | StateCache], torch.Tensor]:
     """A pool poisoned with NaN, and the block table [1, B] of a sequence whose blocks are scattered."""
     blocks = -(-tokens // block_size)
-    dtype, size = next(model.parameters()).dtype, 2 * blocks + 1
+    dtype, size = model.dtype, 2 * blocks + 1
     spec = dataclasses.replace(model.kv_spec, windows=())  # one group, which keeps all
     caches = allocate_cache(spec, size, block_size, dtype, torch.device("cpu"), size if spec.state else 0)
     poison(caches)

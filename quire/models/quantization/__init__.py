@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from quire.checkpoint.gguf.config import METHOD
 from quire.errors import UnsupportedModelError
 from quire.models.quantization.plan import QuantizationPlan as QuantizationPlan
 from quire.models.quantization.plan import QuantizedLayer as QuantizedLayer
@@ -23,8 +24,15 @@ def _by_the_class(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str
     return QuantizationPlan()
 
 
+def _gguf(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> QuantizationPlan:
+    """Of a GGUF file, quantized or not. The gguf package is imported with it."""
+    from quire.models.quantization.gguf import plan_of
+
+    return plan_of(model, checkpoint, settings)
+
+
 # What config.json calls a method (quantization_config.quant_method) -> what reads it.
-METHODS: Mapping[str, Quantizer] = MappingProxyType({"mxfp4": _by_the_class})
+METHODS: Mapping[str, Quantizer] = MappingProxyType({"mxfp4": _by_the_class, METHOD: _gguf})
 
 
 def method_of(raw: Mapping[str, Any]) -> tuple[Quantizer, Mapping[str, Any]] | None:

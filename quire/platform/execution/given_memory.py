@@ -13,6 +13,7 @@ import torch
 
 from quire import huge_pages
 from quire.checkpoint.files import Checkpoint
+from quire.checkpoint.opening import open_checkpoint
 from quire.errors import CheckpointError, QuireError
 from quire.models.base import CausalLM
 from quire.models.loader import fill_again
@@ -37,7 +38,7 @@ class GivenMemory:
         again."""
         if not all(map(huge_pages.can_release, self._blocks_of_weights())):
             raise QuireError("this system takes no memory back from a process that goes on: end the engine instead.")
-        checkpoint = Checkpoint(self._path, self._load_format)
+        checkpoint = open_checkpoint(self._path, self._load_format)
         self._check_same(checkpoint)
         self._checkpoint = checkpoint
 

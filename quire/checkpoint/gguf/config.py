@@ -1,0 +1,92 @@
+"""From a GGUF file's metadata to a config.json: the same fields, which then go through the same checks.
+
+Keys are llama.cpp's (https://github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py), which call sizes the same in
+all families: `FIELDS` says what transformers calls them. `FAMILIES` has, for each general.architecture, its own; what
+no key says (activations, which norms) is what llama.cpp computes for that family. A file that asks for something
+that transformers' class has no field for is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.checkpoint.gguf.families import FAMILIES
+from quire.checkpoint.gguf.file import GgufFile
+from quire.checkpoint.gguf.rope import rotation
+from quire.errors import CheckpointError, UnsupportedModelError
+
+# What config.json calls the form of the weights.
+METHOD = "gguf"
+# Keys behind the architecture's name -> fields.
+FIELDS: Mapping[str, str] = {
+    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
+}  # fmt: skip
+# Tokens -> fields.
+TOKENS: Mapping[str, str] = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
+
+
+def config_of(file: GgufFile) -> dict[str, Any]:
+    """The fields of a config.json. Raises UnsupportedModelError, CheckpointError."""
+    family = FAMILIES.get(file.architecture)
+    if family is None:
+        known = ", ".join(sorted(FAMILIES))
+        raise UnsupportedModelError(
+            f"{file.name}: GGUF files of general.architecture {file.architecture!r} are not read; read are: {known}. "
+            "Take the model's safetensors, if `quire models` has its class."
+        )
+    if file.metadata.get("general.type", "model") != "model":
+        raise UnsupportedModelError(
+            f"{file.name}: general.type is {file.metadata['general.type']!r}: it holds no model that answers."
+        )
+    config: dict[str, Any] = {"model_type": family.model_type, "architectures": [family.architecture]}
+    for key, name in {**FIELDS, **family.fields}.items():
+        value = file.get(key)
+        if value is not None and name:
+            config[name] = _one(file, key, value)
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{file.name}: has no tensor token_embd.weight of two dimensions, the embeddings.")
+    config["vocab_size"] = embedding.shape[0]
+    config.update(family.fixed)
+    config.update({name: file.has(tensor) for name, tensor in family.present.items()})
+    if family.rotates:
+        config.update(rotation(file, family.turns_partly))
+    config.update(family.more(file))
+    config.update(special_tokens(file))
+    config["dtype"] = dtype_of(file)
+    config["quantization_config"] = {"quant_method": METHOD}
+    return config
+
+
+def _one(file: GgufFile, key: str, value: Any) -> Any:
+    """An array says a number for each layer; where all are one, that is the field's."""
+    if isinstance(value, list):
+        if not value or any(one != value[0] for one in value):
+            raise UnsupportedModelError(
+                f"{file.name}: {file.architecture}.{key} differs between layers, and the class that serves it has one "
+                "number for all."
+            )
+        return value[0]
+    return value
+
+
+def special_tokens(file: GgufFile) -> dict[str, Any]:
+    """Ids of tokens, null where there is none: a class's defaults are other vocabularies'. Whatever ends a turn ends an
+    answer."""
+    found = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in TOKENS.items()}
+    turn = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom")]
+    ends = [one for one in dict.fromkeys([found["eos_token_id"], *turn]) if one is not None]
+    found["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
+    return found
+
+
+def dtype_of(file: GgufFile) -> str:
+    """Of a file of plain numbers, theirs. Of one with quantized matrices, float32: between them are float32 numbers, as
+    llama.cpp has them, and a 16-bit dtype would lose more than 8-bit weights do."""
+    kinds = {tensor.kind for tensor in file.tensors.values() if len(tensor.shape) > 1}
+    return {frozenset({1}): "float16", frozenset({30}): "bfloat16"}.get(frozenset(kinds - {0} or kinds), "float32")

@@ -1,0 +1,299 @@
+"""What each general.architecture of a GGUF file is in transformers; see `family.Family`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quire.checkpoint.gguf.family import Family
+from quire.checkpoint.gguf.file import GgufFile
+from quire.checkpoint.gguf.latent import minicpm3, with_latents
+from quire.errors import UnsupportedModelError
+
+_LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+_LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+# Experts whose choice has a correction, and others beside that all tokens go through.
+_CORRECTED = {
+    "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group", "expert_group_used_count": "topk_group",
+}  # fmt: skip
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+}  # fmt: skip
+_CLASSIC = {
+    "block_count": "n_layer", "context_length": "n_positions", "embedding_length": "n_embd",
+    "feed_forward_length": "n_inner", "attention.head_count": "n_head", "attention.head_count_kv": "",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}  # fmt: skip
+_SOFT_CAPS = {
+    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+}  # fmt: skip
+_TANH_GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+_Q, _OUT, _GATE = "attn_q.bias", "attn_output.bias", "ffn_gate.bias"
+_QUERY_NORM = "attn_q_norm.weight"
+
+
+def _llama(file: GgufFile) -> Mapping[str, Any]:
+    """Mixtral's files say llama, too. A Mistral's do not say its window, and llama.cpp has none there."""
+    if not file.get("expert_count", 0):
+        return {}
+    return {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+
+
+def _gemma2(file: GgufFile) -> Mapping[str, Any]:
+    """Of one size, scores are scaled by the hidden size's share of a head, as llama.cpp knows it."""
+    return {
+        "query_pre_attn_scalar": file.number("embedding_length") // file.heads[0] if _is_27b(file, 46) else _dim(file)
+    }
+
+
+def _gemma3(file: GgufFile) -> Mapping[str, Any]:
+    scalar = file.number("embedding_length") // file.heads[0] if _is_27b(file, 62) else _dim(file)
+    more = {"query_pre_attn_scalar": scalar, "rope_local_base_freq": file.get("rope.freq_base_swa", 10000.0)}
+    if not file.get("attention.sliding_window", 0):
+        more["layer_types"] = ["full_attention"] * file.number("block_count")
+    return {**more, "rope_theta": file.get("rope.freq_base", 1e6)}
+
+
+def _is_27b(file: GgufFile, layers: int) -> bool:
+    return file.number("block_count") == layers
+
+
+def _dim(file: GgufFile) -> int:
+    return file.head_dim
+
+
+def _phi3(file: GgufFile) -> Mapping[str, Any]:
+    """Files that are older than the key for windows are told by their context, as llama.cpp does it."""
+    context = file.number("context_length")
+    window = file.get("attention.sliding_window")
+    if window is None and context == 4096:
+        window = 2047
+    more: dict[str, Any] = {"sliding_window": window or None}
+    original = file.get("rope.scaling.original_context_length")
+    if original is not None:
+        more["original_max_position_embeddings"] = original
+    return more
+
+
+def _falcon(file: GgufFile) -> Mapping[str, Any]:
+    """Of 7B, all heads of queries have one key. The others have groups, and two norms or one."""
+    groups, two = file.heads[1], file.has("attn_norm_2.weight")
+    more: dict[str, Any] = {"num_kv_heads": groups, "new_decoder_architecture": two or groups > 1}
+    if groups > 1 or two:
+        more["num_ln_in_parallel_attn"] = 2 if two else 1
+    return {**more, "multi_query": True, "ffn_hidden_size": file.rows("ffn_up.weight")}
+
+
+def _gpt_neox(file: GgufFile) -> Mapping[str, Any]:
+    share = file.get("rope.dimension_count", file.head_dim) / file.head_dim
+    return {"rotary_pct": share, "rotary_emb_base": file.get("rope.freq_base", 10000.0)}
+
+
+def _olmo2(file: GgufFile) -> Mapping[str, Any]:
+    if not file.get("attention.sliding_window", 0):
+        return {}
+    windows = _layer_types(file, every=4)
+    return {
+        "model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], **windows,
+        "sliding_window": file.number("attention.sliding_window"),
+    }  # fmt: skip
+
+
+def _layer_types(file: GgufFile, every: int) -> dict[str, Any]:
+    """By the key, or else windows in all layers but every so-maniest."""
+    pattern = file.get("attention.sliding_window_pattern")
+    layers = file.number("block_count")
+    if isinstance(pattern, list):
+        if len(pattern) < layers:
+            raise UnsupportedModelError(
+                f"{file.name}: attention.sliding_window_pattern does not say it of every layer."
+            )
+        slides = [bool(one) for one in pattern[:layers]]
+    else:
+        every = pattern if type(pattern) is int and pattern > 0 else every
+        slides = [(number + 1) % every != 0 for number in range(layers)]
+    return {"layer_types": ["sliding_attention" if one else "full_attention" for one in slides]}
+
+
+def _exaone4(file: GgufFile) -> Mapping[str, Any]:
+    layers = _layers_without_guesses(file)
+    if not file.get("attention.sliding_window", 0):
+        return {"sliding_window": None, "layer_types": ["full_attention"] * file.number("block_count"), **layers}
+    return {**_layer_types(file, every=4), **layers}
+
+
+def _exaone_moe(file: GgufFile) -> Mapping[str, Any]:
+    count = _layers_without_guesses(file)["num_hidden_layers"]
+    types = _layer_types(file, every=4)["layer_types"][:count]
+    dense = file.dense_layers
+    kinds = ["dense" if number < dense else "sparse" for number in range(count)]
+    more = {"layer_types": types, "mlp_layer_types": kinds, "norm_topk_prob": file.get("expert_weights_norm", False)}
+    return {**_layers_without_guesses(file), **more}
+
+
+def _layers_without_guesses(file: GgufFile) -> dict[str, Any]:
+    """Layers behind the last, which guess further tokens, are counted among the blocks, and are not computed."""
+    guesses = file.get("nextn_predict_layers", 0) or 0
+    return {"num_hidden_layers": file.number("block_count") - guesses}
+
+
+def _granite_moe(file: GgufFile) -> Mapping[str, Any]:
+    if not file.get("expert_shared_feed_forward_length", 0):
+        return {}
+    return {"model_type": "granitemoeshared", "architectures": ["GraniteMoeSharedForCausalLM"]}
+
+
+def _corrected(file: GgufFile) -> Mapping[str, Any]:
+    norm = bool(file.get("expert_weights_norm", False))
+    return {**_layers_without_guesses(file), "norm_topk_prob": norm, "first_k_dense_replace": file.dense_layers}
+
+
+def _mpt(file: GgufFile) -> Mapping[str, Any]:
+    alibi, clip = file.get("attention.max_alibi_bias", 0.0), file.get("attention.clamp_kqv") or None
+    config = {"alibi": alibi > 0, "alibi_bias_max": int(alibi) or 8, "clip_qkv": clip}
+    if not alibi:
+        raise UnsupportedModelError(f"{file.name}: an MPT without ALiBi has learned positions, and is not served.")
+    ratio = file.rows("ffn_up.weight") // file.number("embedding_length")
+    return {"attn_config": config, "expansion_ratio": ratio}
+
+
+def _baichuan(file: GgufFile) -> Mapping[str, Any]:
+    """Of 13B, which alone has 40 layers, positions are ALiBi's. Rows of the output are as they are to be used."""
+    return {"alibi": file.number("block_count") == 40, "norm_head": False}
+
+
+def _minicpm(file: GgufFile) -> Mapping[str, Any]:
+    """Without the keys, which old files do not have, the numbers are the published models'."""
+    layers, hidden = file.number("block_count"), file.number("embedding_length")
+    depth = file.get("residual_scale", 1.4 / layers**0.5) * layers**0.5
+    base = hidden / file.get("logit_scale", hidden / 256)
+    return {"scale_emb": file.get("embedding_scale", 12.0), "scale_depth": depth, "dim_model_base": base}
+
+
+def _inner(file: GgufFile) -> Mapping[str, Any]:
+    """llama.cpp's converter says four times the hidden size, whatever it is."""
+    return {"n_inner": file.rows("ffn_up.weight")}
+
+
+def _minimax_m2(file: GgufFile) -> Mapping[str, Any]:
+    inner = file.get("expert_feed_forward_length", file.get("feed_forward_length"))
+    return {"rotary_dim": file.get("rope.dimension_count", file.head_dim), "intermediate_size": inner}
+
+
+def _hunyuan_moe(file: GgufFile) -> Mapping[str, Any]:
+    return {"moe_topk": file.number("expert_used_count"), "intermediate_size": file.number("feed_forward_length")}
+
+
+_GLM = {"attention_bias": _Q}
+
+FAMILIES: Mapping[str, Family] = MappingProxyType({
+    "llama": Family("llama", "LlamaForCausalLM", _LOCAL_EXPERTS, {"hidden_act": "silu"},
+                    {"attention_bias": _Q, "mlp_bias": _GATE}, _llama),
+    "qwen2": Family("qwen2", "Qwen2ForCausalLM"),
+    "qwen2moe": Family("qwen2_moe", "Qwen2MoeForCausalLM",
+                       {**_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size",
+                        "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+                       {"norm_topk_prob": False, "mlp_only_layers": [], "decoder_sparse_step": 1}, {"qkv_bias": _Q}),
+    "qwen3": Family("qwen3", "Qwen3ForCausalLM", present={"attention_bias": _Q}),
+    "qwen3moe": Family("qwen3_moe", "Qwen3MoeForCausalLM",
+                       {**_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+                       {"norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1},
+                       {"attention_bias": _Q}),
+    "gemma": Family("gemma", "GemmaForCausalLM", fixed=_TANH_GELU, present={"attention_bias": _Q}),
+    "gemma2": Family("gemma2", "Gemma2ForCausalLM", {**_WINDOW, **_SOFT_CAPS}, _TANH_GELU, {"attention_bias": _Q},
+                     _gemma2),
+    "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", {**_WINDOW, **_SOFT_CAPS}, _TANH_GELU,
+                     {"attention_bias": _Q}, _gemma3),
+    "phi2": Family("phi", "PhiForCausalLM", _LAYER_NORM, {"hidden_act": "gelu_new"}, {"qk_layernorm": _QUERY_NORM},
+                   lambda file: {"intermediate_size": file.rows("ffn_up.weight")}, turns_partly=True),
+    "phi3": Family("phi3", "Phi3ForCausalLM", more=_phi3, turns_partly=True),
+    "phimoe": Family("phimoe", "PhimoeForCausalLM", _LOCAL_EXPERTS, {"router_jitter_noise": 0.01},
+                     {"attention_bias": _Q, "lm_head_bias": "output.bias"}, _phi3),
+    "falcon": Family("falcon", "FalconForCausalLM",
+                     {"attention.layer_norm_epsilon": "layer_norm_epsilon", "attention.head_count_kv": "",
+                      "feed_forward_length": ""},
+                     {"alibi": False, "parallel_attn": True}, {"bias": "attn_qkv.bias"}, _falcon),
+    "gpt2": Family("gpt2", "GPT2LMHeadModel", _CLASSIC, {"activation_function": "gelu_new"}, {}, _inner, False),
+    "gptneox": Family("gpt_neox", "GPTNeoXForCausalLM",
+                      {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual", "attention.head_count_kv": ""},
+                      {"hidden_act": "gelu"}, {"attention_bias": "attn_qkv.bias"}, _gpt_neox, rotates=False),
+    "starcoder": Family("gpt_bigcode", "GPTBigCodeForCausalLM", _CLASSIC, {"activation_function": "gelu"}, {},
+                        lambda file: {**_inner(file), "multi_query": file.heads[1] == 1}, False),
+    "starcoder2": Family("starcoder2", "Starcoder2ForCausalLM", {"attention.layer_norm_epsilon": "norm_epsilon"},
+                         {"hidden_act": "gelu_pytorch_tanh", "sliding_window": None}, {"use_bias": _Q}),
+    "stablelm": Family("stablelm", "StableLmForCausalLM",
+                       {**_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"}, {"hidden_act": "silu"},
+                       {"use_qkv_bias": _Q, "qk_layernorm": _QUERY_NORM}, turns_partly=True),
+    "olmo": Family("olmo", "OlmoForCausalLM", {"attention.clamp_kqv": "clip_qkv"}, present={"attention_bias": _Q}),
+    "olmo2": Family("olmo2", "Olmo2ForCausalLM", present={"attention_bias": _Q}, more=_olmo2),
+    "olmoe": Family("olmoe", "OlmoeForCausalLM", _EXPERTS, {"norm_topk_prob": False}, {"attention_bias": _Q}),
+    "command-r": Family("cohere", "CohereForCausalLM", {**_LAYER_NORM, "logit_scale": "logit_scale"}, {},
+                        {"use_qk_norm": _QUERY_NORM, "attention_bias": _Q}),
+    "cohere2": Family("cohere2", "Cohere2ForCausalLM", {**_LAYER_NORM, **_WINDOW, "logit_scale": "logit_scale"}, {},
+                      {"attention_bias": _Q}, lambda file: _layer_types(file, every=4)),
+    "granite": Family("granite", "GraniteForCausalLM", _MULTIPLIERS, {}, {"attention_bias": _Q, "mlp_bias": _GATE}),
+    "granitemoe": Family("granitemoe", "GraniteMoeForCausalLM",
+                         {**_MULTIPLIERS, **_LOCAL_EXPERTS,
+                          "expert_shared_feed_forward_length": "shared_intermediate_size"}, {},
+                         {"attention_bias": _Q}, _granite_moe),
+    "deepseek2": Family("deepseek_v2", "DeepseekV2ForCausalLM", {**_CORRECTED, "attention.key_length": ""},
+                        more=with_latents, rotates=False),
+    "minicpm3": Family("minicpm3", "MiniCPM3ForCausalLM", {"attention.key_length": ""}, more=minicpm3, rotates=False),
+    "chatglm": Family("glm", "GlmForCausalLM", {}, {}, {"attention_bias": _Q},
+                      lambda file: {"attention_bias": file.has(_Q) or file.has("attn_qkv.bias"),
+                                    "head_dim": file.head_dim}, turns_partly=True),
+    "glm4": Family("glm4", "Glm4ForCausalLM", present=_GLM,
+                   more=lambda file: {**_layers_without_guesses(file), "head_dim": file.head_dim}, turns_partly=True),
+    "glm4moe": Family("glm4_moe", "Glm4MoeForCausalLM", _CORRECTED, {},
+                      {"attention_bias": _Q, "use_qk_norm": _QUERY_NORM}, _corrected, turns_partly=True),
+    "dots1": Family("dots1", "Dots1ForCausalLM", _CORRECTED, {"sliding_window": None}, {"attention_bias": _Q},
+                    _corrected),
+    "bloom": Family("bloom", "BloomForCausalLM",
+                    {"block_count": "n_layer", "context_length": "seq_length", "attention.head_count": "n_head",
+                     "feed_forward_length": "", "attention.head_count_kv": "",
+                     "attention.layer_norm_epsilon": "layer_norm_epsilon"}, rotates=False),
+    "mpt": Family("mpt", "MptForCausalLM",
+                  {"block_count": "n_layers", "context_length": "max_seq_len", "embedding_length": "d_model",
+                   "attention.head_count": "n_heads", "feed_forward_length": "", "attention.head_count_kv": "",
+                   "attention.layer_norm_epsilon": "layer_norm_epsilon"}, more=_mpt, rotates=False),
+    "nemotron": Family("nemotron", "NemotronForCausalLM", {"attention.layer_norm_epsilon": "norm_eps"},
+                       {"hidden_act": "relu2"}, {"attention_bias": _Q, "mlp_bias": "ffn_up.bias"}, turns_partly=True),
+    "exaone4": Family("exaone4", "Exaone4ForCausalLM", _WINDOW, more=_exaone4),
+    "exaone-moe": Family("exaone_moe", "ExaoneMoeForCausalLM",
+                         {**_WINDOW, **_CORRECTED, "expert_count": "num_experts",
+                          "expert_shared_count": "num_shared_experts"}, more=_exaone_moe),
+    "ernie4_5": Family("ernie4_5", "Ernie4_5ForCausalLM", present={"use_bias": _Q},
+                       more=lambda file: {"head_dim": file.head_dim}),
+    "ernie4_5-moe": Family("ernie4_5_moe", "Ernie4_5_MoeForCausalLM",
+                           {"expert_count": "moe_num_experts", "expert_used_count": "moe_k",
+                            "expert_feed_forward_length": "moe_intermediate_size",
+                            "expert_shared_count": "moe_num_shared_experts",
+                            "leading_dense_block_count": "moe_layer_start_index",
+                            "interleave_moe_layer_step": "moe_layer_interval"}, {}, {"use_bias": _Q}),
+    "hunyuan-dense": Family("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", present={"attention_bias": _Q}),
+    "hunyuan-moe": Family("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", {"expert_count": "num_experts"}, {},
+                          {"attention_bias": _Q}, _hunyuan_moe),
+    "internlm2": Family("internlm2", "InternLM2ForCausalLM", {"attention.key_length": ""}, present={"bias": _Q}),
+    "baichuan": Family("baichuan", "BaichuanForCausalLM", {"attention.head_count_kv": "", "attention.key_length": ""},
+                       more=_baichuan),
+    "minicpm": Family("minicpm", "MiniCPMForCausalLM", {"attention.key_length": ""}, present={"attention_bias": _Q},
+                      more=_minicpm),
+    "minimax-m2": Family("minimax_m2", "MiniMaxM2ForCausalLM", _LOCAL_EXPERTS, {"use_qk_norm": True},
+                         more=_minimax_m2),
+    "arcee": Family("arcee", "ArceeForCausalLM", {}, {"hidden_act": "relu2"},
+                    {"attention_bias": _Q, "mlp_bias": "ffn_up.bias"}),
+    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", {}, {"no_rope_layer_interval": 4, "use_sliding_window": False},
+                      {"attention_bias": _Q, "mlp_bias": _GATE}),
+    "seed_oss": Family("seed_oss", "SeedOssForCausalLM",
+                       present={"attention_bias": _Q, "attention_out_bias": _OUT, "mlp_bias": _GATE}),
+    "gpt-oss": Family("gpt_oss", "GptOssForCausalLM", {**_LOCAL_EXPERTS, **_WINDOW,
+                      "expert_feed_forward_length": "intermediate_size"}, {}, {"attention_bias": _Q},
+                      lambda file: _layer_types(file, every=2)),
+})  # fmt: skip

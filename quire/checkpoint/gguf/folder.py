@@ -1,0 +1,132 @@
+"""A GGUF model as a folder like any other checkpoint's: config.json, the tokenizer's files, and links to its files.
+
+Made once, in the user's cache, of what the file's header says; the weights stay where they are. So configuration,
+tokenizer, chat template and recommended sampling go the way of every other model.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.checkpoint.caches import cache_folder
+from quire.checkpoint.gguf.config import config_of
+from quire.checkpoint.gguf.file import GgufFile, open_gguf, parts_of
+from quire.checkpoint.gguf.tokenizer import ends_of, has_tokenizer, write_tokenizer
+from quire.errors import CheckpointError
+
+SUFFIX = ".gguf"
+_FORM = 1  # of what is written; another number has it written anew
+# Recommendations for sampling.
+_SAMPLING = {
+    "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
+}  # fmt: skip
+
+logger = logging.getLogger("quire")
+
+
+def gguf_folder(path: Path) -> Path:
+    """The folder of a model. path: of its file, or of any of a split model's. Raises CheckpointError, and
+    UnsupportedModelError for a family that is not read."""
+    paths = [Path(os.path.abspath(one)) for one in parts_of(path)]
+    try:
+        folder = cache_folder() / "gguf" / f"{paths[0].stem[:60]}-{_key(paths)}"
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if (folder / "config.json").exists():
+        return folder
+    file = open_gguf(paths[0])
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        making = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+    except OSError as error:
+        logger.warning("%s: cannot be written (%s): what is made of %s is made anew each time", folder, error, path)
+        return _temporary(file)
+    try:
+        _write(file, making)
+        _move(making, folder)
+        _tidy(folder.parent)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
+    return folder
+
+
+def only_model(directory: Path) -> Path | None:
+    """The GGUF model of a folder that has no other weights: its file, or the first of a split one; None: none is there.
+
+    Raises CheckpointError where there are several.
+    """
+    found = sorted(one for one in directory.glob(f"*{SUFFIX}") if not one.name.startswith("mmproj"))
+    models = {tuple(parts_of(one)) for one in found}
+    if len(models) > 1:
+        names = ", ".join(sorted(parts[0].name for parts in models)[:5])
+        raise CheckpointError(f"{directory}: has several GGUF models: {names}; give the path of one.")
+    return found[0] if found else None
+
+
+def _key(paths: Sequence[Path]) -> str:
+    """What tells these files, as they are now, from all others."""
+    stats = [(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino) for path in paths if (stat := path.stat())]
+    return hashlib.sha256(json.dumps([_FORM, stats]).encode()).hexdigest()[:16]
+
+
+def _temporary(file: GgufFile) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="quire-gguf-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _write(file, folder)
+    return folder
+
+
+def _write(file: GgufFile, folder: Path) -> None:
+    config = config_of(file)
+    try:
+        if has_tokenizer(file):
+            write_tokenizer(file, folder)
+        else:
+            logger.warning("%s: brings no tokenizer", file.name)
+        for path in file.paths:
+            (folder / path.name).symlink_to(path)
+        _write_json(folder / "generation_config.json", _generation(file))
+        _write_json(folder / "config.json", config)  # the last: it says that all is there
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
+
+
+def _generation(file: GgufFile) -> dict[str, Any]:
+    """Which tokens end an answer, and how to sample, as far as the file says it."""
+    found: dict[str, Any] = {"eos_token_id": ends_of(file) or None}
+    for key, name in _SAMPLING.items():
+        value = file.metadata.get(f"general.sampling.{key}")
+        if type(value) in (int, float):
+            found[name] = value
+    return found
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def _move(making: Path, folder: Path) -> None:
+    try:
+        making.rename(folder)
+    except OSError:
+        if not (folder / "config.json").exists():  # else another process was faster
+            raise
+
+
+def _tidy(parent: Path) -> None:
+    """Folders of files that are not there any more."""
+    with contextlib.suppress(OSError):
+        for folder in parent.iterdir():
+            links = list(folder.glob(f"*{SUFFIX}"))
+            if links and not all(one.exists() for one in links):
+                shutil.rmtree(folder, ignore_errors=True)
