@@ -31,6 +31,44 @@ void linear_binding(uintptr_t x, int64_t tokens, int64_t features, int64_t x_str
          stream_at(stream));
 }
 
+// weights: (data, bias, rows, kind, zeros, row_bytes, group, aux) for each, flat. What they say lives as long as this.
+struct Quantized {
+  std::vector<Weight> weights;
+  std::vector<RowFormat> formats;
+  LinearArgs args{};
+
+  Quantized(const std::vector<int64_t>& numbers, int64_t tokens, int64_t features, int dtype) {
+    for (size_t i = 0; i + 7 < numbers.size(); i += 8) {
+      const int64_t* own = &numbers[i];
+      weights.push_back({at<void>(own[0]), at<void>(own[1]), own[2]});
+      formats.push_back({static_cast<RowKind>(own[3]), own[4] != 0, own[5], own[6], at<void>(own[7])});
+    }
+    args.weights = weights.data(), args.count = static_cast<int64_t>(weights.size()), args.formats = formats.data();
+    args.tokens = tokens, args.features = features, args.dtype = dtype_of(dtype);
+  }
+};
+
+int64_t quantized_workspace_binding(int64_t tokens, int64_t features, const std::vector<int64_t>& weights, int dtype) {
+  return quantized_workspace(Quantized(weights, tokens, features, dtype).args);
+}
+
+void quantized_linear_binding(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride,
+                              const std::vector<int64_t>& weights, uintptr_t y, int dtype, int out_dtype,
+                              uintptr_t workspace, uintptr_t stream) {
+  Quantized call(weights, tokens, features, dtype);
+  call.args.x = at<void>(x), call.args.y = at<void>(y);
+  call.args.x_stride = x_stride, call.args.out_dtype = dtype_of(out_dtype);
+  quantized_linear(call.args, at<void>(workspace), stream_at(stream));
+}
+
+void quantized_embedding_binding(uintptr_t ids, int64_t tokens, int64_t channels, const std::vector<int64_t>& table,
+                                 uintptr_t added, uintptr_t y, int dtype, float scale, uintptr_t stream) {
+  const Quantized call(table, tokens, channels, dtype);
+  quantized_embedding({at<int64_t>(ids), call.weights[0].data, at<void>(added), at<void>(y), tokens, channels,
+                       call.weights[0].rows, dtype_of(dtype), scale, call.formats.data()},
+                      stream_at(stream));
+}
+
 // targets: (entries, slots, first column, columns) for each weight that adapters may change, flat.
 void lora_binding(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const std::vector<int64_t>& targets,
                   uintptr_t y, int64_t columns, uintptr_t segments, int64_t num_segments, uintptr_t hidden,
@@ -260,6 +298,9 @@ PYBIND11_MODULE(_cuda, module) {
 #endif
   module.def("check_device", &check_device);
   module.def("linear", &linear_binding);
+  module.def("quantized_workspace", &quantized_workspace_binding);
+  module.def("quantized_linear", &quantized_linear_binding);
+  module.def("quantized_embedding", &quantized_embedding_binding);
   module.def("lora", &lora_binding);
   module.attr("most_targets") = kMostTargets;
   module.def("route", &route_binding);

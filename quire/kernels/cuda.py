@@ -7,10 +7,14 @@ Batch invariance. Attention, norms, LoRA and sampling make a row's result with t
 whatever shares the call. So does `linear` (csrc/cuda/linear) while `exact_products()` is on, which is the default;
 with `set_exact_products(False)`, matrix products go to cuBLAS, which chooses another algorithm for another number of
 rows: faster for many rows, and the last bits of a request's logits may then depend on its company.
+
+Quantized weights are weight-only here, of every kind: `quantized_linear` gives the bits of `linear` on weights whose
+numbers are of x's dtype, each rounded once (csrc/cuda/quantized), whatever `exact_products` says.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +27,7 @@ from quire.errors import QuireError
 from quire.kernels.adapters import ENTRY_BYTES, SEGMENT_BYTES, LoraSegments, LoraTable, check_tables
 from quire.kernels.binding import DTYPES, Numbers, column
 from quire.kernels.experts import ExpertWeights
+from quire.kernels.quantized import QuantizedWeight, by_rows
 from quire.kernels.table import TABLE
 
 # "cuda"; "cpu" where the module is the kernels' emulation, as tests build it.
@@ -91,6 +96,58 @@ def _linear(
     if segments is not None:
         check_tables(tables, weights, K, dtype)
         _add_adapters(x, y, tables, [len(weight) for weight in weights], segments.for_rows(T))
+
+
+def _quantized_linear(
+    numbers: Numbers,
+    x: torch.Tensor,
+    weights: Sequence[QuantizedWeight],
+    biases: Sequence[torch.Tensor | None],
+    y: torch.Tensor,
+    tables: Sequence[LoraTable | None],
+    segments: LoraSegments | None,
+    T: int,
+    K: int,
+    dtype: torch.dtype,
+) -> None:
+    """By quire's own products whatever `exact_products` says."""
+    _, _, _, _, flat, y_at, code, out_code = numbers
+    wide, places = _wide(x), [_place_of(weight) for weight in weights]
+    for i, place in enumerate(places):
+        if place is not weights[i].data:
+            flat = (*flat[: 8 * i], place.data_ptr(), *flat[8 * i + 1 :])
+    num_bytes = _cuda.quantized_workspace(T, K, flat, code)
+    workspace = torch.empty(num_bytes, dtype=torch.uint8, device=x.device)
+    address = workspace.data_ptr() if num_bytes else 0
+    _cuda.quantized_linear(
+        wide.data_ptr(), T, K, wide.stride(0), flat, y_at, code, out_code, address, _stream(x)
+    )  # fmt: skip
+    if segments is not None:
+        check_tables(tables, weights, K, dtype)
+        _add_adapters(x, y, tables, by_rows(weights), segments.for_rows(T))
+
+
+def _quantized_embedding(numbers: Numbers, ids: torch.Tensor, weight: QuantizedWeight) -> None:
+    place, (_, *rest) = _place_of(weight), numbers[3]
+    _cuda.quantized_embedding(*numbers[:3], (place.data_ptr(), *rest), *numbers[4:], _stream(ids))
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """x [T, K], or a copy of it with zeros behind each row, where it cannot be read 16 bytes at a time."""
+    tokens, features = x.shape
+    if x.dtype is torch.float32:
+        return x
+    if features % 8 == 0 and (x.stride(0) % 8 == 0 or tokens == 1) and x.data_ptr() % 16 == 0:
+        return x
+    copy = x.new_zeros((tokens, -(-features // 8) * 8))
+    copy[:, :features] = x
+    return copy
+
+
+def _place_of(weight: QuantizedWeight) -> torch.Tensor:
+    """Its bytes, or a copy where they begin as no row of memory of its own does: kernels read aligned words."""
+    data, row_bytes = weight.data, weight.layout.row_bytes
+    return data if data.data_ptr() % math.gcd(row_bytes, 16) == 0 else data.clone()
 
 
 def _multiply(
@@ -190,6 +247,8 @@ def functions(extension: Any, device: str) -> dict[str, Callable[..., Any]]:
     """The GPU's column of the table, over a compiled module, for tensors on `device`."""
     done_by: dict[str, Callable[..., None]] = {
         "linear": _linear,
+        "quantized_linear": _quantized_linear,
+        "quantized_embedding": _quantized_embedding,
         "paged_attention": _paged_attention,
         "grouped_linear": _grouped_linear,
         **{name: _refusal(op.cpu_only) for name, op in TABLE.items() if op.cpu_only},

@@ -2,8 +2,9 @@
 
 Shapes: T tokens, K in-features, N out-features, C channels, V rows of a table. Which arithmetic a weight has, its kind
 says. F32, F16, BF16, affine and table rows become x's dtype, each number rounded once, and are multiplied as `linear`
-does. The others are multiplied as whole numbers: x is made int8, each token by itself, by groups of 32 columns with a
-scale each (INT8_ROWS: with one scale), the products within a group are exact, and groups are added up in float32.
+does; on a GPU, rows of all kinds are. On a CPU the others are multiplied as whole numbers: x is made int8, each token
+by itself, by groups of 32 columns with a scale each (INT8_ROWS: with one scale), the products within a group are exact,
+and groups are added up in float32.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from quire.kernels.adapters import LoraSegments, LoraTable
     from quire.kernels.binding import Place
     from quire.kernels.quantized import QuantizedWeight
-
-_WORDS = "quantized weights"
 
 
 def _check_rows(place: Place, name: str, weight: QuantizedWeight) -> int:
@@ -74,7 +73,6 @@ def _weight_list(
     out="T N",
     out_dtype="out_dtype",
     passes="x_at, T, K, x_stride, flat, y_at, code, _CODES[out_dtype]",
-    cpu_only=_WORDS,
 )
 def quantized_linear(
     x: torch.Tensor,
@@ -102,7 +100,6 @@ def _table(place: Place, weight: QuantizedWeight) -> tuple[tuple[int, ...], int]
     lets=(Let("table, C", _table, "place, weight"),),
     out="T C",
     passes="ids_at, T, C, table, added_at, y_at, code, scale",
-    cpu_only=_WORDS,
 )
 def quantized_embedding(
     ids: torch.Tensor,

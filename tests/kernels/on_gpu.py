@@ -12,6 +12,7 @@ import torch
 from quire.kernels import sampling
 from quire.kernels.adapters import LoraSegments, LoraTable
 from quire.kernels.experts import ExpertWeights
+from quire.kernels.quantized import QuantizedWeight
 
 GPU = torch.device("cuda", 0)
 
@@ -45,6 +46,8 @@ class _Moved:
     def there(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value if value.is_meta else self._tensor(value)
+        if isinstance(value, QuantizedWeight):
+            return QuantizedWeight(self.there(value.data), value.layout, self.there(value.aux))
         if isinstance(value, LoraTable):
             return self._table(value)
         if isinstance(value, ExpertWeights):

@@ -17,6 +17,13 @@ void check_device();
 // any number of tokens.
 void linear(const LinearArgs& args, Stream stream);
 
+// The same of weights whose rows are bytes, of args.formats: each number becomes one of args.dtype, rounded once. x can be
+// read 16 bytes at a time, zeros behind its last column. Data start at multiples of `quantized_alignment`.
+// workspace: `quantized_workspace` bytes, or null for none.
+int64_t quantized_workspace(const LinearArgs& args);
+void quantized_linear(const LinearArgs& args, void* workspace, Stream stream);
+void quantized_embedding(const EmbeddingArgs& args, Stream stream);
+
 // What a table of adapters is for `lora`: the columns first .. first + rows of y are its weight's product.
 struct LoraTarget {
   const LoraEntry* entries;  // on the device, [slots], or null: none

@@ -145,6 +145,17 @@ inline uint32_t __float_as_uint(float x) {
   memcpy(&y, &x, 4);
   return y;
 }
+// Four of eight bytes, by the low three bits of each hexadecimal digit of `selector`.
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t both = static_cast<uint64_t>(b) << 32 | a;
+  uint32_t y = 0;
+  for (int i = 0; i < 4; ++i) y |= static_cast<uint32_t>(both >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
+  return y;
+}
+// The low word of both, shifted right by the low five bits of `shift`.
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned shift) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> (shift & 31));
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 32; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -154,6 +165,7 @@ inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <class T>
 T __ldg(const T* p) {
+  if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) __builtin_trap();  // as a GPU does
   return *p;
 }
 using std::max;

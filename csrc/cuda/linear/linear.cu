@@ -89,6 +89,10 @@ void start<float>(const Launch& args, bool, Stream stream) {
 
 }  // namespace
 
+void start_products(const Launch& args, DType dtype, bool wide, Stream stream) {
+  for_dtype(dtype, [&](auto zero) { start<decltype(zero)>(args, wide, stream); });
+}
+
 void linear(const LinearArgs& args, Stream stream) {
   if (args.tokens == 0) return;
   Launch some{};
@@ -108,7 +112,7 @@ void linear(const LinearArgs& args, Stream stream) {
       wide &= are_aligned(weight.data);
       column += weight.rows;
     }
-    for_dtype(args.dtype, [&](auto zero) { start<decltype(zero)>(some, wide, stream); });
+    start_products(some, args.dtype, wide, stream);
   }
 }
 

@@ -48,9 +48,9 @@ __global__ void __launch_bounds__(kWarp * kMostParts) shrink_kernel(const LoraAr
   const int features = static_cast<int>(args.features);
   const auto finish = [&](int row, int token, float sum) { share.hidden[token * args.max_rank + row] = sum; };
   if (wide && is_aligned(share.a.data, 16)) {
-    product_of_few<T, kRowTiles, kTokenTiles, kDepth, true>(share.a, share.x, features, finish);
+    product_of_few<T, kRowTiles, kTokenTiles, kDepth, true>(PlainRows<T, true>{share.a}, share.x, features, finish);
   } else {
-    product_of_few<T, kRowTiles, kTokenTiles, 1, false>(share.a, share.x, features, finish);
+    product_of_few<T, kRowTiles, kTokenTiles, 1, false>(PlainRows<T, false>{share.a}, share.x, features, finish);
   }
 }
 

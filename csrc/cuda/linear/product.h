@@ -63,6 +63,27 @@ __device__ __forceinline__ uint4 load_eight(const T* row, int k, int features) {
   }
 }
 
+// A matrix w whose rows are T's. What a kernel reads w by: a lane's share of a unit is its eight k's of each of two runs,
+// on their way from `fetch` on and looked at by `values` alone. (quantized/rows.h has rows of bytes behind the same names.)
+template <class T, bool kWide>
+struct PlainRows {
+  static constexpr bool kPlain = true;  // what lies there is what is multiplied
+  using Row = const T*;
+  struct Share {
+    uint4 runs[2];
+  };
+  const Rows<T>& rows;
+
+  __device__ __forceinline__ int count() const { return rows.count; }
+  __device__ __forceinline__ Row row(int number) const { return row_of(rows, number); }
+  __device__ __forceinline__ void fetch(Share& share, Row row, int unit, int run, int t, int features) const {
+    share.runs[run] = load_eight<kWide, true>(row, unit * kUnit + run * kRun + 8 * t, features);
+  }
+  __device__ __forceinline__ uint4 values(const Share& share, Row, int, int run, int, int) const {
+    return share.runs[run];
+  }
+};
+
 // One of a run's two products: the lane's shares of rows g (upper) and g + 8 (lower) and of token g.
 template <class T, int kHalf>
 __device__ __forceinline__ void multiply_half(float (&c)[4], const uint4& upper, const uint4& lower, const uint4& x) {
@@ -114,23 +135,25 @@ __device__ __forceinline__ void spill(const float (&c)[kRowTiles][kTokenTiles][4
 }
 
 // One part's sums, by one warp. It has kDepth units of w on their way at any time, straight to registers.
-template <class T, int kRowTiles, int kTokenTiles, int kDepth, bool kWide>
-__device__ __forceinline__ void sum_part(float (&c)[kRowTiles][kTokenTiles][4], const Rows<T>& w, const Rows<T>& x,
+// kWide: of x.
+template <class T, int kRowTiles, int kTokenTiles, int kDepth, bool kWide, class Source>
+__device__ __forceinline__ void sum_part(float (&c)[kRowTiles][kTokenTiles][4], const Source& w, const Rows<T>& x,
                                          int features, int first, int last) {
   // A few tokens come along with w; more would take too many registers, and are soon read again by other blocks.
   constexpr bool kAhead = kTokenTiles <= 2;
   constexpr int kAheadTiles = kAhead ? kTokenTiles : 1;
   const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-  const T* w_rows[kRowTiles][2];
+  typename Source::Row w_rows[kRowTiles][2];
   const T* x_rows[kTokenTiles];
 #pragma unroll
   for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-    for (int h = 0; h < 2; ++h) w_rows[i][h] = row_of(w, 16 * i + 8 * h + g);
+    for (int h = 0; h < 2; ++h) w_rows[i][h] = w.row(16 * i + 8 * h + g);
 #pragma unroll
   for (int j = 0; j < kTokenTiles; ++j) x_rows[j] = row_of(x, 8 * j + g);
 
-  uint4 w_ring[kDepth][2][kRowTiles][2], x_ring[kDepth][2][kAheadTiles];
+  typename Source::Share w_ring[kDepth][kRowTiles][2];
+  uint4 x_ring[kDepth][2][kAheadTiles];
   const auto fetch = [&](int slot, int unit) {
     if (unit >= last) return;
 #pragma unroll
@@ -139,7 +162,7 @@ __device__ __forceinline__ void sum_part(float (&c)[kRowTiles][kTokenTiles][4], 
 #pragma unroll
       for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) w_ring[slot][run][i][h] = load_eight<kWide, true>(w_rows[i][h], k, features);
+        for (int h = 0; h < 2; ++h) w.fetch(w_ring[slot][i][h], w_rows[i][h], unit, run, t, features);
       if constexpr (kAhead) {
 #pragma unroll
         for (int j = 0; j < kTokenTiles; ++j) x_ring[slot][run][j] = load_eight<kWide, false>(x_rows[j], k, features);
@@ -155,14 +178,19 @@ __device__ __forceinline__ void sum_part(float (&c)[kRowTiles][kTokenTiles][4], 
       if (unit >= last) break;
 #pragma unroll
       for (int run = 0; run < 2; ++run) {
+        uint4 w_run[kRowTiles][2];
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) w_run[i][h] = w.values(w_ring[slot][i][h], w_rows[i][h], unit, run, t, features);
         if constexpr (kAhead) {
-          multiply_run<T>(c, w_ring[slot][run], x_ring[slot][run]);
+          multiply_run<T>(c, w_run, x_ring[slot][run]);
         } else {
           uint4 tokens[kTokenTiles];
 #pragma unroll
           for (int j = 0; j < kTokenTiles; ++j)
             tokens[j] = load_eight<kWide, false>(x_rows[j], unit * kUnit + run * kRun + 8 * t, features);
-          multiply_run<T>(c, w_ring[slot][run], tokens);
+          multiply_run<T>(c, w_run, tokens);
         }
       }
       fetch(slot, unit + kDepth);
@@ -178,8 +206,8 @@ constexpr size_t shared_of_few(int parts) {
 
 // The products of up to 16 kRowTiles rows and 8 kTokenTiles tokens, by a block of `parts_of` warps: a part each.
 // Calls finish(row, token, sum) once for each.
-template <class T, int kRowTiles, int kTokenTiles, int kDepth, bool kWide, class Finish>
-__device__ __forceinline__ void product_of_few(const Rows<T>& w, const Rows<T>& x, int features, const Finish& finish) {
+template <class T, int kRowTiles, int kTokenTiles, int kDepth, bool kWide, class Source, class Finish>
+__device__ __forceinline__ void product_of_few(const Source& w, const Rows<T>& x, int features, const Finish& finish) {
   constexpr int kRows = 16 * kRowTiles, kStride = padded(kRows), kTile = 8 * kTokenTiles * kStride;
   const int parts = parts_of(features), units = units_of(features), warp = threadIdx.x / kWarp;
   float* tiles = reinterpret_cast<float*>(dynamic_shared());
@@ -191,7 +219,7 @@ __device__ __forceinline__ void product_of_few(const Rows<T>& w, const Rows<T>& 
   __syncthreads();
   for (int i = threadIdx.x; i < kRows * x.count; i += blockDim.x) {
     const int row = i % kRows, token = i / kRows;
-    if (row >= w.count) continue;
+    if (row >= w.count()) continue;
     float total = 0;
     for (int part = 0; part < parts; ++part) total += tiles[part * kTile + token * kStride + row];
     finish(row, token, total);
@@ -200,7 +228,25 @@ __device__ __forceinline__ void product_of_few(const Rows<T>& w, const Rows<T>& 
 
 constexpr int kFloatRows = 4, kFloatTokens = 8;
 
-// The same for float, of up to kFloatRows rows and kFloatTokens tokens by one warp; a lane finishes one element.
+// Adds the lanes' sums; a lane finishes one element.
+template <class Finish>
+__device__ __forceinline__ void finish_floats(const float (&sums)[kFloatRows][kFloatTokens], int rows, int tokens,
+                                              const Finish& finish) {
+  const int lane = threadIdx.x % kWarp;
+  float own = 0;
+#pragma unroll
+  for (int i = 0; i < kFloatRows; ++i)
+#pragma unroll
+    for (int j = 0; j < kFloatTokens; ++j) {
+      const float sum = warp_sum(sums[i][j]);
+      if (lane == i * kFloatTokens + j) own = sum;
+    }
+  const int row = lane / kFloatTokens, token = lane % kFloatTokens;
+  if (row < rows && token < tokens) finish(row, token, own);
+}
+static_assert(kFloatRows * kFloatTokens == kWarp);
+
+// The same for float, of up to kFloatRows rows and kFloatTokens tokens by one warp.
 template <class Finish>
 __device__ __forceinline__ void product_of_floats(const Rows<float>& w, const Rows<float>& x, int features,
                                                   const Finish& finish) {
@@ -218,17 +264,7 @@ __device__ __forceinline__ void product_of_floats(const Rows<float>& w, const Ro
       for (int i = 0; i < kFloatRows; ++i) sums[i][j] = fmaf(row_values[i], value, sums[i][j]);
     }
   }
-  float own = 0;
-#pragma unroll
-  for (int i = 0; i < kFloatRows; ++i)
-#pragma unroll
-    for (int j = 0; j < kFloatTokens; ++j) {
-      const float sum = warp_sum(sums[i][j]);
-      if (lane == i * kFloatTokens + j) own = sum;
-    }
-  const int row = lane / kFloatTokens, token = lane % kFloatTokens;
-  if (row < w.count && token < x.count) finish(row, token, own);
+  finish_floats(sums, w.count, x.count, finish);
 }
-static_assert(kFloatRows * kFloatTokens == kWarp);
 
 }  // namespace quire::cuda

@@ -78,24 +78,34 @@ __device__ __forceinline__ Rows<T> rows_from(const void* data, int64_t stride, i
   return {static_cast<const T*>(data) + first * stride, stride, static_cast<int>(min(rows - first, int64_t{most}))};
 }
 
-// The part of a product that a block makes: from a row of the weight on, of the tokens first .. end.
+// The part of a product that a block makes: from a row of the weight on, of the tokens first .. end. number: which of
+// the launch's weights it is.
 struct Piece {
   const Product& product;
   int64_t row, first, end;
+  int number = 0;
 };
+
+// Starts the products of rows of T's; the kernels are linear.cu's. wide: whether all of x and w is aligned, and
+// `features` is a multiple of 8.
+void start_products(const Launch& args, DType dtype, bool wide, Stream stream);
 
 // -- few tokens ------------------------------------------------------------------------------------------------------
 
 // Blocks that fit a multiprocessor at once, by their registers.
 constexpr int blocks_at_once(int token_tiles) { return token_tiles <= 2 ? 2 : 1; }
 
-template <class T, int kRowTiles, int kTokenTiles, int kDepth, bool kWide>
-__device__ __forceinline__ void few_tile(const Launch& args, const Piece& piece) {
-  const auto w = rows_from<T>(piece.product.data, args.features, piece.row, piece.product.rows, 16 * kRowTiles);
+template <class T, int kRowTiles, int kTokenTiles, int kDepth, bool kWide, class Source>
+__device__ __forceinline__ void few_tile(const Launch& args, const Piece& piece, const Source& w) {
   const auto x = rows_from<T>(args.x, args.x_stride, piece.first, piece.end, 8 * kTokenTiles);
   product_of_few<T, kRowTiles, kTokenTiles, kDepth, kWide>(w, x, args.features, [&](int row, int token, float sum) {
     write<T>(args, piece.product, piece.first + token, piece.row + row, sum);
   });
+}
+template <class T, int kRowTiles, int kTokenTiles, int kDepth, bool kWide>
+__device__ __forceinline__ void few_tile(const Launch& args, const Piece& piece) {
+  const auto w = rows_from<T>(piece.product.data, args.features, piece.row, piece.product.rows, 16 * kRowTiles);
+  few_tile<T, kRowTiles, kTokenTiles, kDepth, kWide>(args, piece, PlainRows<T, kWide>{w});
 }
 
 // -- many tokens -----------------------------------------------------------------------------------------------------
@@ -137,23 +147,60 @@ __device__ __forceinline__ void copy_step(T* shared, const Rows<T>& rows, int un
   }
 }
 
+// The same of rows that must become T's first: a thread has a step's bytes of its shares on their way while it stores
+// the ones before.
+template <class T, int kRows, int kThreads, class Source>
+struct UnpackStep {
+  static constexpr int kShares = kRows * 4 / kThreads;  // four lanes' shares of a row
+  static_assert(kRows * 4 % kThreads == 0);
+  typename Source::Share shares[kShares];
+
+  __device__ __forceinline__ void fetch(const Source& w, int unit, int features) {
+    if constexpr (!Source::kPlain) {
+#pragma unroll
+      for (int i = 0; i < kShares; ++i)
+#pragma unroll
+        for (int run = 0; run < 2; ++run) w.fetch(shares[i], w.row(row(i)), unit, run, threadIdx.x % 4, features);
+    }
+  }
+  __device__ __forceinline__ void store(T* shared, const Source& w, int unit, int features) const {
+#pragma unroll
+    for (int i = 0; i < kShares; ++i)
+#pragma unroll
+      for (int run = 0; run < 2; ++run) {
+        const int t = threadIdx.x % 4;
+        *reinterpret_cast<uint4*>(shared + (run * kRows + row(i)) * kRun + 8 * t) =
+            w.values(shares[i], w.row(row(i)), unit, run, t, features);
+      }
+  }
+
+ private:
+  static __device__ __forceinline__ int row(int share) { return threadIdx.x / 4 + share * (kThreads / 4); }
+};
+
 // Not cut into functions: its fragments live in registers over all steps, and a step's copies, products and barriers
 // belong together.
-template <class T, class Shape, bool kWide>
-__device__ __forceinline__ void many_tile(const Launch& args, const Piece& piece) {
+template <class T, class Shape, bool kWide, class Source>
+__device__ __forceinline__ void many_tile(const Launch& args, const Piece& piece, const Source& w) {
   constexpr int kRows = Shape::kRows, kTokens = Shape::kTokens, kSteps = Shape::kSteps;
   constexpr int kRowTiles = Shape::kRowTiles, kTokenTiles = Shape::kTokenTiles;
   const Product& product = piece.product;
   const int64_t first = piece.first;
-  const auto w = rows_from<T>(product.data, args.features, piece.row, product.rows, kRows);
   const auto x = rows_from<T>(args.x, args.x_stride, first, piece.end, kTokens);
 
   T* steps = reinterpret_cast<T*>(dynamic_shared());
   const int units = units_of(args.features), parts = parts_of(args.features);
+  UnpackStep<T, kRows, Shape::kThreads, Source> unpack;
+  unpack.fetch(w, 0, args.features);
   const auto fetch = [&](int unit) {
     if (unit < units) {
       T* step = steps + unit % kSteps * Shape::kStep;
-      copy_step<T, kRows, Shape::kThreads, kWide>(step, w, unit, args.features);
+      if constexpr (Source::kPlain) {
+        copy_step<T, kRows, Shape::kThreads, kWide>(step, w.rows, unit, args.features);
+      } else {
+        unpack.store(step, w, unit, args.features);
+        unpack.fetch(w, unit + 1, args.features);
+      }
       copy_step<T, kTokens, Shape::kThreads, kWide>(step + kRows * kUnit, x, unit, args.features);
     }
     copy_async_commit();
@@ -206,8 +253,8 @@ __device__ __forceinline__ void many_tile(const Launch& args, const Piece& piece
   for (int i = threadIdx.x; i < kRows / 8 * x.count; i += Shape::kThreads) {
     const int row = i % (kRows / 8) * 8, token = i / (kRows / 8);
     const float* from = tile + token * kStride + row;
-    if (args.float_out || !whole || row + 8 > w.count) {
-      for (int e = 0; e < 8 && row + e < w.count; ++e)
+    if (args.float_out || !whole || row + 8 > w.count()) {
+      for (int e = 0; e < 8 && row + e < w.count(); ++e)
         write<T>(args, product, first + token, piece.row + row + e, from[e]);
     } else {
       float values[8];
@@ -216,6 +263,12 @@ __device__ __forceinline__ void many_tile(const Launch& args, const Piece& piece
       store<8>(static_cast<T*>(args.y) + (first + token) * args.columns + product.first + piece.row + row, values);
     }
   }
+}
+
+template <class T, class Shape, bool kWide>
+__device__ __forceinline__ void many_tile(const Launch& args, const Piece& piece) {
+  const auto w = rows_from<T>(piece.product.data, args.features, piece.row, piece.product.rows, Shape::kRows);
+  many_tile<T, Shape, kWide>(args, piece, PlainRows<T, kWide>{w});
 }
 
 // Where a block's tile lies among `down` tiles of rows and `across` of tokens: blocks that run at the same time have
