@@ -102,6 +102,7 @@ def _match_names(
 ) -> tuple[dict[str, str], list[str]]:
     """Return (place -> the checkpoint's name for it, names that belong to none)."""
     source: dict[str, str] = {}
+    seen: dict[str, str] = {}
     unused = []
     stacked: dict[str, list[str]] = {}
     for place, part in rules.parts.items():
@@ -109,8 +110,10 @@ def _match_names(
             stacked.setdefault(stored, []).append(place)
     for stored in checkpoint.names():
         name = rules.renamed(stored)
-        if name in source:
-            raise CheckpointError(f"{checkpoint.directory}: {source[name]!r} and {stored!r} are both {name!r}.")
+        if name in seen:
+            raise CheckpointError(f"{checkpoint.directory}: {seen[name]!r} and {stored!r} are both {name!r}.")
+        if name in stacked or name in places:
+            seen[name] = stored
         if name in stacked:
             source.update(dict.fromkeys(stacked[name], stored))
         elif name in places and name not in rules.parts:

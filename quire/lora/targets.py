@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from quire.checkpoint.patterns import Patterns
 from quire.errors import AdapterError
 from quire.layers import Embedding, ExpertLinear, Linear, Router
 from quire.lora.fused import fused_parameters
-from quire.lora.patterns import Patterns
 from quire.models.base import CausalLM
 
 if TYPE_CHECKING:

@@ -94,7 +94,7 @@ def _build(
     path: Path, load_format: str, overrides: Mapping[str, Any], impl: str
 ) -> tuple[CausalLM, Checkpoint, dict[str, Any]]:
     """(the model on the meta device, its files, config.json with the overrides)"""
-    raw = overridden(read_json(path / "config.json"), overrides)
+    raw = quantization.with_own_file(overridden(read_json(path / "config.json"), overrides), path)
     model_class = _model_class(raw, impl)
     check_class(model_class)
     checkpoint = open_checkpoint(path, load_format)

@@ -48,7 +48,7 @@ def test_a_configuration_that_transformers_refuses(copy_of):
         (LLAMA, {"num_key_value_heads": 3}, "num_key_value_heads=3"),
         (LLAMA, {"hidden_act": "prelu"}, "'prelu'"),
         (LLAMA, {"hidden_act": "thunk"}, "'thunk'"),
-        (LLAMA, {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'gptq'"),
+        (LLAMA, {"quantization_config": {"quant_method": "hqq", "bits": 4}}, "'hqq'"),
         (LLAMA, {"vision_config": {"hidden_size": 8}}, "vision_config"),
         (
             LLAMA,

@@ -94,7 +94,7 @@ def test_end_tokens(llama):
         ({"auto_map": {"AutoConfig": "own.Config"}}, CheckpointError, "none is ever run"),
         ({"rope_thetaa": 1.0}, CheckpointError, "has no 'rope_thetaa'"),
         ({"rms_norm_eps": object()}, CheckpointError, "must be JSON values"),
-        ({"quantization_config": {"quant_method": "awq"}}, UnsupportedModelError, "quantised"),
+        ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedModelError, "quantised"),
         ({"architectures": [OPT]}, UnsupportedModelError, "is not served"),
         ({"num_hidden_layers": 7}, CheckpointError, "missing"),
         ({"num_hidden_layers": 10**6}, CheckpointError, "num_hidden_layers=1000000"),

@@ -157,7 +157,7 @@ def test_weights_that_are_not_floats_are_not_replaced_by_an_adapter(folders: dic
         open_llm(folders["eight"]).load_lora_adapter("saved", str(path))
 
 
-@pytest.mark.parametrize("given", [{"quant_method": "gptq"}, "awq", {"bits": 4}])
+@pytest.mark.parametrize("given", [{"quant_method": "hqq"}, "awq", {"bits": 4}])
 def test_a_format_that_nobody_knows_is_refused(folders: dict[str, Path], tmp_path: Path, given: Any) -> None:
     folder = Path(shutil.copytree(folders["float"], tmp_path / "quantised"))
     config = json.loads((folder / "config.json").read_text())

@@ -199,7 +199,7 @@ def test_names_and_patterns_mean_what_they_mean_to_peft(llm):
     from peft.tuners.tuners_utils import check_target_module_exists
     from peft.utils.other import get_pattern_key
 
-    from quire.lora.patterns import Patterns
+    from quire.checkpoint.patterns import Patterns
     from quire.lora.targets import _rank, _targeted
 
     naming = llm.llm_engine.adapters._reader._namings[0]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from quire.checkpoint.files import read_json
 from quire.checkpoint.gguf.config import METHOD
 from quire.errors import UnsupportedModelError
+from quire.models.quantization.awq import Awq
+from quire.models.quantization.bitsandbytes import BitsAndBytes
+from quire.models.quantization.checkpoints import quantizer_of
+from quire.models.quantization.compressed_tensors import CompressedTensors
+from quire.models.quantization.float8 import Float8
+from quire.models.quantization.gptq import Gptq
 from quire.models.quantization.plan import QuantizationPlan as QuantizationPlan
 from quire.models.quantization.plan import QuantizedLayer as QuantizedLayer
 
@@ -32,7 +40,37 @@ def _gguf(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str, Any]) 
 
 
 # What config.json calls a method (quantization_config.quant_method) -> what reads it.
-METHODS: Mapping[str, Quantizer] = MappingProxyType({"mxfp4": _by_the_class, METHOD: _gguf})
+METHODS: Mapping[str, Quantizer] = MappingProxyType(
+    {
+        "awq": quantizer_of(Awq),
+        "bitsandbytes": quantizer_of(BitsAndBytes),
+        "compressed-tensors": quantizer_of(CompressedTensors),
+        "fp8": quantizer_of(Float8),
+        "gptq": quantizer_of(Gptq),
+        "mxfp4": _by_the_class,
+        METHOD: _gguf,
+    }
+)
+
+
+# Files of settings that the tools of a method write, where config.json has none: name -> method.
+_OWN_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+
+
+def with_own_file(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """config.json's fields with a quantization_config: its own, its text model's, or that of a file beside it.
+
+    Raises CheckpointError for a file that cannot be read.
+    """
+    if raw.get("quantization_config"):
+        return raw
+    text = raw.get("text_config")
+    if isinstance(text, dict) and text.get("quantization_config"):
+        return {**raw, "quantization_config": text["quantization_config"]}
+    for name, method in _OWN_FILES.items():
+        if (folder / name).exists():
+            return {**raw, "quantization_config": {"quant_method": method, **read_json(folder / name)}}
+    return raw
 
 
 def method_of(raw: Mapping[str, Any]) -> tuple[Quantizer, Mapping[str, Any]] | None:

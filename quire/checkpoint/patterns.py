@@ -13,9 +13,9 @@ from typing import Any
 
 import regex
 
-from quire.errors import AdapterError
+from quire.errors import AdapterError, QuireError
 
-_SECONDS = 1.0  # for all patterns of an adapter on all modules
+_SECONDS = 1.0  # for all patterns of a file on all modules
 _MOST_CHARACTERS = 2000
 _MOST_REPEATS = 10_000  # {m,n} are unrolled when a pattern is compiled, and those in each other multiply
 _COUNTS = re.compile(r"\{(\d*),?(\d*)\}")
@@ -24,10 +24,10 @@ _PLAIN = re.compile(r"[\w.-]+")
 
 
 class Patterns:
-    """The patterns of one adapter. Raises AdapterError, which names the file `where`, for those that are refused."""
+    """The patterns of one file. Raises `error`, which names the file `where`, for those that are refused."""
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, where: str, error: type[QuireError] = AdapterError) -> None:
+        self._where, self._error = where, error
         self._deadline = time.monotonic() + _SECONDS
         self._compile = cache(self._compiled)
 
@@ -58,10 +58,10 @@ class Patterns:
         try:
             compiled = regex.compile(before + pattern + behind, cache_pattern=False)
         except regex.error as error:
-            raise AdapterError(f"{self._where}: {pattern!r} is no pattern: {error}") from None
+            raise self._error(f"{self._where}: {pattern!r} is no pattern: {error}") from None
         except (RecursionError, MemoryError, OverflowError):
             raise self._too_long(pattern) from None
         return pattern.rpartition(".")[2] if _PLAIN.fullmatch(pattern) else "", compiled
 
-    def _too_long(self, pattern: str) -> AdapterError:
-        return AdapterError(f"{self._where}: the pattern {pattern[:80]!r} is too long, or takes too long.")
+    def _too_long(self, pattern: str) -> QuireError:
+        return self._error(f"{self._where}: the pattern {pattern[:80]!r} is too long, or takes too long.")
