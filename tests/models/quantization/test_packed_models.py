@@ -51,6 +51,8 @@ def test_answers_are_those_of_the_numbers(tmp_path: Path, name: str, dtype: str)
 
 FAMILIES = {
     "qwen2": ("Qwen2ForCausalLM", {"hidden_size": 64, "intermediate_size": 96}, "gptq_4"),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", {"hidden_size": 64, "moe_intermediate_size": 32}, "w4a16"),
+    "mixtral": ("MixtralForCausalLM", {"hidden_size": 64, "intermediate_size": 96}, "awq"),
     "phi3": ("Phi3ForCausalLM", {"hidden_size": 64, "intermediate_size": 96}, "w8a16"),
 }
 
