@@ -28,6 +28,7 @@ from quire.models import quantization
 from quire.models.base import CausalLM
 from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
 from quire.models.quantization import QuantizationPlan
+from quire.models.quantization.devices import check_device
 from quire.models.rehearsal import rehearse, run_once
 from quire.models.vision.broken_torchvision import hide_if_broken
 
@@ -67,6 +68,7 @@ def load_model(
     model, checkpoint, raw = _build(path, load_format, overrides, impl)
     wanted = _dtype(dtype, raw, checkpoint)
     _quantize(model, checkpoint, raw, wanted)
+    check_device(model, device)
     # Transformers' own code has tables with numbers, which do not go with tensors that have none.
     rehearsed = not model.computes_itself("") and rehearse(model, wanted, device)
     fill(model, checkpoint, wanted, device)

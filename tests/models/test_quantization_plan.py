@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from quire import LLM, CheckpointError, SamplingParams, UnsupportedModelError
 from quire.checkpoint.weights import StoredPart
 from quire.kernels import QuantizedWeight, RowKind, RowLayout, quantize_rows
 from quire.layers import Embedding, Linear
-from quire.models import quantization
+from quire.models import loader, quantization
 from quire.models.loader import load_model
 from quire.models.quantization import QuantizationPlan, QuantizedLayer
+from quire.models.quantization.devices import check_device
 from tests.platform.conftest import make_llama
 
 PROMPTS = [[1, 17, 23, 5, 99, 42, 8], [1, 300], [1, *range(40, 90)]]
@@ -107,3 +109,18 @@ def test_an_unknown_method_is_refused_by_name(tmp_path: Path) -> None:
     make_llama(tmp_path)
     with pytest.raises(UnsupportedModelError, match="quant_method='sevenbit'"):
         load_model(quantized(tmp_path, quant_method="sevenbit"))
+
+
+def test_quantized_experts_are_refused_on_a_gpu_before_anything_is_read(tmp_path: Path) -> None:
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 64)
+    config = MixtralConfig(
+        **sizes, vocab_size=96, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, num_local_experts=4
+    )
+    MixtralForCausalLM(config).save_pretrained(tmp_path)
+    quantized(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"experts\.0\.gate_proj: .*Q8_0 have no kernels on a GPU.*'cpu'"):
+        load_model(tmp_path, device=torch.device("cuda"))
+    make_llama(tmp_path / "llama")
+    model, _, _ = loader._build(tmp_path / "llama", "auto", {}, "auto")
+    as_q8(model, None, {"skipped": []}).apply(model, torch.bfloat16)
+    check_device(model, torch.device("cuda"))  # which has no experts
