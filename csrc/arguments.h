@@ -146,7 +146,7 @@ struct CombineArgs {
 
 struct AttentionArgs {
   const void* query;           // [T, H, D], tokens query_stride apart
-  const void* keys;            // [num_blocks, G, block_size, D]
+  const void* keys;            // [num_blocks, G, block_size, D], rows key_stride apart
   const void* values;          // [num_blocks, G, block_size, DV], rows value_stride apart
   void* out;                   // [T, H, DV], contiguous
   const int32_t* block_table;  // [S, B], rows table_stride apart
@@ -164,6 +164,9 @@ struct AttentionArgs {
   const float* head_scales = nullptr;    // [H]: scores times this too; or null
   const int32_t* visible_end = nullptr;  // [T]: a query sees keys up to this position - 1; null: up to its own
   int64_t chunk = 0;                     // a query sees the keys of its own chunk of so many alone; 0: there are none
+  int64_t key_stride = 0;                // from a key to the next one
+  // Above 0: keys and values are int8, and so many bytes behind the beginning of each row lies its scale, a float.
+  int64_t key_scale_at = 0, value_scale_at = 0;
 };
 
 // The first key that a query at a position sees. It does not descend from one position to the next.
@@ -335,6 +338,10 @@ struct WriteKvArgs {
   int64_t key_stride, value_stride;
   int64_t tokens, kv_heads, head_dim, block_size, num_blocks, element_bytes;
   int64_t value_dim;  // DV
+  // Above 0: the cache's rows are int8, and so many bytes behind the beginning of each lies its scale, a float; from a
+  // row to the next one there are key_bytes and value_bytes. dtype: of key and value.
+  int64_t key_scale_at = 0, value_scale_at = 0, key_bytes = 0, value_bytes = 0;
+  DType dtype = DType::float32;
 };
 
 }  // namespace quire

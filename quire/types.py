@@ -155,6 +155,7 @@ class KVSpec:
     `reach` of each layer's `AttentionSpec`; empty: all see all before them. latent: as of `AttentionSpec`: a row has a
     key alone.
     num_states: layers that have states, counted by themselves, which are as `state` says; None: there are none.
+    int8: rows are kept as `KVCache.of_rows` has them, and not in the model's dtype; the engine says so, no model does.
     """
 
     num_layers: int
@@ -165,6 +166,7 @@ class KVSpec:
     latent: bool = False
     num_states: int = 0
     state: StateSpec | None = None
+    int8: bool = False
 
     @classmethod
     def of(cls, layers: Iterable[AttentionSpec]) -> KVSpec:
@@ -180,11 +182,10 @@ class KVSpec:
         heads, key, value, latent = kept.pop() if kept else (0, 0, 0, False)
         return cls(len(specs), heads, key, windows if any(windows) else (), None if value == key else value, latent)
 
-    @property
-    def numbers_a_token(self) -> int:
-        """How many a layer keeps of a token."""
-        value = 0 if self.latent else self.value_dim or self.head_dim
-        return self.num_kv_heads * (self.head_dim + value)
+    def bytes_a_token(self, itemsize: int) -> int:
+        """How many a layer keeps of a token. itemsize: of the model's dtype."""
+        sizes = (self.head_dim,) if self.latent else (self.head_dim, self.value_dim or self.head_dim)
+        return self.num_kv_heads * sum(int8_row_bytes(size) if self.int8 else size * itemsize for size in sizes)
 
     def within(self, length: int) -> KVSpec:
         """The same for sequences of at most `length` tokens: a window that none of them leaves is none."""
@@ -242,19 +243,45 @@ def _layers_a_group(counts: Mapping[int, int]) -> int:
     return best if cost(best) <= total * max(weights.values()) * (_PARTS_TO_A_GROUP + 1) else total
 
 
+def int8_row_bytes(dim: int) -> int:
+    """Of a row of int8: its numbers, up to a multiple of 4, and its scale."""
+    return (dim + 3) // 4 * 4 + 4
+
+
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """One layer's share of the block pool. The engine allocates it once; models hand it to the kernels.
 
-    keys, values: [num_blocks, num_kv_heads, block_size, head_dim], the model's dtype; of a `latent` spec, values are
-    the first columns of keys. Slot s of the pool is token `s % block_size` of block `s // block_size`. Layers of other
-    groups may have the same tensors, in which no block is both's. group: the number of the layer's `KVGroup`, whose
-    slots and block table are its own.
+    keys, values: [num_blocks, num_kv_heads, block_size, head_dim], the model's dtype or int8; of a `latent` spec,
+    values are the first columns of keys. Slot s of the pool is token `s % block_size` of block `s // block_size`.
+    Layers of other groups may have the same tensors, in which no block is both's. group: the number of the layer's
+    `KVGroup`, whose slots and block table are its own.
+    key_scales, value_scales: [num_blocks, num_kv_heads, block_size, 1] float32, what rows of int8 are to be multiplied
+    by; None: keys and values are floats. rows: the tensors of which these are parts; empty: keys and values are whole.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     group: int = 0
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+    rows: tuple[torch.Tensor, ...] = ()
+
+    @classmethod
+    def of_rows(
+        cls, keys: torch.Tensor, values: torch.Tensor, head_dim: int, value_dim: int, group: int = 0
+    ) -> KVCache:
+        """keys, values: [num_blocks, num_kv_heads, block_size, `int8_row_bytes`] int8, contiguous: each row's numbers,
+        and in its last four bytes its scale; of a latent spec, the same tensor."""
+        import torch
+
+        key_scales, value_scales = (rows.view(torch.float32)[..., -1:] for rows in (keys, values))
+        return cls(keys[..., :head_dim], values[..., :value_dim], group, key_scales, value_scales, (keys, values))
+
+    @property
+    def whole(self) -> tuple[torch.Tensor, ...]:
+        """The tensors whose bytes, block by block, are all that the pool has of the layer."""
+        return self.rows or (self.keys, self.values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ def test_layers_that_keep_the_same_form_one_group() -> None:
 def test_what_a_token_takes() -> None:
     """Of a latent with 512 numbers and a part of keys with 64, a row alone."""
     latents = KVSpec.of([AttentionSpec(16, 1, 576, value_dim=512, latent=True)] * 3)
-    assert latents == KVSpec(3, 1, 576, value_dim=512, latent=True) and latents.numbers_a_token == 576
+    assert latents == KVSpec(3, 1, 576, value_dim=512, latent=True) and latents.bytes_a_token(2) == 1152
     assert [group.latent for group in latents.groups] == [True]
-    assert KVSpec(3, 2, 8).numbers_a_token == 32 and KVSpec(3, 2, 8, value_dim=4).numbers_a_token == 24
+    assert KVSpec(3, 2, 8).bytes_a_token(2) == 64 and KVSpec(3, 2, 8, value_dim=4).bytes_a_token(4) == 96
 
 
 @pytest.mark.parametrize(

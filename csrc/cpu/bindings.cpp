@@ -93,12 +93,24 @@ void check_visible_end(const AttentionArgs& args) {
   }
 }
 
+// How far behind the beginning of each of `count` rows of `dim` bytes, which lie `stride` bytes apart, is its scale;
+// 0 where there is none.
+int64_t scale_at(uintptr_t rows, uintptr_t scales, int64_t dim, int64_t stride, int64_t count) {
+  if (!scales) return 0;
+  const int64_t at = static_cast<int64_t>(scales - rows);
+  if (at < dim || (count > 1 && at + static_cast<int64_t>(sizeof(float)) > stride))
+    throw py::value_error("scales: expected each in its row, behind the numbers");
+  return at;
+}
+
 void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int64_t heads, int64_t head_dim,
                      uintptr_t keys, uintptr_t values, int64_t num_blocks, int64_t kv_heads, int64_t block_size,
                      uintptr_t block_table, int64_t table_stride, int64_t table_width, uintptr_t query_start,
                      uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype, int64_t window,
                      uintptr_t slopes, int64_t value_dim, int64_t value_stride, float softcap, uintptr_t sinks,
-                     uintptr_t head_scales, uintptr_t visible_end, int64_t chunk) {
+                     uintptr_t head_scales, uintptr_t visible_end, int64_t chunk, uintptr_t key_scales,
+                     uintptr_t value_scales, int64_t key_stride) {
+  const int64_t rows = num_blocks * kv_heads * block_size;
   const AttentionArgs args{at<void>(query),
                            at<void>(keys),
                            at<void>(values),
@@ -123,7 +135,10 @@ void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int6
                            at<float>(sinks),
                            at<float>(head_scales),
                            at<int32_t>(visible_end),
-                           chunk};
+                           chunk,
+                           key_stride,
+                           scale_at(keys, key_scales, head_dim, key_stride, rows),
+                           scale_at(values, value_scales, value_dim, value_stride, rows)};
   const auto call = [=] {
     check_blocks(args, tokens, num_blocks, table_width);
     check_visible_end(args);
@@ -244,10 +259,28 @@ void join_heads(uintptr_t first, int64_t first_stride, int64_t first_step, int64
 
 void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
               uintptr_t values, uintptr_t slots, int64_t tokens, int64_t kv_heads, int64_t head_dim, int64_t block_size,
-              int64_t num_blocks, int64_t element_bytes, int64_t value_dim) {
-  const WriteKvArgs args{at<void>(key), at<void>(value), at<void>(keys), at<void>(values), at<int64_t>(slots),
-                         key_stride,    value_stride,    tokens,         kv_heads,         head_dim,
-                         block_size,    num_blocks,      element_bytes,  value_dim};
+              int64_t num_blocks, int64_t element_bytes, int64_t value_dim, uintptr_t key_scales,
+              uintptr_t value_scales, int64_t key_bytes, int64_t value_bytes, int dtype) {
+  const int64_t rows = num_blocks * kv_heads * block_size;
+  const WriteKvArgs args{at<void>(key),
+                         at<void>(value),
+                         at<void>(keys),
+                         at<void>(values),
+                         at<int64_t>(slots),
+                         key_stride,
+                         value_stride,
+                         tokens,
+                         kv_heads,
+                         head_dim,
+                         block_size,
+                         num_blocks,
+                         element_bytes,
+                         value_dim,
+                         scale_at(keys, key_scales, head_dim, key_bytes, rows),
+                         scale_at(values, value_scales, value_dim, value_bytes, rows),
+                         key_bytes,
+                         value_bytes,
+                         static_cast<DType>(dtype)};
   const auto call = [=] {
     check_below(args.slots, tokens, num_blocks * block_size, "slot_mapping: a slot is outside the pool");
     current->kernels->write_kv(args);

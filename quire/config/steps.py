@@ -4,9 +4,25 @@ from dataclasses import dataclass
 
 from quire.config import convert
 from quire.config.setting import Checked, Group, Kind, setting
+from quire.errors import QuireError
 
 _SWAP_GIB = 4
 _STEPS = Group.STEPS
+
+
+def _check_kv_dtype(value: object) -> None:
+    if isinstance(value, str) and value.startswith("fp8"):
+        raise QuireError(
+            f"kv_cache_dtype={value!r}: keys and values are not kept in fp8, whose three or two bits behind the point "
+            "are fewer than the seven of int8; take kv_cache_dtype='int8', which needs about as much memory, or 'auto'."
+        )
+    if isinstance(value, str) and value in ("bfloat16", "float16", "float32"):
+        raise QuireError(
+            f"kv_cache_dtype={value!r}: floats are kept in the model's dtype alone; take kv_cache_dtype='auto', and "
+            "dtype for the model's."
+        )
+    if value not in ("auto", "int8"):
+        raise QuireError(f"kv_cache_dtype={value!r}: is auto or int8.")
 
 
 @dataclass(frozen=True)
@@ -21,6 +37,15 @@ class CacheConfig(Checked):
         more="Small blocks waste little (half a block a sequence); 8 costs the kernels nothing.",
         group=_STEPS,
         at_least=1,
+        vllm=True,
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "How keys and values are kept: auto, in the model's dtype; int8, in about half of the bytes, on CPUs.",
+        more="int8: each token's row of each head by itself, as whole numbers and a float32 scale "
+        "(docs/performance.md has what that costs); states of layers that have these stay as they are.",
+        group=_STEPS,
+        check=_check_kv_dtype,
         vllm=True,
     )
     memory_bytes: int | None = setting(

@@ -56,6 +56,7 @@ class EngineArguments(TypedDict, total=False):
     media_cache_bytes: int | None
     media_file_bytes: int | None
     block_size: int | None
+    kv_cache_dtype: str | None
     kv_cache_memory_bytes: int | None
     num_gpu_blocks_override: int | None
     gpu_memory_utilization: float | None
@@ -158,7 +159,6 @@ class LLMArguments(EngineArguments, total=False):
     jit_monitor_mode: Any
     jit_monitor_verbose: Any
     kernel_config: Any
-    kv_cache_dtype: Any
     kv_cache_dtype_skip_layers: Any
     kv_cache_metrics: Any
     kv_cache_metrics_sample: Any

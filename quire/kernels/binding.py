@@ -159,7 +159,7 @@ def _checks(name: str, tensor: Tensor, device: str, known: set[str], own: bool) 
     """The lines that refuse a tensor, or bind its address, its stride and the sizes that are new; `known` grows."""
     sizes = tensor.shape.split()
     new = [size for size in sizes if size.isidentifier() and size not in known]
-    dtype = _dtype_name(tensor)
+    dtype = _dtype_name(tensor, known)
     words = ", ".join(size if size in new else "{" + size + "}" for size in sizes)
     reject = f"    place.reject({name!r}, {name}, f'[{words}]{_LAYOUT[type(tensor)]}', {dtype})"
     wrong = [f"not {name}.is_{device}"] if own else [f"{name}.dtype is not {dtype}", f"not {name}.is_{device}"]
@@ -186,6 +186,7 @@ def _checks(name: str, tensor: Tensor, device: str, known: set[str], own: bool) 
     elif isinstance(tensor, Strided):
         lines += [f"{name}_stride, {name}_step, inner = {name}.stride()", f"if inner != 1 and {sizes[2]} > 1:", reject]
     elif isinstance(tensor, Columns):
+        known.add(f"{name}_stride")
         lines += [f"{name}_stride = {sizes[-1]}", f"if not {name}.is_contiguous():"]
         lines += [f"    {name}_stride = {name}.stride()[-2]"]
         lines += [f"    if {name}_stride < {sizes[-1]} or {name}.stride() != {_strides(name, sizes)}:", "    " + reject]
@@ -203,7 +204,7 @@ def _ready(op: Op, waiting: list[Rule | Let], known: set[str]) -> list[str]:
         if isinstance(one, Rule):
             lines += [f"if not ({one.condition}):"]
             if one.argument in op.tensors:
-                dtype = _dtype_name(op.tensors[one.argument])
+                dtype = _dtype_name(op.tensors[one.argument], known)
                 lines += [f"    place.reject({one.argument!r}, {one.argument}, f{one.expected!r}, {dtype})"]
             else:
                 message = f"{one.argument}: expected {one.expected}, got {{{one.argument}!r}}"
@@ -214,7 +215,9 @@ def _ready(op: Op, waiting: list[Rule | Let], known: set[str]) -> list[str]:
     return lines
 
 
-def _dtype_name(tensor: Tensor) -> str:
+def _dtype_name(tensor: Tensor, known: set[str]) -> str:
+    if tensor.dtype in known:
+        return tensor.dtype
     return f"_{tensor.dtype.upper()}" if tensor.dtype else "dtype"
 
 

@@ -228,12 +228,34 @@ def _grouped_linear(
 
 
 def _paged_attention(
-    numbers: Numbers, query: torch.Tensor, T: int, H: int, D: int, DV: int, G: int, size: int, B: int, S: int, code: int
+    numbers: Numbers,
+    query: torch.Tensor,
+    key_scales: torch.Tensor | None,
+    T: int,
+    H: int,
+    D: int,
+    DV: int,
+    G: int,
+    size: int,
+    B: int,
+    S: int,
+    code: int,
 ) -> None:
+    _refuse_int8(key_scales)
     num_bytes = _cuda.attention_workspace(T, H, D, DV, G, size, B, S, code)
     workspace = torch.empty(num_bytes, dtype=torch.uint8, device=query.device)
     address = workspace.data_ptr() if num_bytes else 0
-    _cuda.paged_attention(*numbers, address, _stream(query))
+    _cuda.paged_attention(*numbers[:-3], address, _stream(query))  # the last three are of int8
+
+
+def _write_kv(numbers: Numbers, key: torch.Tensor, key_scales: torch.Tensor | None) -> None:
+    _refuse_int8(key_scales)
+    _cuda.write_kv(*numbers[:-5], _stream(key))  # the last five are of int8
+
+
+def _refuse_int8(key_scales: torch.Tensor | None) -> None:
+    if key_scales is not None:
+        raise QuireError("quire's CUDA kernels have none for keys and values in int8: take kv_cache_dtype='auto'.")
 
 
 def _refusal(what: str) -> Callable[[], None]:
@@ -250,6 +272,7 @@ def functions(extension: Any, device: str) -> dict[str, Callable[..., Any]]:
         "quantized_linear": _quantized_linear,
         "quantized_embedding": _quantized_embedding,
         "paged_attention": _paged_attention,
+        "write_kv": _write_kv,
         "grouped_linear": _grouped_linear,
         **{name: _refusal(op.cpu_only) for name, op in TABLE.items() if op.cpu_only},
     }

@@ -103,6 +103,26 @@ def linear(
     return backend_of(x).linear(x, weights, biases, out_dtype, tables, segments)
 
 
+def _stored_dtype(
+    dtype: torch.dtype,
+    values: torch.Tensor | None,
+    key_scales: torch.Tensor | None,
+    value_scales: torch.Tensor | None,
+) -> torch.dtype:
+    if (value_scales is None) is not (key_scales is None or values is None):
+        raise ValueError("value_scales: expected scales of all that is stored, or of none")
+    return dtype if key_scales is None else torch.int8
+
+
+# A cache's rows have the kernel's own dtype, or are int8, each with its scale behind it.
+_STORED = Let("stored", _stored_dtype, "dtype, values, key_scales, value_scales")
+_KEYS_APART = Rule(
+    "keys_stride == (D if key_scales is None else 4 * key_scales_stride) or blocks * G * size == 1",
+    "keys",
+    "rows as far apart as key_scales, or contiguous ones",
+)
+
+
 def _check_options(window: int, softcap: float, chunk: int) -> None:
     for name, keys in (("window", window), ("chunk", chunk)):
         if not 0 <= keys < 1 << 62:
@@ -114,8 +134,10 @@ def _check_options(window: int, softcap: float, chunk: int) -> None:
 @kernel(
     # The cache says what the head sizes are, the query what the dtype is.
     tensors={
-        "keys": Contiguous("blocks G size D"),
-        "values": Columns("blocks G size DV"),
+        "keys": Columns("blocks G size D", "stored"),
+        "values": Columns("blocks G size DV", "stored"),
+        "key_scales": Columns("blocks G size 1", "float32"),
+        "value_scales": Columns("blocks G size 1", "float32"),
         "query": Heads("T H D"),
         "block_table": Rows("S B", "int32"),
         "query_start": Contiguous("S+1", "int32"),
@@ -126,12 +148,23 @@ def _check_options(window: int, softcap: float, chunk: int) -> None:
         "visible_end": Contiguous("T", "int32"),
     },
     dtype_of="query",
-    rules=(Rule("G and H % G == 0", "query", "a multiple of {G} heads"),),
-    lets=(Let("", _check_options, "window, softcap, chunk"),),
+    rules=(
+        Rule("G and H % G == 0", "query", "a multiple of {G} heads"),
+        _KEYS_APART,
+        Rule(
+            "key_scales is None or values_stride == 4 * value_scales_stride or blocks * G * size == 1",
+            "values",
+            "rows as far apart as value_scales",
+        ),
+    ),
+    lets=(
+        _STORED,
+        Let("", _check_options, "window, softcap, chunk"),
+    ),
     out="T H DV",
     passes="query_at, query_stride, T, H, D, keys_at, values_at, blocks, G, size, block_table_at, block_table_stride, "
     "B, query_start_at, context_len_at, S, scale, y_at, code, window, slopes_at, DV, values_stride, softcap, sinks_at, "
-    "head_scales_at, visible_end_at, chunk",
+    "head_scales_at, visible_end_at, chunk, key_scales_at, value_scales_at, keys_stride",
 )
 def paged_attention(
     query: torch.Tensor,
@@ -148,6 +181,8 @@ def paged_attention(
     head_scales: torch.Tensor | None = None,
     visible_end: torch.Tensor | None = None,
     chunk: int = 0,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax attention of every token over its sequence's cached keys and values: causal, but for `visible_end`.
 
@@ -165,11 +200,14 @@ def paged_attention(
     The score of a key is query * key * scale * head_scales[h] ([H] float32; None: 1); then, with softcap, softcap *
     tanh(score / softcap); then, with slopes [H] float32, slopes[h] * (key's position - token's) is added: ALiBi
     (arXiv:2108.12409). sinks: [H] float32, one more score of each head, whose value is 0.
+
+    key_scales, value_scales: [num_blocks, G, block_size, 1] float32: keys and values are int8, the first columns of
+    their rows, and are multiplied by these, each of which lies in its row behind them (`types.KVCache.of_rows`).
     Raises ValueError for numbers that make no sense. Returns [T, H, DV], contiguous.
     """
     return backend_of(query).paged_attention(
         query, keys, values, block_table, query_start, context_len, scale, window, slopes, softcap, sinks, head_scales,
-        visible_end, chunk,
+        visible_end, chunk, key_scales, value_scales,
     )  # fmt: skip
 
 
@@ -181,19 +219,28 @@ def _check_values(value: torch.Tensor | None, values: torch.Tensor | None) -> No
 
 @kernel(
     tensors={
-        "keys": Contiguous("blocks G size D"),
-        "values": Contiguous("blocks G size DV"),
+        "keys": Columns("blocks G size D", "stored"),
+        "values": Columns("blocks G size DV", "stored"),
+        "key_scales": Columns("blocks G size 1", "float32"),
+        "value_scales": Columns("blocks G size 1", "float32"),
         "slot_mapping": Contiguous("T", "int64"),
         "key": Heads("T key_heads D"),
         "value": Heads("T value_heads DV"),
     },
+    dtype_of="key",
     rules=(
         Rule("key_heads == G", "key", "{G} heads"),
         Rule("value is None or value_heads == G", "value", "{G} heads"),
+        _KEYS_APART,
+        Rule(
+            "values_stride == (DV if value_scales is None else 4 * value_scales_stride) or blocks * G * size == 1",
+            "values",
+            "rows as far apart as value_scales, or contiguous ones",
+        ),
     ),
-    lets=(Let("", _check_values, "value, values"),),
+    lets=(_STORED, Let("", _check_values, "value, values")),
     passes="key_at, key_stride, value_at, value_stride, keys_at, values_at, slot_mapping_at, T, G, D, size, blocks, "
-    "dtype.itemsize, DV",
+    "dtype.itemsize, DV, key_scales_at, value_scales_at, keys_stride, values_stride, code",
 )
 def write_kv(
     key: torch.Tensor,
@@ -201,13 +248,19 @@ def write_kv(
     keys: torch.Tensor,
     values: torch.Tensor | None,
     slot_mapping: torch.Tensor,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> None:
     """Store key [T, G, D] and value [T, G, DV] (tokens may be strided) into pool slots `slot_mapping` [T] int64.
 
     keys: [num_blocks, G, block_size, D]; values: [num_blocks, G, block_size, DV]. Where value and values are None, keys
     are all that is stored. Raises IndexError for a slot outside them.
+
+    key_scales, value_scales: [num_blocks, G, block_size, 1] float32, as of `paged_attention`: what is stored are whole
+    numbers, each row's divided by its scale, the greatest of their absolute values / 127, to nearest even. A row with a
+    number that is not finite gets the scale NaN.
     """
-    backend_of(keys).write_kv(key, value, keys, values, slot_mapping)
+    backend_of(keys).write_kv(key, value, keys, values, slot_mapping, key_scales, value_scales)
 
 
 # -- What only a GPU has a kernel for ---------------------------------------------------------------------------------

@@ -130,6 +130,8 @@ def paged_attention(
     head_scales: torch.Tensor | None = None,
     visible_end: torch.Tensor | None = None,
     chunk: int = 0,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     heads, block_size = query.shape[1], keys.shape[2]
     out = query.new_empty((len(query), heads, values.shape[3]))
@@ -147,8 +149,10 @@ def paged_attention(
         blocks = block_table[s, skipped : -(-length // block_size)].long()
         # [G, what is not skipped, size]
         k, v = (
-            cache[blocks].transpose(0, 1).flatten(1, 2)[:, : length - skipped * block_size].float()
-            for cache in (keys, values)
+            _as_floats(cache[blocks], None if scales is None else scales[blocks])
+            .transpose(0, 1)
+            .flatten(1, 2)[:, : length - skipped * block_size]
+            for cache, scales in ((keys, key_scales), (values, value_scales))
         )
         # A token's weight of what it does not see is 0, and 0 times a number is nothing.
         together = max(1, _MOST_SCORES // (heads * max(length, 1))) if v.isfinite().all() else 1
@@ -162,6 +166,10 @@ def paged_attention(
             hidden = (seen < firsts[some].unsqueeze(1)) | (seen >= ends[some].unsqueeze(1))
             out[begin + some] = _weigh(scores.masked_fill(hidden, -torch.inf), value, sinks).to(query.dtype)
     return out
+
+
+def _as_floats(rows: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    return rows.float() if scales is None else rows.float() * scales
 
 
 def _scores(
@@ -199,12 +207,26 @@ def write_kv(
     keys: torch.Tensor,
     values: torch.Tensor | None,
     slot_mapping: torch.Tensor,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> None:
     block_size = keys.shape[2]
     block, offset = slot_mapping // block_size, slot_mapping % block_size
-    keys[block, :, offset] = key
-    if value is not None and values is not None:
-        values[block, :, offset] = value
+    for rows, cache, scales in ((key, keys, key_scales), (value, values, value_scales)):
+        if rows is None or cache is None:
+            continue
+        if scales is not None:
+            rows, scales[block, :, offset] = quantized(rows)
+        cache[block, :, offset] = rows
+
+
+def quantized(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers, [T, G, D] int8, and what they are to be multiplied by, [T, G, 1] float32."""
+    x = rows.float()
+    finite = x.isfinite().all(-1, keepdim=True)
+    scales = torch.where(finite, x.abs().amax(-1, keepdim=True) / 127, torch.nan)
+    whole = torch.where(scales > 0, x / scales, 0.0).round().clamp(-127, 127)
+    return whole.to(torch.int8), scales
 
 
 def embedding(

@@ -18,7 +18,8 @@ class Tensor:
 
     shape: a word for each dimension. A name that no tensor before had is bound to the size found; any other name, or an
     expression of names without spaces ("S+1"), is what the size must be.
-    dtype: "" for the kernel's own (that of its first such tensor: float32, bfloat16 or float16), or a name of torch's.
+    dtype: "" for the kernel's own (that of its first such tensor: float32, bfloat16 or float16), a name of torch's, or
+    one that a `Let` has computed.
     The sizes that a tensor would bind, and its strides, are 0 where it may be None and is.
     """
 
@@ -50,8 +51,9 @@ class Columns(Tensor):
 class Rule:
     """What must hold of the sizes, besides each tensor's own shape.
 
-    condition: an expression of sizes and arguments. Where it is false, a ValueError says that `argument`, a tensor or
-    any other, was expected to be `expected`, in which names in braces stand for their values.
+    condition: an expression of sizes, arguments and, of `Columns`, `x_stride`. Where it is false, a ValueError says
+    that `argument`, a tensor or any other, was expected to be `expected`, in which names in braces stand for their
+    values.
     """
 
     condition: str

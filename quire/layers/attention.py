@@ -106,7 +106,8 @@ class PagedAttention:
         value None: cache.values are a part of the rows of cache.keys, which are written.
         """
         slots = ctx.slots_of(cache.group)
-        kernels.write_kv(key, value, cache.keys, None if value is None else cache.values, slots)
+        values, scales = (None, None) if value is None else (cache.values, cache.value_scales)
+        kernels.write_kv(key, value, cache.keys, values, slots, cache.key_scales, scales)
 
     def attend(
         self, query: torch.Tensor, ctx: ForwardContext, cache: KVCache, sinks: torch.Tensor | None = None
@@ -126,13 +127,13 @@ class PagedAttention:
         table = ctx.table_of(cache.group)
         out = kernels.paged_attention(
             query, cache.keys, cache.values, table, ctx.query_start, ctx.context_len, self.scale, spec.window, *more,
-            ctx.visible_end, spec.chunk,
+            ctx.visible_end, spec.chunk, cache.key_scales, cache.value_scales,
         )  # fmt: skip
         whole = ctx.whole_prompts
         if whole is not None and (spec.window or spec.chunk):
             out[whole.rows] = kernels.paged_attention(
                 query[whole.rows], cache.keys, cache.values, table[whole.sequences], whole.query_start,
-                whole.context_len, self.scale, 0, *more, whole.visible_end,
+                whole.context_len, self.scale, 0, *more, whole.visible_end, 0, cache.key_scales, cache.value_scales,
             )  # fmt: skip
         return out.view(query.shape[0], self.size)
 

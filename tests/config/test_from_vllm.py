@@ -172,7 +172,7 @@ def test_serve_takes_by_the_table(served: Served) -> None:
     [
         (["--tensor-parallel-size", "2"], "tensor_parallel_size=2"),
         (["-tp", "2"], "tensor_parallel_size=2"),
-        (["--kv_cache_dtype=fp8"], "kv_cache_dtype='fp8'"),
+        (["--kv_cache_dtype_skip_layers=0"], "kv_cache_dtype_skip_layers="),
         (["--no-enable-chunked-prefill"], "enable_chunked_prefill=False"),
         (["--enable-chunked-prefill=False"], "enable_chunked_prefill=False"),
         (["--tool-parser-plugin", "mine.py", "--tool-call-parser", "hermes"], "tool_parser_plugin='mine.py'"),

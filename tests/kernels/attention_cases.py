@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from kernel_helpers import is_gpu
+
+from quire.kernels import reference
+from quire.types import KVCache, int8_row_bytes
 
 HALVES = [torch.bfloat16, torch.float16]
 HEAD_DIMS = [16, 20, 24, 32, 64, 80, 96, 128, 7, 256]
@@ -80,19 +83,21 @@ def page(
     apart: int = 0,
     window: int = 0,
     chunk: int = 0,
+    int8: bool = False,
     **more: object,
 ) -> Call:
     """Lay contexts out in random blocks; all that may not be read is NaN or an absurd block id.
 
-    width: of the block table; 0: two blocks more than are needed. stale: what the table says of blocks that no token
-    sees names blocks of NaN, and not only none. apart: so many columns, of NaN, follow each value.
+    int8: rows are whole numbers with a scale each. width: of the block table; 0: two blocks more than are needed.
+    stale: what the table says of blocks that no token sees names blocks of NaN, and not only none. apart: so many
+    columns, of NaN, follow each value.
     """
     kv_heads, dim = chunks[0][0].key.shape[1:]
     value_dim, dtype = chunks[0][0].value.shape[2], chunks[0][0].key.dtype
     needed = [-(-end // block_size) for _, _, end in chunks]
     ids = torch.randperm(sum(needed) + 3, generator=torch.Generator().manual_seed(len(chunks))).int()
-    keys = torch.full((len(ids), kv_heads, block_size, dim), torch.nan, dtype=dtype)
-    values = torch.full((*keys.shape[:3], value_dim + apart), torch.nan, dtype=dtype)[..., :value_dim]
+    cache = _int8_cache if int8 else _cache
+    made = cache((len(ids), kv_heads, block_size), dim, value_dim, dtype, apart)
     table = torch.full((len(chunks), max(width or max(needed) + 2, *needed, 1)), POISON_BLOCK, dtype=torch.int32)
     used = 0
     for s, (own, start, end) in enumerate(chunks):
@@ -100,9 +105,10 @@ def page(
         used += needed[s]
         skipped = max(0, start + 1 - window if window else 0, start - start % chunk if chunk else 0) // block_size
         position = torch.arange(skipped * block_size, end)
-        block, offset = table[s, position // block_size].long(), position % block_size
-        keys[block, :, offset] = own.key[position]
-        values[block, :, offset] = own.value[position]
+        slots = table[s, position // block_size].long() * block_size + position % block_size
+        reference.write_kv(
+            own.key[position], own.value[position], made.keys, made.values, slots, made.key_scales, made.value_scales
+        )
         table[s, :skipped:3] = -1
         table[s, 1:skipped:3] = POISON_BLOCK
         if not stale:
@@ -115,14 +121,35 @@ def page(
     padded[:, :-2] = query  # tokens apart, as in a fused projection's output
     return Call(
         padded[:, :-2],
-        keys,
-        values,
+        made.keys,
+        made.values,
         table,
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor([end for _, _, end in chunks], dtype=torch.int32),
         dim**-0.5 if scale is None else scale,
-        more | ({"window": window} if window else {}) | ({"chunk": chunk} if chunk else {}),
+        more
+        | ({"window": window} if window else {})
+        | ({"chunk": chunk} if chunk else {})
+        | ({"key_scales": made.key_scales, "value_scales": made.value_scales} if int8 else {}),
     )
+
+
+def _cache(shape: tuple[int, int, int], dim: int, value_dim: int, dtype: torch.dtype, apart: int) -> KVCache:
+    values = torch.full((*shape, value_dim + apart), torch.nan, dtype=dtype)
+    return KVCache(torch.full((*shape, dim), torch.nan, dtype=dtype), values[..., :value_dim])
+
+
+def _int8_cache(shape: tuple[int, int, int], dim: int, value_dim: int, dtype: torch.dtype, apart: int) -> KVCache:
+    """Of ones in all bits, which make a scale of NaN."""
+    sizes = int8_row_bytes(dim), int8_row_bytes(value_dim) + 4 * apart
+    keys, values = (torch.full((*shape, size), -1, dtype=torch.int8) for size in sizes)
+    return KVCache.of_rows(keys, values, dim, value_dim)
+
+
+def as_stored(own: Stream) -> Stream:
+    """What int8 leaves of keys and values."""
+    key, value = (scales * whole for whole, scales in map(reference.quantized, (own.key, own.value)))
+    return replace(own, key=key, value=value)
 
 
 def exact(
@@ -168,18 +195,20 @@ def check(
     stale: bool = False,
     apart: int = 0,
     visible_end: torch.Tensor | None = None,
+    int8: bool = False,
     **more: Any,
 ) -> None:
-    """Close to float64."""
+    """Close to float64; int8: of what that leaves of keys and values."""
     ends = {} if visible_end is None else {"visible_end": visible_end}
-    call = page(chunks, block_size, scale, stale=stale, apart=apart, **more, **ends)
+    call = page(chunks, block_size, scale, stale=stale, apart=apart, int8=int8, **more, **ends)
     out = call.run(kernels)
     assert out.is_contiguous() and out.dtype is call.query.dtype
     expected, first = [], 0
     for own, start, end in chunks:
         last = first + end - start
         mine = None if visible_end is None else visible_end[first:last]
-        expected.append(exact(own, start, end, call.scale, visible_end=mine, **more))
+        kept = as_stored(own) if int8 else own
+        expected.append(exact(kept, start, end, call.scale, visible_end=mine, **more))
         first = last
     wanted = torch.cat(expected)
     error = (out.double() - wanted).abs() / (1 + wanted.abs())

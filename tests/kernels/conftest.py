@@ -33,6 +33,13 @@ def quick(request: pytest.FixtureRequest) -> Iterator[Any]:
         yield module
 
 
+@pytest.fixture(params=["reference", *CPU])
+def on_cpu(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Every back end of a CPU: for what a GPU refuses."""
+    with back_end(request.param) as module:
+        yield module
+
+
 @pytest.fixture(params=CPU)
 def cpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The CPU's compiled kernels, with each instruction set."""

@@ -7,6 +7,7 @@
 // of them where tokens are few: the rows of a head (tokens x query heads of its group) use a key tile while it is in
 // the cache. What lies before the keys that an item's tokens see is not even looked up.
 #include "cpu/attention/attention_rows.h"
+#include "cpu/attention/attention_scales.h"
 #include "cpu/attention/attention_scores.h"
 #include "cpu/attention/attention_work.h"
 #include "cpu/common/kernels.h"
@@ -29,33 +30,34 @@ TileRange in_tile(KeyRange keys, int64_t first) {
 }
 
 // Addresses of one tile's keys and values, found by way of the block table: those of the item's first head.
-template <class T>
+template <class S>
 struct TileRows {
-  const T* keys[kKeyTile];
-  const T* values[kKeyTile];
+  const S* keys[kKeyTile];
+  const S* values[kKeyTile];
   TileRange seen;  // by any of the item's tokens
 };
 
-template <class T>
-void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first, TileRows<T>& tile) {
-  const T* keys = static_cast<const T*>(args.keys);
-  const T* values = static_cast<const T*>(args.values);
+template <class S>
+void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first, TileRows<S>& tile) {
+  const S* keys = static_cast<const S*>(args.keys);
+  const S* values = static_cast<const S*>(args.values);
   const TileRange seen = tile.seen = in_tile(item.keys, first);
   first += seen.begin;
   const int32_t* blocks = args.block_table + item.sequence * args.table_stride + first / args.block_size;
   int64_t offset = first % args.block_size;
   for (int i = seen.begin; i < seen.end; ++blocks, offset = 0) {
     const int64_t row = (*blocks * args.kv_heads + item.kv_head) * args.block_size + offset;
-    const T *key = keys + row * args.head_dim, *value = values + row * args.value_stride;
-    for (; offset < args.block_size && i < seen.end; ++offset, ++i, key += args.head_dim, value += args.value_stride) {
+    const S *key = keys + row * args.key_stride, *value = values + row * args.value_stride;
+    for (; offset < args.block_size && i < seen.end;
+         ++offset, ++i, key += args.key_stride, value += args.value_stride) {
       tile.keys[i] = key;
       tile.values[i] = value;
     }
   }
   // Keys are packed sixteen at a time, and rows of the next tile prefetched without a look at their number. What fills
   // up the first and the last sixteen is masked: any key that may be read will do.
-  const T* any_key = seen.empty() ? keys : tile.keys[seen.begin];
-  const T* any_value = seen.empty() ? values : tile.values[seen.begin];
+  const S* any_key = seen.empty() ? keys : tile.keys[seen.begin];
+  const S* any_value = seen.empty() ? values : tile.values[seen.begin];
   for (int i = 0; i < seen.begin; ++i) tile.keys[i] = any_key, tile.values[i] = any_value;
   for (int i = seen.end; i < kKeyTile; ++i) tile.keys[i] = any_key, tile.values[i] = any_value;
 }
@@ -77,7 +79,8 @@ struct Workspace {
   }
 };
 
-template <class T>
+// T: of queries and of what comes out. S: of the cache's rows: T, or int8_t with a scale of each row.
+template <class T, class S>
 class Attention {
   using Scores = typename ScoresOf<T>::Type;
 
@@ -85,7 +88,7 @@ class Attention {
   Attention(const AttentionArgs& args, const AttentionItem& item)
       : args_(args), item_(item), group_(args.heads / args.kv_heads), rows_(item.tokens * group_),
         all_rows_(item.kv_heads * rows_), changes_(args.head_scales || args.softcap > 0 || args.slopes),
-        work_(all_rows_, args.value_dim, Units<T>::kStep, Scores::floats(item.kv_heads, rows_, args.head_dim)),
+        work_(all_rows_, args.value_dim, Units<S>::kStep, Scores::floats(item.kv_heads, rows_, args.head_dim)),
         scores_(work_.rest, item.kv_heads, rows_, args.head_dim, args.scale),
         first_position_(args.context_len[item.sequence] - args.query_start[item.sequence + 1] + item.token),
         shared_{seen(rows_ - 1).first, seen(0).end} {}
@@ -137,8 +140,8 @@ class Attention {
       for (int64_t i = 0; i < rows_; ++i, records += work_.layout.size()) {
         const int64_t own = query_head(head, i);
         if (args_.sinks) add_sink(work_.layout, records, args_.sinks[own]);
-        finish(work_.layout, records, args_.value_dim,
-               out + ((item_.token + i / group_) * args_.heads + own) * args_.value_dim);
+        finish<S>(work_.layout, records, args_.value_dim,
+                  out + ((item_.token + i / group_) * args_.heads + own) * args_.value_dim);
       }
   }
 
@@ -160,12 +163,12 @@ class Attention {
     const int64_t start = start_of(span), tile_of_first = item_.keys.first / kKeyTile * kKeyTile;
     const int64_t end = item_.keys.end < start + kSpan ? item_.keys.end : start + kSpan;
     int64_t key = tile_of_first > start ? tile_of_first : start;
-    TileRows<T> tiles[2];
+    TileRows<S> tiles[2];
     locate(args_, item_, key, tiles[0]);
     for (int t = 0; key < end; ++t, key += kKeyTile) {
       // What comes next travels while this is worked on: the next head's rows of these blocks, then the next tile's,
       // over the end of the span too.
-      const TileRows<T>&tile = tiles[t % 2], &next = tiles[1 - t % 2];
+      const TileRows<S>&tile = tiles[t % 2], &next = tiles[1 - t % 2];
       locate(args_, item_, key + kKeyTile, tiles[1 - t % 2]);
       for (int64_t head = 0; head < item_.kv_heads; ++head) {
         const bool is_last = head + 1 == item_.kv_heads;
@@ -176,21 +179,23 @@ class Attention {
     scores_.end();
   }
 
-  void run_tile(int64_t head, int64_t first, const TileRows<T>& tile, const TileRows<T>& next, int64_t next_head,
+  void run_tile(int64_t head, int64_t first, const TileRows<S>& tile, const TileRows<S>& next, int64_t next_head,
                 float* records) {
-    const int64_t from_key = args_.block_size * args_.head_dim, from_value = args_.block_size * args_.value_stride;
-    scores_.take_keys(head, {tile.keys, head * from_key}, {next.keys, next_head * from_key}, tile.seen);
-    const HeadRows<T> values{tile.values, head * from_value};
+    const int64_t from_key = args_.block_size * args_.key_stride, from_value = args_.block_size * args_.value_stride;
+    const HeadRows<S> keys{tile.keys, head * from_key}, ahead{next.keys, next_head * from_key};
+    scores_.take_keys(head, keys, ahead, tile.seen);
+    const HeadRows<S> values{tile.values, head * from_value};
+    scales_.take(args_, keys, values, tile.seen);
     // Widening pays when several row tiles share its result.
-    if (rows_ <= 2 * kRowTile && args_.value_dim % Units<T>::kStep == 0)
-      return run_rows(head, first, CachedValues<T>{values, {next.values, next_head * from_value}}, records);
+    if (rows_ <= 2 * kRowTile && args_.value_dim % Units<S>::kStep == 0)
+      return run_rows(head, first, CachedValues<S>{values, {next.values, next_head * from_value}}, records);
     for (int i = tile.seen.begin; i < tile.seen.end; ++i)
       widen_row(values.at(i), work_.values + i * work_.layout.width);
     run_rows(head, first, WideValues{work_.values, work_.layout.width}, records);
   }
 
-  void widen_row(const T* row, float* wide) {
-    using U = Units<T>;
+  void widen_row(const S* row, float* wide) {
+    using U = Units<S>;
     for (int64_t d = 0; d < args_.value_dim; d += U::kStep) {
       const int64_t left = args_.value_dim - d;
       const Vec units = left >= U::kStep ? U::load(row + d) : U::load(row + d, static_cast<int>(left));
@@ -213,10 +218,12 @@ class Attention {
       float factors[kLanes];
       float* record = records + row * work_.layout.size();
       float* scores = scores_.rows(head, row, rows, any);
+      scales_.scale_scores(rows, scores, any);
       if (changes_)
         for (int i = 0; i < rows; ++i)
           change_scores(args_, query_head(head, row + i), first - position(row + i), ranges[i], scores + i * kKeyTile);
       soften(rows, scores, ranges, record, work_.layout, factors);
+      scales_.scale_weights(rows, scores, any);
       gather(rows, scores, values, ranges, factors, record, work_.layout);
     }
   }
@@ -227,30 +234,36 @@ class Attention {
   const bool changes_;                     // scores are more than scaled products
   Workspace work_;
   Scores scores_;
+  TileScales<S> scales_;
   const int64_t first_position_;  // of the item's tokens
   const KeyRange shared_;         // what all of them see
 };
 
-template <class T>
-void paged_attention_as(const AttentionArgs& args) {
-  const int64_t record = RecordLayout(args.value_dim, Units<T>::kStep).size();
+template <class T, class S>
+void attend(const AttentionArgs& args) {
+  const int64_t record = RecordLayout(args.value_dim, Units<S>::kStep).size();
   const AttentionPlan plan(args, record);
   if (!plan.split) {
     parallel_for(plan.count, plan.grain, [&](int64_t begin, int64_t end) {
       const FlushDenormals<T> flush;
-      for (int64_t i = begin; i < end; ++i) Attention<T>(args, plan.items[i]).run();
+      for (int64_t i = begin; i < end; ++i) Attention<T, S>(args, plan.items[i]).run();
     });
     return;
   }
   parallel_for(plan.count * plan.most_spans, [&](int64_t i) {
     const FlushDenormals<T> flush;
     const AttentionItem& item = plan.items[i / plan.most_spans];
-    if (i % plan.most_spans < item.spans) Attention<T>(args, item).run_partial(i % plan.most_spans);
+    if (i % plan.most_spans < item.spans) Attention<T, S>(args, item).run_partial(i % plan.most_spans);
   });
   parallel_for(plan.count, [&](int64_t i) {
     const FlushDenormals<T> flush;
-    Attention<T>(args, plan.items[i]).run_merge();
+    Attention<T, S>(args, plan.items[i]).run_merge();
   });
+}
+
+template <class T>
+void paged_attention_as(const AttentionArgs& args) {
+  args.key_scale_at > 0 ? attend<T, int8_t>(args) : attend<T, T>(args);
 }
 
 void paged_attention_of_bf16(const AttentionArgs& args) {

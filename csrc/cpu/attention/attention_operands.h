@@ -72,15 +72,15 @@ inline void put_parts(Vec units, float* packed, int64_t stride) {
   if constexpr (kPart + 1 < O::kParts) put_parts<T, kPart + 1>(units, packed, stride);
 }
 
-// Sixteen keys as packed [quads][4 registers of 4 keys]; sixteen others are asked for meanwhile.
-template <class T>
-inline void pack_keys(HeadRows<T> keys, HeadRows<T> ahead, int64_t head_dim, float* packed) {
+// Sixteen keys, rows of S, as packed [quads][4 registers of 4 keys]; sixteen others are asked for meanwhile.
+template <class T, class S>
+inline void pack_keys(HeadRows<S> keys, HeadRows<S> ahead, int64_t head_dim, float* packed) {
   using O = Operands<T>;
   constexpr int kStride = 4 * kLanes, kStep = O::kStep;  // floats of a quad; elements of four
   const int64_t quads = quad_count<T>(head_dim) / O::kParts;
   for (int j = 0; j < 4; ++j, keys = keys.from(4), ahead = ahead.from(4), packed += kLanes) {
-    const T* row[4] = {keys.at(0), keys.at(1), keys.at(2), keys.at(3)};
-    const T* next[4] = {ahead.at(0), ahead.at(1), ahead.at(2), ahead.at(3)};
+    const S* row[4] = {keys.at(0), keys.at(1), keys.at(2), keys.at(3)};
+    const S* next[4] = {ahead.at(0), ahead.at(1), ahead.at(2), ahead.at(3)};
     float* to = packed;
     int64_t d = 0;
     for (; d + kStep <= head_dim; d += kStep) {

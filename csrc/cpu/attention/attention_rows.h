@@ -245,9 +245,10 @@ inline void add_sink(const RecordLayout& layout, float* record, float sink) {
   store(layout.sums(record), add(load(layout.sums(record)), weight));
 }
 
-template <class T>
+// S: of the values' rows, whose units the record has.
+template <class S, class T>
 inline void finish(const RecordLayout& layout, float* record, int64_t value_dim, T* out) {
-  using U = Units<T>;
+  using U = Units<S>;
   const Vec total = set1(reduce_add(load(layout.sums(record))));
   for (int64_t d = 0; d < value_dim; d += U::kStep) {
     Vec values[U::kParts];

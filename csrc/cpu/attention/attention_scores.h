@@ -26,9 +26,10 @@ class VectorScores {
   void begin() {}
   void end() {}
   void take_query(int64_t head, int64_t i, const T* row) { pack_query(row, head_dim_, query(head, i)); }
-  void take_keys(int64_t, const HeadRows<T>& keys, const HeadRows<T>& ahead, TileRange wanted) {
+  template <class S>
+  void take_keys(int64_t, const HeadRows<S>& keys, const HeadRows<S>& ahead, TileRange wanted) {
     for (int i = wanted.first_of_register(); i < wanted.end; i += kLanes)
-      pack_keys(keys.from(i), ahead.from(i), head_dim_, keys_ + i / kLanes * group_size(head_dim_));
+      pack_keys<T>(keys.from(i), ahead.from(i), head_dim_, keys_ + i / kLanes * group_size(head_dim_));
   }
   float* rows(int64_t head, int64_t first, int count, TileRange wanted) {
     const int64_t stride = q_stride(head_dim_), quads = quad_count<T>(head_dim_);
@@ -54,6 +55,12 @@ class VectorScores {
 };
 
 #if defined(__AMX_BF16__)
+
+// As bf16, in which they are exact.
+inline __m512i load_features(const int8_t* p, int64_t count) {
+  const Vec units = count >= kTileFeatures ? Units<bf16>::load(p) : Units<bf16>::load(p, static_cast<int>(count));
+  return _mm512_castps_si512(units.v);
+}
 
 // Keys are rows as they lie, only brought together; queries are turned into columns, sixteen at a time, and all rows'
 // scores are made at once.
@@ -81,7 +88,8 @@ class MatrixScores {
     if (i + 1 == rows_ || (i + 1) % kTileSide == 0) turn(group, static_cast<int>(i % kTileSide) + 1);
   }
 
-  void take_keys(int64_t head, const HeadRows<bf16>& keys, const HeadRows<bf16>& ahead, TileRange wanted) {
+  template <class S>
+  void take_keys(int64_t head, const HeadRows<S>& keys, const HeadRows<S>& ahead, TileRange wanted) {
     const int64_t width = steps_ * kTileFeatures;
     const int whole = (wanted.end + kTileSide - 1) / kTileSide * kTileSide;
     for (int i = 0; i < whole; ++i)

@@ -1,7 +1,8 @@
 // Sixteen floats as one value: `Vec`. Kernels are written once on it, as templates over the element type, and
 // compiled once for each instruction set (QUIRE_ISA names the namespace; see CMakeLists.txt).
 //
-// Element types: float, bf16, fp16. Arithmetic is in float whatever the element type.
+// Element types: float, bf16, fp16; int8_t, for numbers from -128 to 127. Arithmetic is in float whatever the
+// element type.
 //   load(p) / store(p, v)                     16 elements at any address, converted (round to nearest even)
 //   load_first(p, n) / store_first(p, v, n)   only the first n, 0 <= n <= 16; lanes past n load as zero
 //   zero set1 add sub mul div min max abs round exp expm1 sigmoid tanh

@@ -29,6 +29,11 @@ inline Vec load(const Half* p) {
   const __m128i* bits = reinterpret_cast<const __m128i*>(p);
   return {widen8(_mm_loadu_si128(bits), Half{}), widen8(_mm_loadu_si128(bits + 1), Half{})};
 }
+inline __m256 widen8(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)); }
+inline Vec load(const int8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {widen8(bytes), widen8(_mm_unpackhi_epi64(bytes, bytes))};
+}
 inline void store(float* p, Vec a) {
   _mm256_storeu_ps(p, a.lo);
   _mm256_storeu_ps(p + 8, a.hi);
@@ -38,6 +43,12 @@ inline void store(Half* p, Vec a) {
   __m128i* bits = reinterpret_cast<__m128i*>(p);
   _mm_storeu_si128(bits, narrow8(a.lo, Half{}));
   _mm_storeu_si128(bits + 1, narrow8(a.hi, Half{}));
+}
+inline void store(int8_t* p, Vec a) {
+  const __m256i lo = _mm256_cvtps_epi32(a.lo), hi = _mm256_cvtps_epi32(a.hi);
+  const __m128i first = _mm_packs_epi32(_mm256_castsi256_si128(lo), _mm256_extracti128_si256(lo, 1));
+  const __m128i last = _mm_packs_epi32(_mm256_castsi256_si128(hi), _mm256_extracti128_si256(hi, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(first, last));
 }
 
 inline Vec add(Vec a, Vec b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }

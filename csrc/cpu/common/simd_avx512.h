@@ -32,6 +32,9 @@ template <class Half>
 inline Vec load(const Half* p) {
   return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), Half{});
 }
+inline Vec widen(__m128i bytes) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))}; }
+inline Vec load(const int8_t* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline Vec load_first(const int8_t* p, int n) { return widen(_mm_maskz_loadu_epi8(first_lanes(n), p)); }
 inline Vec load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
 template <class Half>
 inline Vec load_first(const Half* p, int n) {
@@ -42,6 +45,12 @@ inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
 template <class Half>
 inline void store(Half* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(a, Half{}));
+}
+inline void store(int8_t* p, Vec a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+inline void store_first(int8_t* p, Vec a, int n) {
+  _mm512_mask_cvtepi32_storeu_epi8(p, first_lanes(n), _mm512_cvtps_epi32(a.v));
 }
 inline void store_first(float* p, Vec a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a.v); }
 template <class Half>

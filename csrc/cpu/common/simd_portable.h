@@ -5,6 +5,7 @@ typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 typedef uint32_t Bits __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
 
 struct Vec {
   Floats v;
@@ -53,6 +54,11 @@ inline Vec load(const Half* p) {
   __builtin_memcpy(&h, p, sizeof h);
   return widen(h, Half{});
 }
+inline Vec load(const int8_t* p) {
+  Bytes bytes;
+  __builtin_memcpy(&bytes, p, sizeof bytes);
+  return {__builtin_convertvector(bytes, Floats)};
+}
 inline void store(float* p, Vec a) { __builtin_memcpy(p, &a.v, sizeof a.v); }
 template <class Half>
 inline void store(Half* p, Vec a) {
@@ -70,6 +76,10 @@ inline Vec min(Vec a, Vec b) { return {(Floats)choose(a.v < b.v, (Bits)a.v, (Bit
 inline Vec abs(Vec a) { return {(Floats)((Bits)a.v & 0x7fffffff)}; }
 // Adding and taking away 1.5 * 2^23 leaves no room for a fraction. Holds for |a| < 2^22.
 inline Vec round(Vec a) { return {(a.v + 0x1.8p23f) - 0x1.8p23f}; }
+inline void store(int8_t* p, Vec a) {
+  const Bytes bytes = __builtin_convertvector((Ints)(a.v + 0x1.8p23f), Bytes);  // the last bits are the whole number's
+  __builtin_memcpy(p, &bytes, sizeof bytes);
+}
 inline Vec select_negative(Vec sign, Vec a, Vec b) { return {(Floats)choose(sign.v < 0.0f, (Bits)a.v, (Bits)b.v)}; }
 inline Vec every_other(Vec a, Vec b, int first) {
   Vec result;

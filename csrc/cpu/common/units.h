@@ -9,6 +9,8 @@
 //   part<k>(units)            float k of each unit
 //   in_order(parts)           kParts Vecs of parts become the elements in their order
 //
+// Rows of int8_t are loaded as units of T, too: what they become is exact in each T.
+//
 // A register has four quads of units:
 //   turn_quads(rows)          the quads of four Vecs, transposed in place
 //   load_quad(p)              four floats, in every quad
@@ -24,8 +26,14 @@ namespace QUIRE_ISA {
 template <class T>
 struct Units {
   static constexpr int kStep = kLanes, kParts = 1;
-  static Vec load(const T* p) { return QUIRE_ISA::load(p); }
-  static Vec load(const T* p, int n) { return load_first(p, n); }
+  template <class S>
+  static Vec load(const S* p) {
+    return QUIRE_ISA::load(p);
+  }
+  template <class S>
+  static Vec load(const S* p, int n) {
+    return load_first(p, n);
+  }
   template <int>
   static Vec part(Vec units) {
     return units;
@@ -41,6 +49,22 @@ struct UnitsOfPairs {
     const __mmask32 mask = n < 32 ? static_cast<__mmask32>((1u << n) - 1) : ~__mmask32{0};
     return {_mm512_castsi512_ps(_mm512_maskz_loadu_epi16(mask, p))};
   }
+  static Vec load(const int8_t* p) { return of_bytes(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static Vec load(const int8_t* p, int n) {
+    const __mmask32 mask = n < 32 ? static_cast<__mmask32>((1u << n) - 1) : ~__mmask32{0};
+    return of_bytes(_mm256_maskz_loadu_epi8(mask, p));
+  }
+  static Vec of_bytes(__m256i bytes) {
+#if defined(__AVX512BF16__)
+    const Vec first = widen(_mm256_castsi256_si128(bytes)), second = widen(_mm256_extracti128_si256(bytes, 1));
+    return {_mm512_castsi512_ps((__m512i)_mm512_cvtne2ps_pbh(second.v, first.v))};
+#else
+    const __m512i pairs = _mm512_cvtepu16_epi32(bytes);
+    const __m512 even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 24), 24));
+    const __m512 odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 24));
+    return {_mm512_or_ps(_mm512_castsi512_ps(_mm512_srli_epi32(_mm512_castps_si512(even), 16)), odd)};
+#endif
+  }
   template <int kPart>
   static Vec part(Vec units) {
     const __m512i pairs = _mm512_castps_si512(units.v);
@@ -49,6 +73,16 @@ struct UnitsOfPairs {
   }
 #elif defined(__AVX2__)
   static Vec load(const bf16* p) { return QUIRE_ISA::load(reinterpret_cast<const float*>(p)); }
+  static Vec load(const int8_t* p) {
+    const __m128i* bytes = reinterpret_cast<const __m128i*>(p);
+    return {of_bytes(_mm_loadu_si128(bytes)), of_bytes(_mm_loadu_si128(bytes + 1))};
+  }
+  static __m256 of_bytes(__m128i bytes) {
+    const __m256i pairs = _mm256_cvtepu16_epi32(bytes);
+    const __m256 even = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 24), 24));
+    const __m256 odd = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 16), 24));
+    return _mm256_or_ps(_mm256_castsi256_ps(_mm256_srli_epi32(_mm256_castps_si256(even), 16)), odd);
+  }
   template <int kPart>
   static __m256 part8(__m256 units) {
     const __m256i pairs = _mm256_castps_si256(units);
@@ -61,6 +95,14 @@ struct UnitsOfPairs {
   }
 #else
   static Vec load(const bf16* p) { return QUIRE_ISA::load(reinterpret_cast<const float*>(p)); }
+  static Vec load(const int8_t* p) {
+    Halves halves;
+    __builtin_memcpy(&halves, p, sizeof halves);
+    const Bits pairs = __builtin_convertvector(halves, Bits);
+    const Floats even = __builtin_convertvector((Ints)(pairs << 24) >> 24, Floats);
+    const Floats odd = __builtin_convertvector((Ints)(pairs << 16) >> 24, Floats);
+    return {(Floats)((Bits)even >> 16 | (Bits)odd)};
+  }
   template <int kPart>
   static Vec part(Vec units) {
     return {(Floats)(kPart == 0 ? (Bits)units.v << 16 : (Bits)units.v & 0xffff0000)};
@@ -68,9 +110,10 @@ struct UnitsOfPairs {
 #endif
   static void in_order(Vec* parts) { zip(parts[0], parts[1], parts); }
 #if !defined(__AVX512F__)
-  static Vec load(const bf16* p, int n) {
-    bf16 buffer[kStep] = {};
-    __builtin_memcpy(buffer, p, n * sizeof(bf16));
+  template <class S>
+  static Vec load(const S* p, int n) {
+    S buffer[kStep] = {};
+    __builtin_memcpy(buffer, p, n * sizeof(S));
     return load(buffer);
   }
 #endif

@@ -177,8 +177,11 @@ def _refused(module: nn.Module, why: str) -> UnsupportedModelError:
 class PagedStep:
     """Answers the calls of one step: the first is the first layer's, and so on."""
 
-    def __init__(self, layers: Sequence[PagedAttention], ctx: ForwardContext, kv: Sequence[KVCache]) -> None:
-        self._layers, self._ctx, self._kv = layers, ctx, kv
+    def __init__(
+        self, layers: Sequence[PagedAttention], ctx: ForwardContext, kv: Sequence[KVCache], dtype: torch.dtype
+    ) -> None:
+        """dtype: the model's, whatever its module makes of queries and keys on their way."""
+        self._layers, self._ctx, self._kv, self._dtype = layers, ctx, kv, dtype
         self.calls, self.position_limit = 0, ctx.position_limit
 
     def attend(
@@ -186,8 +189,7 @@ class PagedStep:
     ) -> torch.Tensor:
         layer, cache = self._layers[self.calls], self._kv[self.calls]
         self.calls += 1
-        dtype = cache.keys.dtype
-        q, k, v = (x.squeeze(0).transpose(0, 1).to(dtype).contiguous() for x in (query, key, value))
+        q, k, v = (x.squeeze(0).transpose(0, 1).to(self._dtype).contiguous() for x in (query, key, value))
         layer.store(k, v, self._ctx, cache)
         out = layer.attend(q, self._ctx, cache, options.get("s_aux"))
         return out.view(1, q.shape[0], q.shape[1], -1)

@@ -120,7 +120,7 @@ class TransformersForCausalLM(CausalLM):
             return cast(torch.Tensor, self._module.get_input_embeddings()(input_ids))
 
     def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
-        step = PagedStep(self._layers, ctx, kv)
+        step = PagedStep(self._layers, ctx, kv, embeddings.dtype)
         with answering(step), self._exact or nullcontext():
             hidden = self._top.base(embeddings.unsqueeze(0), ctx.positions.unsqueeze(0))
         if step.calls != len(self._layers):

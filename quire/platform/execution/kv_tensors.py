@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from quire import huge_pages
-from quire.types import KVCache, KVSpec, StateCache
+from quire.types import KVCache, KVSpec, StateCache, int8_row_bytes
 
 
 def allocate_cache(
@@ -17,6 +18,7 @@ def allocate_cache(
     """The pool's tensors: a pair for each layer of a group, which serves a layer of every group; or one, where values
     are a part of the keys. Memory is committed as blocks are first used.
 
+    dtype: the model's, in which keys and values are, too, unless the spec says int8.
     num_states: blocks of the layers with states. They have the first numbers, so there is room for them in the tensors
     of keys and values too, which nobody touches.
     Returns the caches of the layers, in their order, and then those of the layers with states.
@@ -30,15 +32,20 @@ def allocate_cache(
     shape = (num_states + num_blocks, spec.num_kv_heads, block_size)
     value_dim = spec.value_dim or spec.head_dim
 
-    def make() -> tuple[torch.Tensor, torch.Tensor]:
+    def make() -> Callable[[int], KVCache]:
+        """The tensors of a layer, as a cache of a group."""
+        if spec.int8:
+            rows = tensor((*shape, int8_row_bytes(spec.head_dim)), torch.int8)
+            value_rows = rows if spec.latent else tensor((*shape, int8_row_bytes(value_dim)), torch.int8)
+            return partial(KVCache.of_rows, rows, value_rows, spec.head_dim, value_dim)
         keys = tensor((*shape, spec.head_dim))
-        return keys, keys[..., :value_dim] if spec.latent else tensor((*shape, value_dim))
+        return partial(KVCache, keys, keys[..., :value_dim] if spec.latent else tensor((*shape, value_dim)))
 
     groups = spec.groups
-    pairs = [make() for _ in range(max(len(group.layers) for group in groups))]
+    layers = [make() for _ in range(max(len(group.layers) for group in groups))]
     caches: dict[int, KVCache] = {}
     for number, group in enumerate(groups):
-        caches.update({layer: KVCache(*pair, number) for layer, pair in zip(group.layers, pairs, strict=False)})
+        caches.update({layer: cache(number) for layer, cache in zip(group.layers, layers, strict=False)})
     states = []
     if spec.state is not None:
         shape_of_states, shape_of_tails, ends = spec.state.shapes(num_states)
@@ -61,8 +68,8 @@ def keys_of(caches: Sequence[KVCache | StateCache]) -> list[torch.Tensor]:
     found: dict[int, torch.Tensor] = {}
     for cache in caches:
         if isinstance(cache, KVCache):
-            found.setdefault(cache.keys.data_ptr(), cache.keys)
-            found.setdefault(cache.values.data_ptr(), cache.values)
+            for tensor in cache.whole:
+                found.setdefault(tensor.data_ptr(), tensor)
     return list(found.values())
 
 
@@ -72,7 +79,9 @@ def states_of(caches: Sequence[KVCache | StateCache]) -> list[torch.Tensor]:
 
 
 def poison(caches: Sequence[KVCache | StateCache], blocks: Sequence[int] | None = None) -> None:
-    """Overwrite blocks with NaN, or all there are: what reads them must not go unseen. No state is where one was."""
+    """Overwrite blocks with NaN, or all there are: what reads them must not go unseen. No state is where one was.
+
+    Bytes of ones are NaN, too, where they are a scale of int8."""
     states = states_of(caches)
     count = len(states[0]) if states else 0
     own = {id(tensor) for tensor in states}

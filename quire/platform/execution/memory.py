@@ -25,7 +25,7 @@ _LEAST_STATES = 2  # one that is read and one that is written
 def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
     """Bytes of one block over all layers of a group, keys and values."""
     layers = max(len(group.layers) for group in spec.groups)
-    return layers * spec.numbers_a_token * block_size * itemsize
+    return layers * spec.bytes_a_token(itemsize) * block_size
 
 
 def useful_blocks(spec: KVSpec, block_size: int, config: SchedulerConfig, max_model_len: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -61,6 +62,7 @@ class Worker:
             self._load(config, path, device)
 
     def _load(self, config: EngineConfig, path: Path, device: torch.device) -> None:
+        int8 = _keeps_int8(config, device)
         model = _model(path, config.model, device)
         max_model_len = _max_model_len(config.model.max_model_len, model)
         weight = next(model.parameters())
@@ -71,7 +73,7 @@ class Worker:
             most = min(config.lora.host_bytes, config.lora.device_bytes)
             self.reader = AdapterReader(model, config.lora.max_lora_rank, most)
             adapter_slots = AdapterSlots(model, self._adapter)
-        spec = model.kv_spec.within(max_model_len)
+        spec = replace(model.kv_spec.within(max_model_len), int8=int8)
         windows = spec.group_windows
         num_blocks, num_swap_blocks, num_states, pool_bytes = _count_blocks(config, model, spec, max_model_len)
         caches = allocate_cache(spec, num_blocks, config.cache.block_size, model.dtype, weight.device, num_states)
@@ -118,6 +120,17 @@ def _model(path: Path, config: ModelConfig, device: torch.device) -> CausalLM:
     if config.trust_remote_code:
         logger.warning("trust_remote_code=True: taken; this checkpoint needs no code of its own, and none is run")
     return model
+
+
+def _keeps_int8(config: EngineConfig, device: torch.device) -> bool:
+    if config.cache.kv_cache_dtype != "int8":
+        return False
+    if device.type != "cpu":
+        raise QuireError(
+            f"kv_cache_dtype='int8': keys and values are kept so on CPUs alone, and this model is on {device}; take "
+            "kv_cache_dtype='auto', or device='cpu'."
+        )
+    return True
 
 
 def _max_model_len(wanted: int | None, model: CausalLM) -> int:
@@ -167,5 +180,6 @@ def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model
     swapped = f"; {num_swap_blocks} more in main memory" if num_swap_blocks else ""
     groups = f", each for one of {len(spec.groups)} groups of layers" if len(spec.groups) > 1 else ""
     states = f"; {num_states} states" if num_states else ""
-    logger.info("KV pool: %d blocks of %d tokens%s%s%s", num_blocks, size, groups, swapped, states)
+    kept = " in int8" if spec.int8 else ""
+    logger.info("KV pool: %d blocks of %d tokens%s%s%s%s", num_blocks, size, kept, groups, swapped, states)
     return num_blocks, num_swap_blocks, num_states, num_blocks * bytes_a_block + taken

@@ -133,7 +133,7 @@ def check_bfloat16(architecture: str, variant: str, folder: Path) -> None:
     assert sum(ours) <= sum(theirs)
 
 
-def check_forks(path: Path, dtype: str) -> LLM:
+def check_forks(path: Path, dtype: str, **settings: Any) -> LLM:
     """Promise 1: requests with forks, in a crowd that is preempted, have the bits that each has alone.
 
     Returns the crowd's engine.
@@ -150,7 +150,7 @@ def check_forks(path: Path, dtype: str) -> LLM:
         assert llm.llm_engine.pool.num_owned == 0
         return [[(c.token_ids, c.logprobs) for c in output.outputs] for output in outputs]
 
-    calm = LLM(str(path), dtype=dtype, skip_tokenizer_init=True, enable_prefix_caching=False)
+    calm = LLM(str(path), dtype=dtype, skip_tokenizer_init=True, enable_prefix_caching=False, **settings)
     tight = LLM(
         str(path),
         dtype=dtype,
@@ -159,6 +159,7 @@ def check_forks(path: Path, dtype: str) -> LLM:
         num_gpu_blocks_override=24,
         max_num_batched_tokens=11,
         debug=True,
+        **settings,
     )
     assert run(tight, list(range(12))) == [run(calm, [i])[0] for i in range(12)]
     assert tight.llm_engine.scheduler.num_preemptions > 0
