@@ -31,6 +31,7 @@ OTHER_FORMS: dict[str, tuple[Any, Any]] = {
     "lora_roots": (["/a"], ("/a",)),
     "generation_config": ("vllm", "vllm"),
     "metrics_prefix": ("vllm:", "vllm:"),
+    "kv_cache_dtype": ("int8", "int8"),
 }
 
 
