@@ -9,6 +9,7 @@ import torch
 from kernel_helpers import is_gpu
 
 from quire.kernels import reference
+from quire.kernels.reference_attention import quantized
 from quire.types import KVCache, int8_row_bytes
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -148,7 +149,7 @@ def _int8_cache(shape: tuple[int, int, int], dim: int, value_dim: int, dtype: to
 
 def as_stored(own: Stream) -> Stream:
     """What int8 leaves of keys and values."""
-    key, value = (scales * whole for whole, scales in map(reference.quantized, (own.key, own.value)))
+    key, value = (scales * whole for whole, scales in map(quantized, (own.key, own.value)))
     return replace(own, key=key, value=value)
 
 
