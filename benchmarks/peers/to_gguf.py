@@ -1,12 +1,16 @@
-"""Write a Llama checkpoint in bf16 as GGUF, for timing only (no tokenizer): to_gguf.py MODEL OUT.gguf
+"""Write a Llama checkpoint in bf16 as GGUF, without a tokenizer: to_gguf.py MODEL [--kind BF16] OUT.gguf
 
-Runs in llama.cpp's environment: needs gguf (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and numpy.
+--kind: of the linears' and the embedding's weights. F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0 and Q5_1 are made by the
+package gguf and are the same in all tensors; any other (Q4_K_M, Q5_K_M, Q6_K, ...) by llama.cpp's own quantizer, which
+mixes kinds as its files have them. Rows of queries and keys are in the order in which llama.cpp rotates them.
+
+Needs gguf (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and numpy; the other kinds llama_cpp too.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import gguf
@@ -24,6 +28,7 @@ LAYER = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+OWN = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # kinds that gguf quantizes to
 
 
 def tensors(path: Path):
@@ -47,9 +52,14 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{LAYER[rest]}.weight"
 
 
-def main() -> None:
-    model, out = Path(sys.argv[1]), sys.argv[2]
+def rotated(values: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head with those of its two halves in turns: llama.cpp rotates neighbours."""
+    return values.reshape(heads, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+
+
+def write(model: Path, out: Path, kind: gguf.GGMLQuantizationType) -> None:
     config = json.loads((model / "config.json").read_text())
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     writer = gguf.GGUFWriter(out, "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -67,8 +77,8 @@ def main() -> None:
     writer.add_token_types([1] * count)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    kind = gguf.GGMLQuantizationType.BF16
     for name, values in tensors(model / "model.safetensors"):
+        values = rotated(values, heads[part]) if (part := name.split(".")[-2]) in heads else values
         if values.ndim == 1:
             writer.add_tensor(gguf_name(name), values)
         else:
@@ -77,6 +87,37 @@ def main() -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def quantize(source: Path, out: Path, kind: str, pure: bool = False) -> None:
+    """By llama.cpp's own quantizer."""
+    import llama_cpp as lib
+
+    params = lib.llama_model_quantize_default_params()
+    params.ftype = getattr(lib, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    params.pure = pure
+    params.allow_requantize = True
+    code = lib.llama_model_quantize(str(source).encode(), str(out).encode(), params)
+    if code:
+        raise SystemExit(f"llama.cpp does not make {kind} of {source}: {code}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="a folder of safetensors, or a file of GGUF for llama.cpp's quantizer")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--kind", default="BF16")
+    parser.add_argument("--pure", action="store_true", help="llama.cpp's quantizer mixes no kinds")
+    args = parser.parse_args()
+    if args.model.is_file():
+        quantize(args.model, args.out, args.kind, args.pure)
+    elif args.kind in OWN:
+        write(args.model, args.out, gguf.GGMLQuantizationType[args.kind])
+    else:
+        whole = args.out.with_suffix(".bf16")
+        write(args.model, whole, gguf.GGMLQuantizationType.BF16)
+        quantize(whole, args.out, args.kind, args.pure)
+        whole.unlink()
 
 
 if __name__ == "__main__":
