@@ -221,7 +221,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="a folder that keeps what is made of the model; default: none")
     parser.add_argument("--make", action="store_true", help="make the files in --work, and measure nothing")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contenders end too
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as work:
         bench = Quantized(args, args.work or Path(work))
         print(
@@ -240,4 +239,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that contenders end too
     main()
