@@ -40,7 +40,10 @@ namespace {
          __builtin_cpu_supports("f16c");
 }
 
-[[maybe_unused]] bool has_avx512() { return has_avx512f() && __builtin_cpu_supports("avx512bf16"); }
+// Every processor that has bf16 has the products of bytes, VNNI, too; it is asked for all the same.
+[[maybe_unused]] bool has_avx512() {
+  return has_avx512f() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+}
 
 #ifdef QUIRE_HAS_AMX
 // Linux saves a process's matrix registers once it has asked for that (arch_prctl(2); kernel 5.16 and newer).

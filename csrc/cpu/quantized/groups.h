@@ -166,6 +166,33 @@ struct Q3_K {
   }
 };
 
+// Of weights whose rows are bytes.
+inline int64_t mean_row_bytes(const LinearArgs& args) {
+  int64_t bytes = 0, rows = 0;
+  for (int64_t i = 0; i < args.count; ++i)
+    bytes += args.weights[i].rows * args.formats[i].row_bytes, rows += args.weights[i].rows;
+  return rows > 0 ? bytes / rows : 0;
+}
+
+// body(Kind{}) for a kind whose rows are groups.
+template <class Body>
+inline void for_kind(RowKind kind, const Body& body) {
+  switch (kind) {
+    case RowKind::q4_0: return body(Q4_0{});
+    case RowKind::q4_1: return body(Q4_1{});
+    case RowKind::q5_0: return body(Q5_0{});
+    case RowKind::q5_1: return body(Q5_1{});
+    case RowKind::q8_0: return body(Q8_0{});
+    case RowKind::q2_k: return body(Q2_K{});
+    case RowKind::q3_k: return body(Q3_K{});
+    case RowKind::q4_k: return body(Q4_K{});
+    case RowKind::q5_k: return body(Q5_K{});
+    case RowKind::q6_k: return body(Q6_K{});
+    case RowKind::mxfp4: return body(MxFp4{});
+    default: return;  // no groups
+  }
+}
+
 }  // namespace
 }  // namespace QUIRE_ISA
 }  // namespace quire

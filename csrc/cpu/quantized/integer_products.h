@@ -3,7 +3,7 @@
 // An element is four chains of additions, group g's in chain g % 4, in rising order: fma(dot product, scale of w * scale
 // of x, chain), and where there is a minimum, fma(minimum of w, scale of x * sum of x's codes, chain) behind it. With
 // factors of halves, the dot product is the sum of both halves', times their factors, and likewise with minimums, which
-// are then scaled by minimum of w * scale of x. The element is (chain 0 + chain 1) + (chain 2 + chain 3), then the bias.
+// are then scaled by minimum of w * scale of x. Up to a multiple of four groups, zeros are added. The element is (chain 0 + chain 1) + (chain 2 + chain 3), then the bias.
 // So its bits depend on its row and its token alone.
 #pragma once
 
@@ -49,6 +49,8 @@ inline float multiply_row(const Group32* groups, const QuantizedToken& x, int64_
       chain = multiply_add(own.minimum, x.scales[g] * static_cast<float>(sums[0] + sums[1]), chain);
     chains[g % 4] = chain;
   }
+  // Zeros up to a multiple of four groups.
+  for (int64_t g = count; g % 4; ++g) chains[g % 4] += 0.0f;
   return (chains[0] + chains[1]) + (chains[2] + chains[3]);
 }
 
@@ -64,12 +66,7 @@ class IntegerProducts {
 
   explicit IntegerProducts(const LinearArgs& args) : args_(args), x_(args) {}
 
-  int64_t row_bytes() const {
-    int64_t bytes = 0, rows = 0;
-    for (int64_t i = 0; i < args_.count; ++i)
-      bytes += args_.weights[i].rows * args_.formats[i].row_bytes, rows += args_.weights[i].rows;
-    return rows > 0 ? bytes / rows : 0;
-  }
+  int64_t row_bytes() const { return mean_row_bytes(args_); }
   int64_t tiles() const { return args_.tokens; }
   void turn(int64_t begin, int64_t end) const {
     for (int64_t token = begin; token < end; ++token) x_.template quantize_token<T>(token);
@@ -94,20 +91,7 @@ class IntegerProducts {
           put(t, static_cast<float>(total) * (scale * x_[t].scales[0]));
         }
       } else {
-        switch (format.kind) {
-          case RowKind::q4_0: multiply<Q4_0>(bytes, put); break;
-          case RowKind::q4_1: multiply<Q4_1>(bytes, put); break;
-          case RowKind::q5_0: multiply<Q5_0>(bytes, put); break;
-          case RowKind::q5_1: multiply<Q5_1>(bytes, put); break;
-          case RowKind::q8_0: multiply<Q8_0>(bytes, put); break;
-          case RowKind::q2_k: multiply<Q2_K>(bytes, put); break;
-          case RowKind::q3_k: multiply<Q3_K>(bytes, put); break;
-          case RowKind::q4_k: multiply<Q4_K>(bytes, put); break;
-          case RowKind::q5_k: multiply<Q5_K>(bytes, put); break;
-          case RowKind::q6_k: multiply<Q6_K>(bytes, put); break;
-          case RowKind::mxfp4: multiply<MxFp4>(bytes, put); break;
-          default: break;  // no rows of groups
-        }
+        for_kind(format.kind, [&](auto kind) { multiply<decltype(kind)>(bytes, put); });
       }
     }
   }

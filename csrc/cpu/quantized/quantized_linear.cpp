@@ -4,6 +4,7 @@
 // are multiplied by x in int8; all others become elements of x's dtype first. Neighbours in the list that go the same way
 // go together.
 #include "cpu/common/kernels.h"
+#include "cpu/quantized/integer_avx512.h"
 #include "cpu/quantized/integer_products.h"
 #include "cpu/quantized/unpacked_products.h"
 
@@ -27,11 +28,27 @@ inline Way way_of(RowKind kind, DType dtype) {
   }
 }
 
+#if defined(__AVX512VNNI__)
+template <class T, class Out, bool kWholeRows>
+struct Integers {
+  using Products = GroupProducts<T, Out>;
+};
+template <class T, class Out>
+struct Integers<T, Out, true> {
+  using Products = RowProducts<T, Out>;
+};
+#else
+template <class T, class Out, bool kWholeRows>
+struct Integers {
+  using Products = IntegerProducts<T, Out, kWholeRows>;
+};
+#endif
+
 template <class T, class Out, bool kWholeRows>
 void integer_as(const LinearArgs& args) {
   if (args.tokens == 0) return;
   Adapters<T, Out> adapters = adapters_of<T, Out>(args, args.num_segments > 0 ? Factors<T>(args) : Factors<T>());
-  const IntegerProducts<T, Out, kWholeRows> products(args);
+  const typename Integers<T, Out, kWholeRows>::Products products(args);
   turn_tokens(products);
   linear_by(args, products, adapters);
 }
