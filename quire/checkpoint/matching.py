@@ -170,10 +170,6 @@ def _problems_of_parts(checkpoint: Checkpoint, part: StoredPart, names: Collecti
             yield f"{name} in {checkpoint.file_of(name)} is of dtype {_short(tensor.dtype)}"
 
 
-def _stored_names(one: StoredWeight) -> Sequence[str]:
-    return [one.stored] if one.part is None else list(one.part.shapes)
-
-
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -183,7 +179,7 @@ def _is_tied(checkpoint: Checkpoint, one: StoredWeight, shared: StoredWeight) ->
 
     So does transformers: the tensors in the files outweigh the configuration's word.
     """
-    pairs = zip(_stored_names(one), _stored_names(shared), strict=False)
+    pairs = zip(one.tensors, shared.tensors, strict=False)
     if all(torch.equal(checkpoint.tensor(own), checkpoint.tensor(other)) for own, other in pairs):
         return True
     logger.warning("tie_word_embeddings is set, but the files' %s and %s differ: not tied", one.name, shared.name)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeGuard
 from quire.checkpoint import strict_json
 
 # The format's dtypes: torch's name for each, and the bits of an element.
-_DTYPES: Mapping[str, tuple[str, int]] = {
+DTYPES: Mapping[str, tuple[str, int]] = {
     "BOOL": ("bool", 8), "U8": ("uint8", 8), "I8": ("int8", 8), "U16": ("uint16", 16), "I16": ("int16", 16),
     "U32": ("uint32", 32), "I32": ("int32", 32), "U64": ("uint64", 64), "I64": ("int64", 64),
     "F16": ("float16", 16), "BF16": ("bfloat16", 16), "F32": ("float32", 32), "F64": ("float64", 64),
@@ -73,11 +73,11 @@ def _entry(name: str, one: Any, begin: int) -> Entry:
     if not isinstance(one, dict):
         raise ValueError(f"{name[:80]!r} is described by {type(one).__name__}, not by an object")
     dtype, shape, offsets = one.get("dtype"), one.get("shape"), one.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"{name[:80]!r} is of dtype {str(dtype)[:40]!r}, which is unknown")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"{name[:80]!r}: shape and data_offsets must be lists of whole numbers")
-    known, width = _DTYPES[dtype]
+    known, width = DTYPES[dtype]
     bits = math.prod(shape) * width
     if bits % 8 or offsets[1] - offsets[0] != bits // 8:
         raise ValueError(

@@ -63,6 +63,11 @@ class StoredWeight:
     dtype: torch.dtype | None = None
     part: StoredPart | None = None
 
+    @property
+    def tensors(self) -> Sequence[str]:
+        """The names of what it is made of."""
+        return (self.stored,) if self.part is None else tuple(self.part.shapes)
+
 
 @torch.inference_mode(False)  # the caller's mode does not reach the threads, which could not write then
 def read_weights(
@@ -116,8 +121,20 @@ def _jobs(checkpoint: Checkpoint, wanted: StoredWeight, out: torch.Tensor) -> li
 
 
 def _make(checkpoint: Checkpoint, part: StoredPart, out: torch.Tensor) -> None:
+    out.copy_(_made_of(checkpoint, part))
+
+
+def _made_of(checkpoint: Checkpoint, part: StoredPart) -> torch.Tensor:
     stored = {name: checkpoint.tensor(name) for name in part.shapes}
-    out.copy_(part.make(*(one if one.shape == part.shapes[name] else one.mT for name, one in stored.items())))
+    return part.make(*(one if one.shape == part.shapes[name] else one.mT for name, one in stored.items()))
+
+
+def made(checkpoint: Checkpoint, wanted: StoredWeight) -> torch.Tensor:
+    """One tensor in the form that its place asks for, in the files' dtype. Raises CheckpointError."""
+    if wanted.part is not None:
+        return _made_of(checkpoint, wanted.part)
+    stored = checkpoint.tensor(wanted.stored)
+    return stored.t() if wanted.transposed else stored
 
 
 def _read_across(checkpoint: Checkpoint, name: str, out: torch.Tensor, first: int) -> None:

@@ -13,6 +13,7 @@ from quire.cli.chat import chat
 from quire.cli.complete import complete
 from quire.cli.doctor import doctor
 from quire.cli.models import models
+from quire.cli.quantize import quantize
 from quire.cli.run import run
 from quire.cli.run_batch import RunBatchCommand, run_batch
 from quire.cli.serve import ServeCommand, serve
@@ -53,5 +54,5 @@ def main(
 app.command()(run)
 app.command(cls=ServeCommand)(serve)
 app.command("run-batch", cls=RunBatchCommand)(run_batch)
-for verb in (chat, complete, models, doctor, bench):
+for verb in (chat, complete, models, doctor, bench, quantize):
     app.command()(verb)

@@ -19,6 +19,29 @@ def _check_overrides(fields: Any) -> None:
         raise QuireError("hf_overrides: must be a dict of fields of config.json; no code is taken.")
 
 
+_ON_THE_FLY = ("int8", "int4")
+# Methods that files may have, by vLLM's names.
+_OF_FILES = ("awq", "bitsandbytes", "compressed-tensors", "fp8", "gguf", "gptq", "mxfp4", "quire")
+# Why the others of vLLM's are not taken.
+_ANOTHER_KERNEL = "it names a kernel of vLLM's; {} names the same weights"
+_ON_LOAD = "nothing is made in that form while weights are loaded; int8 and int4 are"
+_NOT_READ = "weights in that form are not read; int8 and int4 are made of 16-bit ones"
+_OTHERS = {
+    "awq_marlin": _ANOTHER_KERNEL.format("awq"), "cpu_awq": _ANOTHER_KERNEL.format("awq"),
+    "gptq_marlin": _ANOTHER_KERNEL.format("gptq"), "gptq_bitblas": _ANOTHER_KERNEL.format("gptq"),
+    "moe_wna16": _ANOTHER_KERNEL.format("awq or gptq"),
+    **dict.fromkeys(("deepspeedfp", "experts_int8", "ptpc_fp8", "rtn", "tpu_int8"), _ON_LOAD),
+    **dict.fromkeys(
+        ("aqlm", "auto-round", "bitblas", "fbgemm_fp8", "fp_quant", "hqq", "inc", "ipex", "marlin", "modelopt",
+         "modelopt_fp4", "neuron_quant", "petit_nvfp4", "qqq", "quark", "squeezellm", "torchao"), _NOT_READ),
+}  # fmt: skip
+
+
+def _check_quantization(name: Any) -> None:
+    if isinstance(name, str) and name in _OTHERS:
+        raise QuireError(f"quantization={name!r}: {_OTHERS[name]}.")
+
+
 @dataclass(frozen=True)
 class ModelConfig(Checked):
     """The checkpoint, the tokenizer, and what computes."""
@@ -31,6 +54,17 @@ class ModelConfig(Checked):
     tokenizer_revision: str | None = setting(None, "The same, of the tokenizer.", vllm=True)
     dtype: str = setting(
         "auto", "auto (the checkpoint's), bfloat16, float16 or float32.", convert=convert.dtype, vllm=True
+    )
+    quantization: str | None = setting(
+        None,
+        "int8 or int4: weights in fewer bits, made of floats while they are loaded.",
+        more="Groups of 32 numbers have one scale; embeddings and the projection to the vocabulary have 8 bits in "
+        "either. Files that are quantized already are read as they are; a method's name (awq, gptq) is taken where "
+        "config.json has that method. See docs/quantization.md.",
+        choices=(*_ON_THE_FLY, *_OF_FILES),
+        check=_check_quantization,
+        flags=("-q",),
+        vllm=True,
     )
     load_format: str = setting(
         "auto",

@@ -14,6 +14,7 @@ class EngineArguments(TypedDict, total=False):
     revision: str | None
     tokenizer_revision: str | None
     dtype: str | None
+    quantization: str | None
     load_format: str | None
     model_impl: str | None
     device: str | None

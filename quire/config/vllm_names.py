@@ -90,7 +90,9 @@ _NONE: tuple[Any, ...] = ()
 _SHAPES = ({}, *({"backend": name} for name in ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")))
 
 _ONE = "one process computes, on one device"
-_QUANTISED = "quantised weights are not served; take the float16, bfloat16 or float32 checkpoint"
+_QUANTISED = (
+    "what quantized files hold they say themselves (config.json), and `quantization` makes int8 or int4 of others"
+)
 _POOLING = "quire generates text; embeddings, classification and scores are not served"
 _FORMATS = "a package adds formats by the entry points {}"
 _DRAFTS = "this version serves no speculative decoding"
@@ -174,7 +176,7 @@ _ENGINE = (
     *_refused(BOTH, _COMPILE, compilation_config=(0, {}), cudagraph_capture_sizes=_NONE,
               max_cudagraph_capture_size=_NONE,
               cudagraph_metrics=_OFF, jit_monitor_mode=("warn",), jit_monitor_verbose=_OFF),
-    *_refused(BOTH, _QUANTISED, quantization=_NONE, quantization_config=_NONE, allow_deprecated_quantization=_OFF,
+    *_refused(BOTH, _QUANTISED, quantization_config=_NONE, allow_deprecated_quantization=_OFF,
               quantization_param_path=_NONE, mm_encoder_fp8_scale_path=_NONE,
               mm_encoder_fp8_scale_save_path=_NONE, mm_encoder_fp8_scale_save_margin=(1.5,),
               mm_encoder_attn_dtype=_NONE,
@@ -312,8 +314,8 @@ NAMES: tuple[Name, ...] = (*_served(), *_ENGINE, *_SERVER)
 
 # vLLM's short flags, of names that `quire serve` does not have itself.
 SHORT = {
-    "tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp", "quantization": "-q",
-    "nnodes": "-n", "node_rank": "-r", "enable_expert_parallel": "-ep", "decode_context_parallel_size": "-dcp",
+    "tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp", "nnodes": "-n",
+    "node_rank": "-r", "enable_expert_parallel": "-ep", "decode_context_parallel_size": "-dcp",
     "prefill_context_parallel_size": "-pcp", "speculative_config": "-sc", "compilation_config": "-cc",
     "attention_config": "-ac", "diffusion_config": "-dc", "api_server_count": "-asc", "data_parallel_rank": "-dpn",
     "data_parallel_start_rank": "-dpr", "data_parallel_size_local": "-dpl", "data_parallel_address": "-dpa",

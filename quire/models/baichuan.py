@@ -85,6 +85,9 @@ class BaichuanForCausalLM(DecoderForCausalLM):
         # What an adapter puts in the place of normalised rows would have to be normalised, too: none finds the name.
         return ("lm_head (normalised)" if name == "lm_head" and self.config.norm_head else name,)
 
+    def keeps_floats(self, name: str) -> bool:
+        return bool(self.config.norm_head) and name == "lm_head"
+
     def loaded(self) -> None:
         if self.config.norm_head:
             for rows in self.lm_head.weight.data.split(_ROWS):

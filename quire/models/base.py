@@ -137,6 +137,10 @@ class CausalLM(nn.Module):
         """Whether the parameter of this name is float32 whatever the model's dtype is."""
         return False
 
+    def keeps_floats(self, name: str) -> bool:
+        """Whether the layer of this name is never quantized: something is made of its numbers once they are there."""
+        return False
+
     def check_loaded(self) -> None:
         """Called when a model is loaded and its numbers are there. Raises UnsupportedModelError if it is not right."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from quire.models.base import CausalLM
 from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
 from quire.models.quantization import QuantizationPlan
 from quire.models.quantization.devices import check_device
+from quire.models.quantization.of_floats import plan_of_floats
 from quire.models.rehearsal import rehearse, run_once
 from quire.models.vision.broken_torchvision import hide_if_broken
 
@@ -57,17 +59,19 @@ def load_model(
     load_format: str = "auto",
     overrides: Mapping[str, Any] = MappingProxyType({}),
     impl: str = "auto",
+    quantized: str | None = None,
 ) -> CausalLM:
     """Load the model of a local directory to a device, in eval mode and without gradients.
 
     dtype: "auto" (config.json's, or else the files' own), a name of DTYPES, or a torch.dtype among them. load_format:
     see `Checkpoint`. overrides: of fields of config.json. impl: whose modules run it, see `registry.find`.
+    quantized: as the setting `quantization`.
     Raises UnsupportedModelError for what quire does not run, CheckpointError for files that do not fit.
     """
     path = Path(path)
     model, checkpoint, raw = _build(path, load_format, overrides, impl)
     wanted = _dtype(dtype, raw, checkpoint)
-    _quantize(model, checkpoint, raw, wanted)
+    _quantize(model, checkpoint, raw, wanted, quantized)
     check_device(model, device)
     # Transformers' own code has tables with numbers, which do not go with tensors that have none.
     rehearsed = not model.computes_itself("") and rehearse(model, wanted, device)
@@ -77,6 +81,26 @@ def load_model(
     model.check_loaded()
     model.read_from = checkpoint.stamp()
     return model.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What loading a checkpoint would read, and nothing of it read. dtype: the model's."""
+
+    checkpoint: Checkpoint
+    raw: Mapping[str, Any]
+    matches: Matches
+    dtype: torch.dtype
+
+
+def prepare(path: Path, load_format: str, quantized: str) -> Prepared:
+    """Do all that `load_model` does before it reads weights. Raises as that."""
+    model, checkpoint, raw = _build(path, load_format, {}, "auto")
+    dtype = _dtype("auto", raw, checkpoint)
+    _quantize(model, checkpoint, raw, dtype, quantized)
+    if not model.computes_itself(""):
+        rehearse(model, dtype, _CPU)
+    return Prepared(checkpoint, raw, _matches(model, checkpoint, filled_by_files(model)), dtype)
 
 
 def load_structure(
@@ -115,12 +139,19 @@ def _build(
     return model, checkpoint, raw
 
 
-def _quantize(model: CausalLM, checkpoint: Checkpoint, raw: Mapping[str, Any], dtype: torch.dtype) -> None:
-    """Give the layers the formats of their weights in the files. dtype: the model's."""
+def _quantize(
+    model: CausalLM, checkpoint: Checkpoint, raw: Mapping[str, Any], dtype: torch.dtype, wanted: str | None
+) -> None:
+    """Give the layers the formats of their weights in the files, or those that are wanted. dtype: the model's."""
+    quantization.check_wanted(wanted, raw)
     found = quantization.method_of(raw)
     if found is not None:
-        plan = model.quantization = found[0](model, checkpoint, found[1])
-        plan.apply(model, dtype)
+        model.quantization = found[0](model, checkpoint, found[1])
+    elif wanted is not None:
+        matches = _matches(model, checkpoint, filled_by_files(model))
+        model.quantization = plan_of_floats(model, checkpoint, matches, wanted)
+    if model.quantization is not None:
+        model.quantization.apply(model, dtype)
 
 
 def _check_size(file: Path, model: CausalLM) -> None:

@@ -178,7 +178,7 @@ def test_serve_takes_by_the_table(served: Served) -> None:
         (["--tool-parser-plugin", "mine.py", "--tool-call-parser", "hermes"], "tool_parser_plugin='mine.py'"),
         (["--structured-outputs-config", '{"disable_any_whitespace": true}'], "structured_outputs_config="),
         (["--compilation-config.mode", "3"], "compilation_config={'mode': '3'}"),
-        (["--quantization", "awq"], "quantization='awq'"),
+        (["--quantization-config", '{"a": 1}'], "quantization_config="),
     ],
 )
 def test_serve_refuses_by_the_table(served: Served, line: list[str], name: str) -> None:

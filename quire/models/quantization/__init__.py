@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from quire.checkpoint.files import Checkpoint
     from quire.models.base import CausalLM
 
+# What `quantization` makes of floats when they are loaded; its other values name a method that the files have.
+ON_THE_FLY = ("int8", "int4")
+
 # Of a model on the meta device, its files and its quantization_config: what is to be done.
 Quantizer = Callable[["CausalLM", "Checkpoint", Mapping[str, Any]], QuantizationPlan]
 
@@ -39,6 +42,13 @@ def _gguf(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str, Any]) 
     return plan_of(model, checkpoint, settings)
 
 
+def _kept(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> QuantizationPlan:
+    """Of a folder that `quire quantize` has written."""
+    from quire.models.quantization.kept import plan_of_kept  # which looks at models
+
+    return plan_of_kept(model, checkpoint, settings)
+
+
 # What config.json calls a method (quantization_config.quant_method) -> what reads it.
 METHODS: Mapping[str, Quantizer] = MappingProxyType(
     {
@@ -48,6 +58,7 @@ METHODS: Mapping[str, Quantizer] = MappingProxyType(
         "fp8": quantizer_of(Float8),
         "gptq": quantizer_of(Gptq),
         "mxfp4": _by_the_class,
+        "quire": _kept,
         METHOD: _gguf,
     }
 )
@@ -88,3 +99,23 @@ def method_of(raw: Mapping[str, Any]) -> tuple[Quantizer, Mapping[str, Any]] | N
             f"those of {', '.join(sorted(METHODS))} are, and float16, bfloat16 or float32 ones."
         )
     return METHODS[method], settings
+
+
+def check_wanted(wanted: str | None, raw: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError where `quantization` asks for something else than the files of this config.json have,
+    and they are no floats that it could be made of."""
+    settings = raw.get("quantization_config") or None
+    own = settings.get("quant_method") if isinstance(settings, dict) else settings
+    if wanted is None or (own is not None and wanted == own):
+        return
+    if wanted not in ON_THE_FLY:
+        has = "has no quantization_config" if own is None else f"says quant_method={own!r}"
+        raise UnsupportedModelError(
+            f"quantization={wanted!r}: config.json {has}. Leave it out: files are read as they are; "
+            f"{' and '.join(ON_THE_FLY)} make fewer bits of float16, bfloat16 or float32 weights."
+        )
+    if own is not None:
+        raise UnsupportedModelError(
+            f"quantization={wanted!r}: these weights are quantized already (config.json: quant_method={own!r}), and "
+            "rounding them once more would lose more than either does. Leave it out, or take the 16-bit checkpoint."
+        )

@@ -224,6 +224,9 @@ class VisionLanguageModel(TakesMedia, CausalLM):
     def is_visual(self, name: str) -> bool:
         return not name.startswith("language_model.")
 
+    def keeps_floats(self, name: str) -> bool:
+        return self.language_model.keeps_floats(name.removeprefix("language_model."))
+
     @property
     def is_tied(self) -> bool:
         return super().is_tied or self.language_model.is_tied

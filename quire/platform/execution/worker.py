@@ -110,7 +110,15 @@ class Worker:
 
 def _model(path: Path, config: ModelConfig, device: torch.device) -> CausalLM:
     try:
-        model = load_model(path, config.dtype, device, config.load_format, config.hf_overrides, config.model_impl)
+        model = load_model(
+            path,
+            config.dtype,
+            device,
+            config.load_format,
+            config.hf_overrides,
+            config.model_impl,
+            config.quantization,
+        )
     except UnsupportedModelError as error:
         if config.trust_remote_code and "auto_map" in read_json(path / "config.json"):
             raise UnsupportedModelError(
