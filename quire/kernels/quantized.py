@@ -187,8 +187,8 @@ def quantize_rows(x: torch.Tensor, kind: RowKind) -> torch.Tensor:
     """x [N, K], of floats, as rows of bytes [N, row_bytes]: by groups of 32 columns, each by itself.
 
     Q8_0: scale = the largest size / 127, codes rounded to the nearest. Q4_0: the scale, of some about the largest
-    number / -8, that leaves the least squares of errors. Raises ValueError for other kinds, and for K that is no
-    multiple.
+    number / -8, that leaves the least squares of errors; Q4_1: so with a least number, see `_fit_sixteen_levels`.
+    Raises ValueError for other kinds, and for K that is no multiple.
     """
     layout = RowLayout(kind, x.shape[1])
     groups = x.float().reshape(-1, 32)
@@ -198,9 +198,12 @@ def quantize_rows(x: torch.Tensor, kind: RowKind) -> torch.Tensor:
     elif kind is RowKind.Q4_0:
         scale, levels = _fit_four_bits(groups)
         codes = levels[:, :16] | levels[:, 16:] << 4
+    elif kind is RowKind.Q4_1:
+        scale, levels = _fit_sixteen_levels(groups)
+        codes = levels[:, :16] | levels[:, 16:] << 4
     else:
-        raise ValueError(f"kind: expected Q8_0 or Q4_0, got {RowKind(kind).name}")
-    return torch.cat((scale.view(-1, 1).view(torch.uint8), codes), 1).reshape(len(x), layout.row_bytes)
+        raise ValueError(f"kind: expected Q8_0, Q4_0 or Q4_1, got {RowKind(kind).name}")
+    return torch.cat((scale.reshape(len(groups), -1).view(torch.uint8), codes), 1).reshape(len(x), layout.row_bytes)
 
 
 def _inverse(scale: torch.Tensor) -> torch.Tensor:
@@ -221,6 +224,40 @@ def _fit_four_bits(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         better = error < best
         best, best_scale = torch.where(better, error, best), torch.where(better, scale, best_scale)
     return best_scale, ((groups * _inverse(best_scale)).round().clamp(-8, 7) + 8).to(torch.uint8)
+
+
+def _fit_sixteen_levels(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """groups: [n, 32] float32; -> steps and least numbers [n, 2] float16, and levels [n, 32] uint8, from 0 to 15.
+
+    Tried are 16 levels from the least number to the largest, and somewhat closer ones, each once as they are and once
+    with the line through the numbers that least squares then draws over their levels. What was made of 16 such levels
+    is found again.
+    """
+    low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
+    best, kept = torch.full_like(low, torch.inf), torch.zeros((len(groups), 2)).half()
+    centred = groups - groups.mean(1, keepdim=True)
+    for share in (1.0, 0.9):
+        step = ((high - low) * (share / 15)).half()
+        least = (low + (high - low) * ((1 - share) / 2)).half()
+        for fitted in (False, True):
+            if fitted:
+                levels = _levels(groups, step, least)
+                middle = levels.mean(1, keepdim=True)
+                spread = (levels - middle).square().sum(1, keepdim=True)
+                slope = (centred * (levels - middle)).sum(1, keepdim=True) / spread
+                step = torch.where(spread > 0, slope, step.float()).half()
+                least = (groups.mean(1, keepdim=True) - step.float() * middle).half()
+            made = _levels(groups, step, least) * step.float() + least.float()
+            error = (made - groups).square().sum(1, keepdim=True)
+            better = error < best
+            best = torch.where(better, error, best)
+            kept = torch.where(better, torch.cat((step, least), 1), kept)
+    return kept, _levels(groups, kept[:, :1], kept[:, 1:]).to(torch.uint8)
+
+
+def _levels(groups: torch.Tensor, step: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    wide = step.float()
+    return ((groups - least.float()) * torch.where(wide == 0, 0, 1 / wide)).round().clamp(0, 15)
 
 
 def by_rows(weights: Sequence[QuantizedWeight]) -> list[int]:

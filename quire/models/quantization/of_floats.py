@@ -28,7 +28,7 @@ GROUP = 32  # columns of one scale
 # Of the layers, and of embeddings and the projection to the vocabulary: with 4 bits there, four times the quality would
 # be lost that all other layers together lose.
 KINDS: Mapping[str, tuple[RowKind, RowKind]] = MappingProxyType(
-    {"int8": (RowKind.Q8_0, RowKind.Q8_0), "int4": (RowKind.Q4_0, RowKind.Q8_0)}
+    {"int8": (RowKind.Q8_0, RowKind.Q8_0), "int4": (RowKind.Q4_1, RowKind.Q8_0)}
 )
 _PIECE = 1 << 22  # numbers that are quantized at a time: 16 MB of float32
 
