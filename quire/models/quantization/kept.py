@@ -31,7 +31,7 @@ def settings_of(name: str) -> dict[str, Any]:
 def plan_of_kept(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> QuantizationPlan:
     """Which layers have rows in the files, and of which kind: their length says it. Raises UnsupportedModelError."""
     name = settings.get("quantization")
-    if name not in KINDS or dict(settings) != settings_of(name):
+    if not isinstance(name, str) or name not in KINDS or dict(settings) != settings_of(name):
         raise UnsupportedModelError(
             f"config.json: quantization_config={dict(settings)!r:.200} is none that `quire quantize` of this version "
             "writes: make the folder anew."
