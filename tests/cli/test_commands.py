@@ -113,8 +113,8 @@ RUNS = {
 
 
 def test_every_verb_is_run() -> None:
-    """Batches are run in tests/cli/test_run_batch.py."""
-    assert {*RUNS, "serve", "run-batch"} == set(QUIRE.commands)
+    """Batches are run in tests/cli/test_run_batch.py, `quantize` in test_quantize.py."""
+    assert {*RUNS, "serve", "run-batch", "quantize"} == set(QUIRE.commands)
 
 
 @pytest.mark.parametrize("verb", RUNS)

@@ -20,7 +20,7 @@ from quire.checkpoint.matching import Matches
 from quire.checkpoint.weights import StoredPart, StoredWeight
 from quire.errors import CheckpointError
 from quire.kernels.quantized import RowKind, RowLayout, quantize_rows
-from quire.layers import Embedding, LatentProjection, Linear, Router
+from quire.layers import Embedding, ExpertLinear, LatentProjection, Linear, Router
 from quire.models.base import CausalLM
 from quire.models.quantization.plan import QuantizationPlan, QuantizedLayer
 
@@ -38,8 +38,8 @@ logger = logging.getLogger("quire")
 def plan_of_floats(model: CausalLM, checkpoint: Checkpoint, matches: Matches, name: str) -> QuantizationPlan:
     """What `quantization=name`, one of KINDS, does to a model on the meta device.
 
-    matches: of its places, before any is quantized. Routers, towers, latent attention's absorbed weights, and layers
-    whose inputs are no multiple of 32 stay floats.
+    matches: of its places, before any is quantized. Routers, experts (whose product takes floats), towers, latent
+    attention's absorbed weights, and layers whose inputs are no multiple of 32 stay floats.
     """
     kinds, odd = _kinds(model, name)
     layers: dict[str, QuantizedLayer] = {}
@@ -90,7 +90,7 @@ def columns_of(model: CausalLM, path: str, module: torch.nn.Module) -> int | Non
         return None
     if isinstance(module, Embedding):
         return module.size
-    if not isinstance(module, Linear) or isinstance(module, (Router, LatentProjection)):
+    if not isinstance(module, Linear) or isinstance(module, (ExpertLinear, LatentProjection, Router)):
         return None
     return module.in_features if module.out_features > 1 else None  # a gate, which says how much of something counts
 
