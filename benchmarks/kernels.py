@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from quire.kernels import native
+from quire.kernels import QuantizedWeight, RowKind, RowLayout, native
 
 PERCENTILE = 0.1
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
@@ -26,6 +26,8 @@ LINEARS = (
     ("fp32", 2816, 1024, (1, 8, 32, 128)),
     ("fp16", 2816, 1024, (1, 8, 32, 128)),
 )
+QUANTIZED = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q5_0", "MXFP4", "INT8_ROWS")
+QUANTIZED_SHAPE, QUANTIZED_TOKENS = (2816, 1024), (1, 8, 32, 512)
 REPEATS = 2000  # of the calls that are all overhead
 
 
@@ -59,6 +61,30 @@ def linear_table(name: str, rows: int, features: int, tokens: tuple[int, ...], r
         for side in spent.values():
             line += f"  {work / side:6.0f} GFLOP/s {size / side * 1e-9:5.1f} GB/s"
         print(f"{line}  {spent['torch'] / spent['quire']:5.2f}", flush=True)
+
+
+def quantized_table(kind: RowKind, rounds: int) -> None:
+    """Products with one kind of quantized rows beside those with bf16 weights of the same shape."""
+    rows, features = QUANTIZED_SHAPE
+    layout, size = RowLayout(kind, features), rows * features * 2
+    # Small bytes: scales among them are ordinary numbers.
+    made = torch.randint(0, 48, (rows, layout.row_bytes), dtype=torch.uint8)
+    packed = [QuantizedWeight(made.clone(), layout) for _ in range(max(2, SPREAD // made.numel()))]
+    plain = [(torch.randn(rows, features) * 0.02).bfloat16() for _ in range(max(2, SPREAD // size))]
+    for count in QUANTIZED_TOKENS:
+        x = torch.randn(count, features).bfloat16()
+
+        def bytes_(i: int, x: torch.Tensor = x) -> object:
+            return native.quantized_linear(x, (packed[i % len(packed)],), (None,))
+
+        def elements(i: int, x: torch.Tensor = x) -> object:
+            return native.linear(x, (plain[i % len(plain)],), (None,))
+
+        spent = alternate({"packed": bytes_, "bf16": elements}, max(20, int(rounds * 64 / (1 + count / 8))))
+        work, line = 2e-9 * count * rows * features, f"{kind.name:9} {count:4}"
+        for name, read in (("packed", made.numel()), ("bf16", size)):
+            line += f"  {work / spent[name]:6.0f} GOP/s {read / spent[name] * 1e-9:5.1f} GB/s"
+        print(f"{line}  {spent['bf16'] / spent['packed']:5.2f}", flush=True)
 
 
 def pool_table(rounds: int) -> None:
@@ -108,6 +134,9 @@ def main() -> None:
     print("weight, tokens, quire, torch, torch's time by quire's")
     for name, rows, features, tokens in LINEARS:
         linear_table(name, rows, features, tokens, rounds)
+    print(f"quantized rows {QUANTIZED_SHAPE}, tokens, quantized, bf16, bf16's time by the quantized one's")
+    for kind in QUANTIZED:
+        quantized_table(RowKind[kind], rounds)
 
 
 if __name__ == "__main__":
