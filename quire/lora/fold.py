@@ -78,13 +78,13 @@ def embedding_change(
     weight = given.get("weight")
     if rank is None or "lora_embedding_A" not in parts:
         return EmbeddingChange(weight, tokens)
-    rows, size = layer.weight.shape
+    rows, size = layer.num_embeddings, layer.size
     a = _shaped(parts["lora_embedding_A"], [rank.rank, rows], "lora_embedding_A")
     b = _shaped(parts["lora_embedding_B"], [size, rank.rank], "lora_embedding_B")
     scale = None
     if "lora_magnitude_vector" in parts:
         magnitude = _shaped(parts["lora_magnitude_vector"], [size], "lora_magnitude_vector").float()
-        scale = magnitude / _column_norms(layer.weight if weight is None else weight, a, b, rank.scaling)
+        scale = magnitude / _column_norms(layer, weight, a, b, rank.scaling)
     return EmbeddingChange(weight, tokens, a.t().to(dtype).contiguous(), b.to(dtype).contiguous(), rank.scaling, scale)
 
 
@@ -94,15 +94,15 @@ def norm_change(layer: RMSNorm | LayerNorm, given: Given, dtype: torch.dtype) ->
     return NormChange(found["weight"], found["bias"])
 
 
-def token_rows(ids: Sequence[int], rows: torch.Tensor, table: torch.Tensor) -> TokenRows:
-    """Trained rows, in the order of their ids."""
-    count, size = table.shape
+def token_rows(ids: Sequence[int], rows: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> TokenRows:
+    """Trained rows, in the order of their ids. shape: the table's."""
+    count, size = shape
     _shaped(rows, [len(ids), size], "token_adapter.trainable_tokens_delta")
     if ids and max(ids) >= count:
         raise ValueError(f"trainable_token_indices has {max(ids)}, and the table ends at {count - 1}")
     order = sorted(range(len(ids)), key=lambda place: ids[place])
     chosen = torch.tensor([ids[place] for place in order], dtype=torch.int64)
-    return TokenRows(chosen, rows[order].to(table.dtype))
+    return TokenRows(chosen, rows[order].to(dtype))
 
 
 def changed_parameter(
@@ -172,11 +172,16 @@ def _row_norms(layer: Linear, weight: torch.Tensor | None, parts: Parts, rank: R
     return torch.cat(pieces).cpu()
 
 
-def _column_norms(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """The length of each column of W + scaling (B A)^T, W [V, C]: [C] float32."""
-    a, b = (a.float().t()).to(weight.device), (b.float().t() * scaling).to(weight.device)
-    step = max(1, _PIECE // weight.shape[1])
-    squares = torch.zeros(weight.shape[1], device=weight.device)
-    for at in range(0, len(weight), step):
-        squares += (weight[at : at + step].float() + a[at : at + step] @ b).square().sum(dim=0)
+def _column_norms(
+    layer: Embedding, weight: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """The length of each column of W + scaling (B A)^T, W [V, C]: [C] float32. weight: in the place of the layer's."""
+    device = layer.weight.device
+    a, b = (a.float().t()).to(device), (b.float().t() * scaling).to(device)
+    step = max(1, _PIECE // layer.size)
+    squares = torch.zeros(layer.size, device=device)
+    for at in range(0, layer.num_embeddings, step):
+        end = min(at + step, layer.num_embeddings)
+        own = layer.rows(at, end) if weight is None else weight[at:end].float().to(device)
+        squares += (own + a[at:end] @ b).square().sum(dim=0)
     return squares.sqrt().cpu()

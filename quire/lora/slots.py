@@ -13,10 +13,12 @@ from torch import nn
 from quire import kernels
 from quire.kernels.adapters import AllRows, LoraSegments, LoraTable, Segment
 from quire.kernels.transfer import send
-from quire.layers import Embedding, LatentProjection, Linear, Router
+from quire.layers import Embedding, LatentProjection, Linear
 from quire.layers.adapters import EmbeddingAdapters, LinearAdapters, LoRAContext, NormAdapters, on_device
 from quire.layers.latent import LatentAdapters, LatentChange
-from quire.lora.adapter import Adapter, Change
+from quire.lora.adapter import Adapter
+from quire.lora.base import adapter_dtype
+from quire.lora.binding import Change
 from quire.models.base import CausalLM
 
 _FIRST_SLOTS = 8
@@ -44,6 +46,7 @@ class AdapterSlots:
         self.generation = 0
         self._weights = weights
         self._context = LoRAContext()
+        self._model = model
         self._modules = dict(model.named_modules())
         weight = next(model.parameters())
         self.device = weight.device
@@ -145,7 +148,7 @@ class AdapterSlots:
             table = LoraTable(
                 module.in_features,
                 module.out_features,
-                module.weight.dtype if isinstance(module, Router) else self._dtype,
+                adapter_dtype(self._model, name, module),
                 self._slots,
                 device=self.device,
                 row_major=self._row_major,

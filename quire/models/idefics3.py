@@ -114,7 +114,7 @@ class Idefics3ForConditionalGeneration(VisionLanguageModel):
         return self.one_tile
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
-        tiles = inputs["pixel_values"][0].to(self.connector.modality_projection.proj.weight.dtype)
+        tiles = inputs["pixel_values"][0].to(self.dtype)
         states = self.vision_model(tiles).last_hidden_state
         return self.connector(states).flatten(0, 1)
 

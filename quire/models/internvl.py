@@ -141,7 +141,7 @@ class InternVLForConditionalGeneration(FramesAsImages):
         return self.encode({"pixel_values": inputs["pixel_values_videos"][0]})
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
-        pixels = inputs["pixel_values"].to(self.multi_modal_projector.linear_1.weight.dtype)
+        pixels = inputs["pixel_values"].to(self.dtype)
         return self.multi_modal_projector(self._shuffled(self._patches(pixels)))
 
     def _patches(self, pixels: torch.Tensor) -> torch.Tensor:

@@ -146,7 +146,7 @@ def _quantize(
     quantization.check_wanted(wanted, raw)
     found = quantization.method_of(raw)
     if found is not None:
-        model.quantization = found[0](model, checkpoint, found[1])
+        model.quantization = found[0](model, checkpoint, found[1]).for_model(model)
     elif wanted is not None:
         matches = _matches(model, checkpoint, filled_by_files(model))
         model.quantization = plan_of_floats(model, checkpoint, matches, wanted)

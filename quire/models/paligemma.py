@@ -120,7 +120,7 @@ class PaliGemmaForConditionalGeneration(VisionLanguageModel):
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         project = self.multi_modal_projector["linear"]
-        patches = self.grid_tower(inputs["pixel_values"].to(project.weight.dtype))  # type: ignore[arg-type]
+        patches = self.grid_tower(inputs["pixel_values"].to(self.dtype))
         return project(patches[0].contiguous())
 
 

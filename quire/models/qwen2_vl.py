@@ -127,7 +127,7 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
             )
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
-        pixels = inputs["pixel_values"].to(next(self.visual.parameters()).dtype)
+        pixels = inputs["pixel_values"].to(self.dtype)
         result = self.visual(pixels, grid_thw=inputs["image_grid_thw"])
         # Before transformers 5 the merged features were the result itself.
         return result if isinstance(result, torch.Tensor) else result.pooler_output

@@ -74,7 +74,7 @@ class Qwen3VLForConditionalGeneration(Qwen2VLForConditionalGeneration):
             refuse(config, "vision_config.deepstack_visual_indexes", reason, layers)
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
-        pixels = inputs["pixel_values"].to(next(self.visual.parameters()).dtype)
+        pixels = inputs["pixel_values"].to(self.dtype)
         result = self.visual(pixels, grid_thw=inputs["image_grid_thw"])
         # Before transformers 5 the two were the result itself.
         merged, levels = result if isinstance(result, tuple) else (result.pooler_output, result.deepstack_features)

@@ -318,7 +318,7 @@ def test_embeddings_saved_beside_their_lora_replace_the_base_s(worlds: Worlds) -
 
 def test_what_save_embedding_layers_writes_beside_saved_tables(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """PEFT then writes a saved module three times: as what replaces the base's, twice, and as the base's."""
-    monkeypatch.setattr("quire.lora.adapter._MOST_UNUSED", 8)  # the tables are small
+    monkeypatch.setattr("quire.lora.binding._MOST_UNUSED", 8)  # the tables are small
     world = worlds("LlamaForCausalLM", "gqa")
     path = world.train(LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]))
     tensors = load_file(path / "adapter_model.safetensors")

@@ -18,6 +18,7 @@ from quire.models.quantization.float8 import Float8
 from quire.models.quantization.gptq import Gptq
 from quire.models.quantization.plan import QuantizationPlan as QuantizationPlan
 from quire.models.quantization.plan import QuantizedLayer as QuantizedLayer
+from quire.models.quantization.plan import dequantized_part as dequantized_part
 
 if TYPE_CHECKING:
     from quire.checkpoint.files import Checkpoint

@@ -7,16 +7,20 @@ their formats before anything is loaded.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from quire.checkpoint.weights import StoredPart
 from quire.errors import UnsupportedModelError
-from quire.kernels.quantized import RowLayout
-from quire.layers import Embedding, Linear
+from quire.kernels.quantized import QuantizedWeight, RowLayout
+from quire.layers import Embedding, LatentProjection, Linear
 from quire.layers.quantization import QuantizedRows
+
+if TYPE_CHECKING:
+    from quire.models.base import CausalLM
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,24 @@ class QuantizationPlan:
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: Collection[str] = ()
 
+    def for_model(self, model: CausalLM) -> QuantizationPlan:
+        """The same, with floats for the layers of which the model takes nothing else: `CausalLM.keeps_floats`, and
+        what latent attention absorbs.
+
+        Raises UnsupportedModelError for such a one that shares another's rows.
+        """
+        floats = {path: own for path, own in self.layers.items() if _keeps_floats(model, path)}
+        parts = {}
+        for path, own in floats.items():
+            if own.rows is None:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__}: {path} shares quantized rows, and the model needs floats there: take "
+                    "weights of 16 bits."
+                )
+            parts[f"{path}.weight"] = dequantized_part(own)
+        layers = {path: own for path, own in self.layers.items() if path not in floats}
+        return replace(self, layers=layers, parts={**self.parts, **parts}) if floats else self
+
     def apply(self, model: nn.Module, dtype: torch.dtype) -> None:
         """Give the layers their formats. dtype: the model's. Raises UnsupportedModelError for a path that has none."""
         for path, own in self.layers.items():
@@ -79,3 +101,29 @@ class QuantizationPlan:
         """The files' names -> those by which they are matched; what parts are made of keeps its own."""
         own = {name: name for part in self.all_parts().values() for name in part.shapes}
         return {**own, **self.names}
+
+
+def _keeps_floats(model: CausalLM, path: str) -> bool:
+    return isinstance(model.get_submodule(path), LatentProjection) or model.keeps_floats(path)
+
+
+def dequantized_part(layer: QuantizedLayer) -> StoredPart:
+    """What makes a layer's weight of floats, [out_features, in_features], of the tensors of which its rows are made."""
+    rows, aux = layer.rows, layer.aux
+    assert rows is not None
+    names = list(rows.shapes)
+    if not isinstance(aux, StoredPart):
+        return StoredPart(
+            rows.shapes,
+            lambda *stored: QuantizedWeight(rows.make(*stored), layer.layout, aux).dequantize(),
+            rows.dtypes,
+            rows.either_way,
+        )
+    shapes = {**rows.shapes, **aux.shapes}  # a tensor may be in both
+
+    def make(*stored: torch.Tensor) -> torch.Tensor:
+        by_name = dict(zip(shapes, stored, strict=True))
+        own = aux.make(*(by_name[name] for name in aux.shapes))
+        return QuantizedWeight(rows.make(*(by_name[name] for name in names)), layer.layout, own).dequantize()
+
+    return StoredPart(shapes, make, {**rows.dtypes, **aux.dtypes}, rows.either_way)
