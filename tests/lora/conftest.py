@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire import LLM
+from quire.models import quantization
 from tests.lora import adapter_files as files
 from tests.lora.adapter_faults import PROMPTS
 from tests.lora.adapter_files import greedy, no_adapters, open_llm, tokens
 from tests.lora.adapter_life import NAMES, PROMPT, Solo
 from tests.lora.peft_world import World, text_world, video_world, vision_world
+from tests.lora.quantized_world import METHOD, Kinds, plan_of, quantized_world
 from tests.multimodal.tiny_vision import FAMILIES
 from tests.platform.conftest import make_llama
 
@@ -43,6 +46,31 @@ def worlds(tmp_path_factory) -> Iterator[Worlds]:
             folder = tmp_path_factory.mktemp(f"{architecture}-{variant}")
             make = vision_world if architecture in FAMILIES else text_world
             made[key] = make(folder, architecture, variant, **settings)
+        return made[key]
+
+    yield get
+    for world in made.values():
+        world.llm.llm_engine.check_integrity()
+
+
+@pytest.fixture(scope="session")
+def quantized_method() -> Iterator[None]:
+    """Checkpoints of rows of bytes can be read (`quantized_world`)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantization, "METHODS", {**quantization.METHODS, METHOD: plan_of})
+        yield
+
+
+@pytest.fixture(scope="session")
+def quantized_worlds(tmp_path_factory: pytest.TempPathFactory, quantized_method: None) -> Iterator[Worlds]:
+    """(architecture, kinds of rows, variant, settings of its configuration) -> the world of that model."""
+    made: dict[str, World] = {}
+
+    def get(architecture: str, kinds: Kinds, variant: str = "", **settings: Any) -> World:
+        key = repr((architecture, kinds, variant, settings))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(f"{architecture}-quantized")
+            made[key] = quantized_world(folder, architecture, kinds, variant, **settings)
         return made[key]
 
     yield get

@@ -1,6 +1,6 @@
 """Worlds whose base model is quantized, and PEFT's answers on the model that its rows of bytes mean.
 
-Checkpoints have rows of bytes under the parameters' own names, of kinds that config.json names: a method of these tests'.
+Checkpoints have rows of bytes under the parameters' own names, of kinds that config.json names: a method of the tests'.
 Whole-number products round their inputs to 8 bits; so does the oracle, in float64, where the engine does.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from quire.kernels.quantized import quantize_rows
 from quire.kernels.reference_quantized import is_integer, quantize_tokens
 from quire.models.quantization import QuantizationPlan, QuantizedLayer
 from tests.kernels.quantized_cases import random_weight
-from tests.lora.peft_world import _LAYERS, Expected, World, _world, ask, text_prompts
+from tests.lora.peft_world import _LAYERS, Expected, World, ask, text_prompts
 from tests.models import tiny
 
 METHOD = "rows of bytes"
@@ -35,6 +35,7 @@ MIXED: Kinds = {
     "q_proj": "Q4_K", "k_proj": "Q8_0", "v_proj": "Q6_K", "o_proj": "Q4_0", "gate_proj": "AFFINE4", "up_proj": "Q4_K",
     "down_proj": "Q6_K", "embed_tokens": "Q6_K", "lm_head": "Q8_0",
 }  # fmt: skip
+_EXACT, _LOOSE = 1e-4, 1.0
 _SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -118,7 +119,7 @@ def quantized_checkpoint(
     )
     for path, (kind, *_) in layouts.items():
         found = theirs.get_submodule(path)
-        if isinstance(found, nn.Linear) and is_integer(RowKind[kind]):
+        if isinstance(found, nn.Linear) and is_integer(RowKind[kind]) and not path.endswith("kv_b_proj"):
             found.__class__ = RoundedLinear
     theirs.name_or_path = theirs.config._name_or_path = str(folder / "floats")
     return theirs.eval(), folder / "rows"
@@ -133,9 +134,7 @@ class RoundedLinear(nn.Linear):
 
 
 class QuantizedWorld(World):
-    """tolerance: of logprobs. A number that lies between two of 8 bits may be rounded to the other one."""
-
-    tolerance = 0.02
+    """Whose answers agree but where a number that lies between two of 8 bits was rounded to the other one."""
 
     def agree(self, path: Path, expected: Path | None = None) -> bool:
         request = self.load(path)
@@ -144,9 +143,12 @@ class QuantizedWorld(World):
         self.check(outputs, QuantizedExpected(self, expected or path))
         return any(o.outputs[0].token_ids != plain for o, plain in zip(outputs, self.plain, strict=True))
 
-    def check(self, outputs: Sequence[Any], oracle: Expected) -> None:
-        for (_, images), output in zip(self.prompts, outputs, strict=True):
-            oracle.check(output, images, self.tolerance)
+    def check(self, outputs: Sequence[Any], oracle: QuantizedExpected) -> None:
+        """Rounding otherwise, which the eighth digit of a number may do, shows in what follows of its own prompt; so a
+        third of all logprobs are those of PEFT as closely as float32 has them, and none is far from it."""
+        errors = sorted(error for output in outputs for error in oracle.errors(output))
+        assert errors[len(errors) // 3] < _EXACT, errors[:: len(errors) // 9]
+        assert errors[-1] < _LOOSE, errors[:: len(errors) // 9]
 
 
 class QuantizedExpected(Expected):
@@ -160,8 +162,22 @@ class QuantizedExpected(Expected):
                     if isinstance(part, RoundedLinear):
                         part.__class__ = nn.Linear
 
+    def errors(self, output: Any) -> list[float]:
+        """How far each of the prompt's logprobs is from its own, and each chosen token's from the likeliest's."""
+        prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
+        scores = self.scores(prompt, answer[:-1])
+        tail = scores[len(prompt) - 1 :]
+        gaps = tail.amax(-1) - tail[torch.arange(len(answer)), torch.tensor(answer)]
+        known = enumerate(output.prompt_logprobs or [])
+        return [
+            *gaps.tolist(),
+            *(abs(one[prompt[at]].logprob - float(scores[at - 1, prompt[at]])) for at, one in known if at),
+        ]
 
-def quantized_world(folder: Path, architecture: str, kinds: Kinds, variant: str = "", **settings: Any) -> QuantizedWorld:
+
+def quantized_world(
+    folder: Path, architecture: str, kinds: Kinds, variant: str = "", **settings: Any
+) -> QuantizedWorld:
     theirs, path = quantized_checkpoint(folder, architecture, kinds, variant, **settings)
     prompts = text_prompts(theirs.config.vocab_size)
     llm = LLM(str(path), enable_lora=True, block_size=4, num_gpu_blocks_override=1024, skip_tokenizer_init=True)
@@ -172,4 +188,13 @@ def quantized_world(folder: Path, architecture: str, kinds: Kinds, variant: str 
     return world
 
 
-__all__ = ["METHOD", "MIXED", "QuantizedExpected", "QuantizedWorld", "plan_of", "quantized_checkpoint", "quantized_world", "uniform"]
+__all__ = [
+    "METHOD",
+    "MIXED",
+    "QuantizedExpected",
+    "QuantizedWorld",
+    "plan_of",
+    "quantized_checkpoint",
+    "quantized_world",
+    "uniform",
+]
