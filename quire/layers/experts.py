@@ -6,6 +6,7 @@ All of it is done by kernels, the sorting and counting too, so that a step with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from quire.kernels.experts import ExpertWeights, Routing
 from quire.layers.activation import gated_activation
 from quire.layers.adapters import LinearAdapters
 from quire.layers.linear import Linear
+from quire.layers.quantization.rows import weight_of
 from quire.layers.weight_formats import FLOAT_ROWS
 
 # The expert with the largest logit, which counts 1.
@@ -121,10 +123,18 @@ class GroupedLinear:
         """x: [R, in_features], sorted by expert; starts, rows: as `kernels.sort_by_expert` writes them, of so many
         tokens -> [R, sum of one expert's out_features], the layers' results side by side."""
         adapters = self._adapters()
-        if adapters is None:
-            return kernels.grouped_linear(x, starts, rows, self._own_weights())
-        segments = adapters.context.for_rows(tokens, adapters.name)
-        return kernels.grouped_linear(x, starts, rows, self._own_weights(), self._tables(), segments)
+        segments = None if adapters is None else adapters.context.for_rows(tokens, adapters.name)
+        tables = () if adapters is None else self._tables()
+        if self.is_quantized:
+            weights = [[weight_of(linear) for linear in own] for own in self.linears]
+            biases = [[linear._parameters["bias"] for linear in own] for own in self.linears]
+            return kernels.quantized_grouped_linear(x, starts, rows, weights, biases, tables, segments)
+        return kernels.grouped_linear(x, starts, rows, self._own_weights(), tables, segments)
+
+    @cached_property
+    def is_quantized(self) -> bool:
+        """Whether any expert's weights are rows of bytes. Formats do not change once a model runs."""
+        return any(linear.format is not FLOAT_ROWS for own in self.linears for linear in own)
 
     def _own_weights(self) -> ExpertWeights:
         """Looked up once: there may be thousands. They do not move once they are loaded."""
@@ -132,8 +142,6 @@ class GroupedLinear:
         assert first is not None and last is not None
         read_from = first.data_ptr(), last.data_ptr(), first.dtype, first.device
         if self._weights is None or read_from != self._read_from:
-            if any(linear.format is not FLOAT_ROWS for own in self.linears for linear in own):
-                raise NotImplementedError("experts' weights are rows of floats")
             weights = [[linear.weight for linear in own] for own in self.linears]
             biases = [[linear._parameters["bias"] for linear in own] for own in self.linears]
             self._weights, self._read_from = ExpertWeights(weights, biases), read_from

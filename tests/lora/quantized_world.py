@@ -118,8 +118,10 @@ def quantized_checkpoint(
         folder / "floats", dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
     )
     for path, (kind, *_) in layouts.items():
+        if not is_integer(RowKind[kind]) or ".experts." in path or path.endswith("kv_b_proj"):
+            continue  # transformers' experts are no layers; latents' keys and values are made floats at load
         found = theirs.get_submodule(path)
-        if isinstance(found, nn.Linear) and is_integer(RowKind[kind]) and not path.endswith("kv_b_proj"):
+        if isinstance(found, nn.Linear):
             found.__class__ = RoundedLinear
     theirs.name_or_path = theirs.config._name_or_path = str(folder / "floats")
     return theirs.eval(), folder / "rows"
