@@ -14,8 +14,7 @@ import torch
 from quire.checkpoint.matching import NameRules, Place
 from quire.checkpoint.weights import StoredPart
 from quire.errors import UnsupportedModelError
-from quire.kernels.quantized import QuantizedWeight
-from quire.layers import ExpertLinear, Linear
+from quire.layers import Linear
 from quire.models.quantization.plan import QuantizationPlan, QuantizedLayer
 from quire.models.quantization.settings import Settings
 from quire.models.quantization.stored import Method, PackedWeight, StoredLayer
@@ -49,7 +48,6 @@ def _plan(model: CausalLM, checkpoint: Checkpoint, method: Method) -> Quantizati
     )
     parts, modules = model.checkpoint_parts(), dict(model.named_modules())
     made: dict[str, QuantizedLayer] = {}
-    floats: dict[str, StoredPart] = {}
     ignored: set[str] = set()
     for stem, names in _quantized(checkpoint, method):
         place = rules.renamed(f"{stem}.weight")
@@ -70,12 +68,8 @@ def _plan(model: CausalLM, checkpoint: Checkpoint, method: Method) -> Quantizati
         weight = _weight(checkpoint, method, stem, names, rows, first.in_features)
         ignored |= {names[leaf] for leaf in weight.unread}
         for path, (linear, part) in linears.items():
-            own = _layer(checkpoint, rules.owner, stem, names, weight, rows, linear, part)
-            if isinstance(linear, ExpertLinear):
-                floats[f"{path}.weight"] = _as_floats(own, weight)
-            else:
-                made[path] = own
-    return QuantizationPlan(made, floats, ignored=ignored)
+            made[path] = _layer(checkpoint, rules.owner, stem, names, weight, rows, linear, part)
+    return QuantizationPlan(made, ignored=ignored)
 
 
 def _quantized(checkpoint: Checkpoint, method: Method) -> Iterator[tuple[str, dict[str, str]]]:
@@ -159,17 +153,6 @@ def _rows_of_part(
             f"{checkpoint.directory}: {stem} is quantized, and {owner}'s layers are no rows of it."
         )
     return own[:, 0].clone()
-
-
-def _as_floats(layer: QuantizedLayer, weight: PackedWeight) -> StoredPart:
-    """Experts are multiplied by as rows of floats: theirs become that when they are loaded, with the same numbers."""
-    assert layer.rows is not None
-    make = layer.rows.make
-
-    def floats(*stored: torch.Tensor) -> torch.Tensor:
-        return QuantizedWeight(make(*stored), weight.layout, weight.aux).dequantize()
-
-    return StoredPart(layer.rows.shapes, floats, layer.rows.dtypes)
 
 
 def _some_rows(make: Callable[..., torch.Tensor], own: torch.Tensor) -> Callable[..., torch.Tensor]:
