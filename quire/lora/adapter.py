@@ -1,7 +1,7 @@
 """An adapter's files -> what it changes in each layer, in the model's dtype, bound completely or refused.
 
 The format is PEFT's (`files.py`), with Hugging Face's module names
-(https://huggingface.co/docs/peft/developer_guides/checkpoint).
+(https://huggingface.co/docs/peft/developer_guides/checkpoint), or llama.cpp's (`gguf.py`).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from quire.lora.files import (
     weights_file,
 )
 from quire.lora.fused import fused_parameters, split_parts
+from quire.lora.gguf import bound_pairs, described, gguf_adapter, is_gguf, own_names, pairs_of, read_numbers
 from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, read_config
 from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
 from quire.models.base import CausalLM
@@ -104,8 +105,8 @@ class LoadedAdapter(Protocol):
 class Reader(Protocol):
     """Reads adapters where the weights of the model are. Any number of threads may do so at once."""
 
-    def read(self, directory: Path) -> LoadedAdapter:
-        """Read the adapter in a directory. Raises AdapterError."""
+    def read(self, path: Path) -> LoadedAdapter:
+        """Read the adapter in a folder, or in a GGUF file. Raises AdapterError."""
         ...
 
 
@@ -127,21 +128,37 @@ class AdapterReader:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def read(self, directory: Path) -> Adapter:
-        """Read the adapter in a directory. Raises AdapterError: it binds completely, or not at all."""
+    def read(self, path: Path) -> Adapter:
+        """Read the adapter in a folder, or in a GGUF file. Raises AdapterError: it binds completely, or not at all."""
+        return self._read_gguf(path) if is_gguf(path) else self._read_folder(path)
+
+    def _read_gguf(self, path: Path) -> Adapter:
+        naming = own_names(self._base)
+        with gguf_adapter(path, 2 * self._max_bytes) as (file, said):
+            parts, targets = bound_pairs(said, self._base, pairs_of(said, described(said)))
+            self._check_rank(targets, said.where)
+            Binding(self._base, Kinds(), targets, naming, parts, {}, said.where).check_sizes({})
+            digest, tensors = read_numbers(file, said)
+        parts, targets = bound_pairs(said, self._base, pairs_of(said, tensors))
+        return self._bound(Binding(self._base, Kinds(), targets, naming, parts, {}, said.where), digest)
+
+    def _read_folder(self, directory: Path) -> Adapter:
         where = str(directory)
         config_data = read_text(directory / CONFIG_FILE, MAX_CONFIG_BYTES)
-        with weights_file(directory / WEIGHTS_FILE, 2 * self._max_bytes) as (file, described):
+        with weights_file(directory / WEIGHTS_FILE, 2 * self._max_bytes) as (file, said):
             # What the header says is looked at first: nobody's file is read whole to be refused.
-            parts, plain = self._sorted(described, where)
+            parts, plain = self._sorted(said, where)
             naming = choose_naming(self._namings, parts, plain)
             config, targets = self._plan(config_data, naming, where)
             kinds = Kinds(config.use_dora, config.lora_bias)
-            Binding(self._base, kinds, targets, naming, parts, plain, where).check_sizes(unused_tensors(described))
+            Binding(self._base, kinds, targets, naming, parts, plain, where).check_sizes(unused_tensors(said))
             digest, tensors = read_tensors(file, config_data, where)
         parts, plain = self._sorted(tensors, where)
-        changes, parameters = Binding(self._base, kinds, targets, naming, parts, plain, where).run()
-        changes, parameters, nbytes = in_one_block(changes, parameters, self._max_bytes, where)
+        return self._bound(Binding(self._base, kinds, targets, naming, parts, plain, where), digest)
+
+    def _bound(self, binding: Binding, digest: bytes) -> Adapter:
+        changes, parameters = binding.run()
+        changes, parameters, nbytes = in_one_block(changes, parameters, self._max_bytes, binding.where)
         names = [*changes, *(name.rpartition(".")[0] for name in parameters)]
         return Adapter(
             digest=digest,
@@ -149,7 +166,7 @@ class AdapterReader:
             changes=changes,
             parameters=parameters,
             visual=any(self._model.is_visual(name) for name in names),
-            ranks=tuple(sorted({target.rank for target in targets.lora.values()})),
+            ranks=tuple(sorted({target.rank for target in binding.targets.lora.values()})),
         )
 
     def _sorted(
@@ -168,7 +185,10 @@ class AdapterReader:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
-        largest = max((target.rank for target in plan[1].lora.values()), default=0)
+        self._check_rank(plan[1], where)
+        return plan
+
+    def _check_rank(self, targets: Targets, where: str) -> None:
+        largest = max((target.rank for target in targets.lora.values()), default=0)
         if self._max_rank is not None and largest > self._max_rank:
             raise AdapterError(f"{where}: has rank {largest}, and max_lora_rank={self._max_rank}: raise it.")
-        return plan

@@ -37,14 +37,14 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 def read_text(path: Path, most: int) -> bytes:
     """The bytes of a file of at most `most`."""
-    with _opened(path, most) as (file, size):
+    with opened(path, most) as (file, size):
         return file.read(size)
 
 
 @contextmanager
 def weights_file(path: Path, most: int) -> Iterator[tuple[BufferedReader, dict[str, torch.Tensor]]]:
     """The open file, of at most `most` bytes, and what its header says: tensors of shape and dtype alone, by name."""
-    with _opened(path, most) as (file, size):
+    with opened(path, most) as (file, size):
         try:
             entries = read_header(file, size)
         except ValueError as error:
@@ -64,7 +64,8 @@ def weights_file(path: Path, most: int) -> Iterator[tuple[BufferedReader, dict[s
 
 
 @contextmanager
-def _opened(path: Path, most: int) -> Iterator[tuple[BufferedReader, int]]:
+def opened(path: Path, most: int) -> Iterator[tuple[BufferedReader, int]]:
+    """The open file and its size, of at most `most` bytes."""
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size

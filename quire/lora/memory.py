@@ -12,6 +12,7 @@ from quire import paths
 from quire.config import LoRAConfig
 from quire.errors import AdapterError, OutsideRootsError
 from quire.lora.adapter import LoadedAdapter
+from quire.lora.gguf import is_gguf
 from quire.types import AdapterRef, AdapterUse
 
 
@@ -174,27 +175,28 @@ def check_versions(
 
 
 def allowed_folder(path: Path, roots: Collection[str] | None) -> Path:
-    """The folder with links resolved. Raises AdapterError where it lies outside `roots`, or is none."""
+    """The folder, or the GGUF file, with links resolved. Raises AdapterError where it lies outside `roots`, or is
+    neither."""
     try:
         path = Path(path).expanduser()
         resolved = path.resolve() if roots is None else paths.resolve(path)
         inside = roots is None or _is_inside(resolved, roots)
-        found, is_folder = resolved.exists(), resolved.is_dir()
+        found, fits = resolved.exists(), resolved.is_dir() or is_gguf(resolved)
     except paths.KernelPathError:
-        inside = found = is_folder = False
+        inside = found = fits = False
     except (OSError, RuntimeError, ValueError) as error:
         raise AdapterError(f"{path}: there is no such folder ({type(error).__name__}).") from None
     if not inside:  # first: nothing is said of what lies there
         raise OutsideRootsError(f"{path}: lies outside the folders that adapters may be read from.")
     if not found:
         raise AdapterError(f"{path}: there is no such folder.")
-    if not is_folder:
-        raise AdapterError(f"{path}: is no folder; give the one that holds adapter_config.json.")
+    if not fits:
+        raise AdapterError(f"{path}: is no folder; give the one that holds adapter_config.json, or a .gguf file.")
     return resolved
 
 
 def _is_inside(folder: Path, roots: Collection[str]) -> bool:
-    """Whether it lies in one of these folders, and so do its files, wherever their links lead."""
+    """Whether it lies in one of these folders, and so do a folder's files, wherever their links lead."""
     bases = [Path(root).expanduser().resolve() for root in roots]
     files = [folder, *(paths.resolve(file) for file in folder.glob("adapter_*"))]
     return all(any(file.is_relative_to(base) for base in bases) for file in files)

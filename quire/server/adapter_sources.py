@@ -10,6 +10,7 @@ from pathlib import Path
 from quire.config import ModelConfig, ServerConfig
 from quire.errors import AdapterError, OutsideRootsError
 from quire.lora import CONFIG_FILE
+from quire.lora.gguf import is_gguf
 from quire.lora.memory import allowed_folder
 from quire.platform.engine.builder import NotOnHubError, fetch_adapter
 from quire.server.responses.errors import ApiError
@@ -46,7 +47,7 @@ class AdapterSources:
                 folder = allowed_folder(Path(root).expanduser() / name, self._roots)
             except AdapterError:  # not there; or a link that leads away, of which nothing is told
                 continue
-            if (folder / CONFIG_FILE).is_file():
+            if is_gguf(folder) or (folder / CONFIG_FILE).is_file():
                 return folder
         if not self._is_allowed(name):
             return None
