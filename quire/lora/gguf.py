@@ -24,7 +24,7 @@ from quire.checkpoint.gguf.families import FAMILIES
 from quire.checkpoint.gguf.file import GgufFile
 from quire.checkpoint.gguf.header import GgufHeader, GgufTensor, kind_name, read_gguf_header
 from quire.checkpoint.gguf.names import Names, Piece, Source, rows_of
-from quire.errors import AdapterError
+from quire.errors import AdapterError, UnsupportedModelError
 from quire.kernels.quantized import QuantizedWeight, RowKind, RowLayout
 from quire.layers import Embedding, Linear, PagedAttention
 from quire.lora.base import Base
@@ -176,7 +176,10 @@ def bound_pairs(adapter: GgufAdapter, base: Base, pairs: Pairs) -> tuple[dict[st
     """The pairs by the model's own modules, as PEFT's files have them, and their ranks: all of them, or none."""
     model, where = base.model, adapter.where
     _check_architecture(adapter, model)
-    names = Names(_as_file(adapter, model, pairs), _text_config(model).num_hidden_layers)
+    try:
+        names = Names(_as_file(adapter, model, pairs), _text_config(model).num_hidden_layers)
+    except UnsupportedModelError as error:
+        raise AdapterError(str(error)) from None
     parts: dict[str, Parts] = {}
     ranks: dict[str, Rank] = {}
     used: dict[str, set[int | None]] = {}

@@ -16,7 +16,8 @@ MAX_WEIGHT = 100.0
 class LoRARequest:
     """The adapter that a request runs with.
 
-    lora_name: the name under which it is loaded; lora_path: a folder from which it is loaded if it is not yet.
+    lora_name: the name under which it is loaded; lora_path: a folder, or a .gguf file, from which it is loaded if it
+        is not yet.
     lora_int_id: a number of the caller's for it, 1 or more, or None; a number stands for one name.
     base_model_name: what the adapter belongs to, for who reads it; nothing depends on it.
     load_inplace: load it anew under its name, from lora_path, although one of that name is loaded. `LLM` does so once a

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -19,8 +19,13 @@ from quire.kernels.quantized import QuantizedWeight, RowLayout
 from quire.layers import Embedding, LatentProjection, Linear
 from quire.layers.quantization import QuantizedRows
 
-if TYPE_CHECKING:
-    from quire.models.base import CausalLM
+
+class Model(Protocol):
+    """What a plan asks of a model: see `CausalLM`."""
+
+    def keeps_floats(self, name: str) -> bool: ...
+
+    def get_submodule(self, target: str) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class QuantizationPlan:
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: Collection[str] = ()
 
-    def for_model(self, model: CausalLM) -> QuantizationPlan:
+    def for_model(self, model: Model) -> QuantizationPlan:
         """The same, with floats for the layers of which the model takes nothing else: `CausalLM.keeps_floats`, and
         what latent attention absorbs.
 
@@ -103,7 +108,7 @@ class QuantizationPlan:
         return {**own, **self.names}
 
 
-def _keeps_floats(model: CausalLM, path: str) -> bool:
+def _keeps_floats(model: Model, path: str) -> bool:
     return isinstance(model.get_submodule(path), LatentProjection) or model.keeps_floats(path)
 
 
