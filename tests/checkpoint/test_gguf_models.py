@@ -92,6 +92,7 @@ def in_blocks(kind: gguf.GGMLQuantizationType) -> Callable[[str, np.ndarray], gg
     ("architecture", "variant", "arch"),
     [
         ("LlamaForCausalLM", "tied", "llama"),
+        ("MixtralForCausalLM", "as_published", "llama"),
         ("GemmaForCausalLM", "mqa", "gemma"),
         ("Phi3ForCausalLM", "window", "phi3"),
         ("FalconForCausalLM", "falcon_40b", "falcon"),
@@ -118,7 +119,9 @@ def test_a_quantized_file_is_the_model_of_its_numbers(tmp_path, architecture, va
     assert sum(one.dtype is torch.uint8 for one in model.parameters()) > 4
     assert model.dtype is torch.float32
     logits = run_model.logits(model, ids)
-    assert (logits - expected).std() < 0.15 * expected.std()
+    # Of experts, a rounded score may choose another one; rows in a wrong order are off by more than 1.
+    limit = 0.5 if arch == "llama" and variant == "as_published" else 0.15
+    assert (logits - expected).std() < limit * expected.std()
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", torch.float16), ("F32", torch.float32)])

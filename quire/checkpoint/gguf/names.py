@@ -9,7 +9,7 @@ neighbours there, and the halves of a head in transformers; fused projections ha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,11 +182,16 @@ class Names:
         return Source((Piece(apart[0]), Piece(apart[1])), latent=True) if self._there(*apart) else None
 
 
-def rows_of(source: Source) -> Callable[..., torch.Tensor]:
-    """What makes the parameter of its pieces' tensors, each given once: rows of bytes, or of numbers."""
+def rows_of(source: Source, read: Sequence[Callable[[torch.Tensor], torch.Tensor]] = ()) -> Callable[..., torch.Tensor]:
+    """What makes the parameter of its pieces' tensors, each given once: rows of bytes, or of numbers.
+
+    read: what makes numbers of each piece's rows, once they are taken from its tensor.
+    """
 
     def make(*stored: torch.Tensor) -> torch.Tensor:
         parts = [_taken(piece, one) for piece, one in zip(source.pieces, stored, strict=True)]
+        if read:
+            parts = [own(one) for own, one in zip(read, parts, strict=True)]
         made = parts[0] if len(parts) == 1 else torch.cat(parts)
         if source.groups is not None:
             made = made[grouped_order(len(made), *source.groups)]

@@ -1,7 +1,8 @@
 """GGUF files: which rows of bytes each layer takes, and what else is made of the file's tensors.
 
 A matrix stays in the file's blocks: rows are moved as wholes. What cannot stay so is given as floats, exactly, and the
-log says it: rows of several kinds that are one layer here, and latents' keys and values, which are multiplied before.
+log says it: rows of several kinds that are one layer here, latents' keys and values, and experts, which have no
+products of bytes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +24,7 @@ from quire.checkpoint.gguf.tensors import FLOATS, GgufCheckpoint
 from quire.checkpoint.weights import StoredPart
 from quire.errors import CheckpointError, UnsupportedModelError
 from quire.kernels.quantized import RowKind, RowLayout
-from quire.layers import Embedding, LatentProjection, Linear
+from quire.layers import Embedding, ExpertLinear, LatentProjection, Linear
 from quire.models.quantization.plan import QuantizationPlan, QuantizedLayer
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ class _Planner:
         """Of rows that stay as they are; None: the parameter is of floats."""
         module = self.model.get_submodule(place.rpartition(".")[0])
         rows = place.endswith(".weight") and isinstance(module, (Linear, Embedding))
-        if not rows or isinstance(module, LatentProjection) or source.added:
+        if not rows or isinstance(module, (LatentProjection, ExpertLinear)) or source.added:
             return None
         kinds = {self.checkpoint.kind_of(piece.tensor) for piece in source.pieces}
         kind = next(iter(kinds))
@@ -152,11 +154,12 @@ class _Planner:
         kinds = [self.checkpoint.kind_of(name) for name in tensors]
         if floats is None:
             return StoredPart(shapes, rows_of(source), dtypes)
-        make = latent_rows if source.latent else rows_of(source)
+        read = [partial(_floats, kind=kind) for kind in kinds]
 
         def numbers(*stored: torch.Tensor) -> torch.Tensor:
-            own = [_floats(one, kind) for one, kind in zip(stored, kinds, strict=True)]
-            return make(*own).reshape(floats)
+            if source.latent:
+                return latent_rows(*(own(one) for own, one in zip(read, stored, strict=True))).reshape(floats)
+            return rows_of(source, read)(*stored).reshape(floats)
 
         return StoredPart(shapes, numbers, dtypes)
 
