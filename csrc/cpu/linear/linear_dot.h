@@ -188,6 +188,8 @@ class DotProducts {
     parts_ = tiles_ > 0 ? (tiles_ - 1) / (fit < kLeastTiles ? kLeastTiles : fit) + 1 : 1;
   }
 
+  const Factors<T>& factors() const { return x_; }
+
   // Nothing has to be turned.
   static constexpr int64_t kTurnGrain = 1;
   int64_t row_bytes() const { return args_.features * static_cast<int64_t>(sizeof(T)); }

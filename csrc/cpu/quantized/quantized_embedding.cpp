@@ -16,7 +16,7 @@ void embedding_as(const EmbeddingArgs& args) {
     float* row = scratch<float, T>(args.channels);
     for (int64_t t = begin; t < end; ++t) {
       const uint8_t* bytes = static_cast<const uint8_t*>(args.table) + args.ids[t] * args.format->row_bytes;
-      unpack_floats(*args.format, bytes, args.channels, row);
+      unpack_rows(*args.format, bytes, 1, args.channels, row);
       T* y = static_cast<T*>(args.y) + t * args.channels;
       for (int64_t c = 0; c < args.channels; c += kLanes) {
         const int n = static_cast<int>(args.channels - c < kLanes ? args.channels - c : kLanes);
