@@ -1,8 +1,7 @@
 // The products of integer_products.h by AVX-512's vpdpbusd, with the very sums.
 //
-// kStepRows rows of a weight go with up to kTokens tokens at a time. Where all tokens fit in one such tile, a step's
-// columns are made ready in registers on their way from memory; for more tokens, a block's are made ready once, in the
-// thread's own memory.
+// kStepRows rows of a weight go with up to kStepTokens tokens at a time: a step's columns are made ready in registers on
+// their way from memory. More tokens are the business of panels_avx512.h.
 #pragma once
 
 #if defined(__AVX512VNNI__)
@@ -97,6 +96,7 @@ struct StepResult {
 // The addresses of kStepRows rows; past the last, the last again.
 struct StepRows {
   const uint8_t* rows[kStepRows];
+  explicit StepRows(const uint8_t* const* own) : rows{own[0], own[1], own[2], own[3]} {}
   StepRows(const uint8_t* first, int64_t row_bytes, int count) {
     for (int r = 0; r < kStepRows; ++r) rows[r] = first + (r < count ? r : count - 1) * row_bytes;
   }
@@ -133,74 +133,41 @@ class StepReader {
 
 constexpr int kStepTokens = 4;
 
-// The chains of kStepRows rows with some tokens. Source: a StepReader, or steps that are ready.
-template <class Kind, int kCount, class Source>
-void multiply_steps(const Source& source, const GroupTokens& tokens, int64_t first, const uint8_t* ahead,
-                    __m512* chains) {
-  constexpr bool kReady = __is_same(Source, const Step<Kind::kHalves>*);
+// The chains of kStepRows rows with some tokens.
+template <class Kind, int kCount>
+void multiply_steps(const StepReader<Kind>& reader, const GroupTokens& tokens, const uint8_t* ahead, __m512* chains) {
   constexpr int kAhead = kStepRows * StepReader<Kind>::kStepBytes;
   GroupTokens::Token x[kCount];
   __m512 acc[kCount];
 #pragma GCC unroll 4
-  for (int i = 0; i < kCount; ++i) x[i] = tokens[first + i], acc[i] = _mm512_setzero_ps();
+  for (int i = 0; i < kCount; ++i) x[i] = tokens[i], acc[i] = _mm512_setzero_ps();
   const int64_t steps = tokens.steps();
   for (int64_t number = 0; number < steps; ++number) {
-    if constexpr (kReady) {
-#pragma GCC unroll 4
-      for (int i = 0; i < kCount; ++i) acc[i] = add_step<Kind>(acc[i], source[number], x[i], number);
-    } else {
 #pragma GCC unroll 16
-      for (int line = 0; line < kAhead; line += 64) __builtin_prefetch(ahead + line, 0, 3);
-      ahead += kAhead;
-      Step<Kind::kHalves> step;
-      source.take(number, &step);
+    for (int line = 0; line < kAhead; line += 64) __builtin_prefetch(ahead + line, 0, 3);
+    ahead += kAhead;
+    Step<Kind::kHalves> step;
+    reader.take(number, &step);
 #pragma GCC unroll 4
-      for (int i = 0; i < kCount; ++i) acc[i] = add_step<Kind>(acc[i], step, x[i], number);
-    }
+    for (int i = 0; i < kCount; ++i) acc[i] = add_step<Kind>(acc[i], step, x[i], number);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < kCount; ++i) chains[i] = acc[i];
 }
 
-template <class Kind, class Source, int kCount = kStepTokens>
-inline void multiply_some_steps(int64_t count, const Source& source, const GroupTokens& tokens, int64_t first,
+template <class Kind, int kCount = kStepTokens>
+inline void multiply_some_steps(int64_t count, const StepReader<Kind>& reader, const GroupTokens& tokens,
                                 const uint8_t* ahead, __m512* chains) {
-  if (count == kCount) return multiply_steps<Kind, kCount>(source, tokens, first, ahead, chains);
-  if constexpr (kCount > 1) multiply_some_steps<Kind, Source, kCount - 1>(count, source, tokens, first, ahead, chains);
+  if (count == kCount) return multiply_steps<Kind, kCount>(reader, tokens, ahead, chains);
+  if constexpr (kCount > 1) multiply_some_steps<Kind, kCount - 1>(count, reader, tokens, ahead, chains);
 }
 
 // A few tokens with kStepRows rows, the first at w.
 inline void multiply_strip(RowKind kind, const StepRows& rows, int64_t features, const GroupTokens& tokens,
                            int64_t count, const uint8_t* ahead, __m512* chains) {
   for_kind(kind, [&](auto own) {
-    using Reader = StepReader<decltype(own)>;
-    multiply_some_steps<decltype(own), Reader>(count, Reader(rows, features), tokens, 0, ahead, chains);
+    multiply_some_steps(count, StepReader<decltype(own)>(rows, features), tokens, ahead, chains);
   });
-}
-
-template <class Kind>
-void make_ready(const StepRows& rows, int64_t features, int64_t steps, Step<Kind::kHalves>* ready) {
-  const StepReader<Kind> reader(rows, features);
-  for (int64_t i = 0; i < steps; ++i) reader.take(i, ready + i);
-}
-
-// All tokens, tile by tile, with a block's rows, which are made ready first. put: of a strip, a token, its chains.
-template <class Kind, class Rows, class Put>
-void multiply_block(int64_t strips, const Rows& rows_of_strip, int64_t features, const GroupTokens& tokens,
-                    int64_t count, const Put& put) {
-  using Ready = Step<Kind::kHalves>;
-  const int64_t steps = tokens.steps();
-  Ready* ready = scratch<Ready, Ready>(strips * steps);
-  for (int64_t s = 0; s < strips; ++s) make_ready<Kind>(rows_of_strip(s), features, steps, ready + s * steps);
-  const int64_t tiles = (count + kStepTokens - 1) / kStepTokens;
-  for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t first = count * t / tiles, own = count * (t + 1) / tiles - first;
-    for (int64_t s = 0; s < strips; ++s) {
-      __m512 chains[kStepTokens];
-      multiply_some_steps<Kind, const Ready*>(own, ready + s * steps, tokens, first, nullptr, chains);
-      for (int64_t i = 0; i < own; ++i) put(s, first + i, chains[i]);
-    }
-  }
 }
 
 template <class T, class Out>
@@ -215,7 +182,7 @@ class GroupProducts {
 
   explicit GroupProducts(const LinearArgs& args) : args_(args), x_(args) {}
 
-  int64_t row_bytes() const { return mean_row_bytes(args_) * (args_.tokens > kStepTokens ? 2 : 1); }
+  int64_t row_bytes() const { return mean_row_bytes(args_); }
   int64_t tiles() const { return args_.tokens; }
   void turn(int64_t begin, int64_t end) const {
     for (int64_t token = begin; token < end; ++token) x_.template quantize_token<T>(token);
@@ -234,9 +201,6 @@ class GroupProducts {
                                       count_of(block, s)};
       result.put(token, add_chains(chains));
     };
-    if (args_.tokens > kStepTokens)
-      return for_kind(
-          kind, [&](auto own) { multiply_block<decltype(own)>(strips, rows, args_.features, x_, args_.tokens, put); });
     for (int64_t s = 0; s < strips; ++s) {
       const uint8_t* w = block.w + s * strip_bytes;
       const uint8_t* ahead = s + 1 < strips ? w + strip_bytes : next ? next->w : w;

@@ -6,6 +6,7 @@
 #include "cpu/common/kernels.h"
 #include "cpu/quantized/integer_avx512.h"
 #include "cpu/quantized/integer_products.h"
+#include "cpu/quantized/panels_avx512.h"
 #include "cpu/quantized/unpacked_products.h"
 
 namespace quire {
@@ -32,25 +33,38 @@ inline Way way_of(RowKind kind, DType dtype) {
 template <class T, class Out, bool kWholeRows>
 struct Integers {
   using Products = GroupProducts<T, Out>;
+  using OfMany = PanelProducts<T, Out>;
+  static bool many(int64_t tokens) { return tokens > kStepTokens; }
 };
 template <class T, class Out>
 struct Integers<T, Out, true> {
   using Products = RowProducts<T, Out>;
+  using OfMany = Products;
+  static bool many(int64_t) { return false; }
 };
 #else
 template <class T, class Out, bool kWholeRows>
 struct Integers {
   using Products = IntegerProducts<T, Out, kWholeRows>;
+  using OfMany = Products;
+  static bool many(int64_t) { return false; }
 };
 #endif
+
+template <class Products, class T, class Out>
+void integer_by(const LinearArgs& args, Adapters<T, Out>& adapters) {
+  const Products products(args);
+  turn_tokens(products);
+  linear_by(args, products, adapters);
+}
 
 template <class T, class Out, bool kWholeRows>
 void integer_as(const LinearArgs& args) {
   if (args.tokens == 0) return;
   Adapters<T, Out> adapters = adapters_of<T, Out>(args, args.num_segments > 0 ? Factors<T>(args) : Factors<T>());
-  const typename Integers<T, Out, kWholeRows>::Products products(args);
-  turn_tokens(products);
-  linear_by(args, products, adapters);
+  using Ways = Integers<T, Out, kWholeRows>;
+  if (Ways::many(args.tokens)) return integer_by<typename Ways::OfMany>(args, adapters);
+  integer_by<typename Ways::Products>(args, adapters);
 }
 
 template <class T, bool kWholeRows>

@@ -28,6 +28,30 @@ inline __m128i codes_of(Vec a, float inverse) {
 
 inline int sum_of(__m128i codes) { return _mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(codes)); }
 
+// A group's 32 codes, and what it is scaled by. x: null, all zeros.
+struct GroupCodes {
+  __m128i parts[2];
+  float scale;
+  int sum, first_sum;  // of all codes, and of the first half's
+
+  template <class T>
+  explicit GroupCodes(const T* x) {
+    const Vec first = x ? load(x) : zero(), second = x ? load(x + 16) : zero();
+    const TokenScale own(_mm512_max_epu32(sizes_of(first), sizes_of(second)));
+    parts[0] = codes_of(first, own.inverse), parts[1] = codes_of(second, own.inverse);
+    scale = own.scale, first_sum = sum_of(parts[0]), sum = first_sum + sum_of(parts[1]);
+  }
+
+  // Four codes at each of eight places, `apart` bytes from one to the next; second: from the first half to the other.
+  void store(int8_t* to, int64_t apart, int64_t second) const {
+    for (int half = 0; half < 2; ++half) {
+      alignas(16) int fours[4];
+      _mm_store_si128(reinterpret_cast<__m128i*>(fours), parts[half]);
+      for (int i = 0; i < 4; ++i) __builtin_memcpy(to + second * half + apart * i, fours + i, 4);
+    }
+  }
+};
+
 // By groups: of each token [steps][2][64] codes, then what groups have, [steps][4] each.
 class GroupTokens {
  public:
@@ -59,19 +83,10 @@ class GroupTokens {
     const int64_t groups = steps_ * kStepGroups;
     int* sums = reinterpret_cast<int*>(scales + 2 * groups);
     for (int64_t g = 0; g < groups; ++g) {
-      int8_t* to = codes + g / kStepGroups * kStep + g % kStepGroups * 4;
-      const bool there = g * kGroup < args_.features;
-      const Vec first = there ? load(x + g * kGroup) : zero(), second = there ? load(x + g * kGroup + 16) : zero();
-      const TokenScale own(_mm512_max_epu32(sizes_of(first), sizes_of(second)));
-      const __m128i parts[2] = {codes_of(first, own.inverse), codes_of(second, own.inverse)};
-      for (int half = 0; half < 2; ++half) {
-        alignas(16) int fours[4];
-        _mm_store_si128(reinterpret_cast<__m128i*>(fours), parts[half]);
-        for (int i = 0; i < 4; ++i) __builtin_memcpy(to + 64 * half + 16 * i, fours + i, 4);
-      }
-      const int first_sum = sum_of(parts[0]), sum = first_sum + sum_of(parts[1]);
-      scales[g] = own.scale, scales[groups + g] = own.scale * static_cast<float>(sum);
-      sums[g] = sum, sums[groups + g] = first_sum;
+      const GroupCodes own(g * kGroup < args_.features ? x + g * kGroup : nullptr);
+      own.store(codes + g / kStepGroups * kStep + g % kStepGroups * 4, 16, 64);
+      scales[g] = own.scale, scales[groups + g] = own.scale * static_cast<float>(own.sum);
+      sums[g] = own.sum, sums[groups + g] = own.first_sum;
     }
   }
 
