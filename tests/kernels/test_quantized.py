@@ -252,7 +252,7 @@ def test_what_is_no_number_stays_none(kernels: Any) -> None:
         (lambda: QuantizedWeight(torch.zeros(2, 20, dtype=torch.uint8), RowLayout(RowKind.TABLE4, 32)), "aux: .*16"),
         (lambda: QuantizedWeight(torch.zeros(2, 24, dtype=torch.uint8), RowLayout(RowKind.AFFINE4, 32, 16),
                                  torch.full((32,), 2, dtype=torch.int32)), "aux: .*0 to 1"),
-        (lambda: quantize_rows(torch.zeros(2, 256), RowKind.Q4_K), "kind: expected Q8_0 or Q4_0, got Q4_K"),
+        (lambda: quantize_rows(torch.zeros(2, 256), RowKind.Q4_K), "kind: expected Q8_0, Q4_0 or Q4_1, got Q4_K"),
         (lambda: quantize_rows(torch.zeros(2, 40), RowKind.Q8_0), "features: .*32"),
     ],
 )  # fmt: skip

@@ -187,7 +187,7 @@ class PanelProducts {
   using Stored = uint8_t;
   using Flushed = float;
   static constexpr int kBlockRows = kPanelRows;
-  static constexpr bool kLongBlocks = true;
+  static constexpr bool kLongBlocks = false;
   static constexpr int64_t kTurnGrain = 1;
   using Block = LinearBlock<T, Out, uint8_t>;
 
@@ -216,7 +216,7 @@ class PanelProducts {
     BytesAhead ahead = {nullptr, nullptr, 0};
     if (next) {
       const int64_t bytes = next->rows * args_.formats[next->weight].row_bytes;
-      ahead = {next->w, next->w + bytes, bytes / (64 * panels * size) + 1};
+      ahead = {next->w, next->w + bytes, bytes / (64 * panels * size * x_.count()) + 1};
     }
     for (int64_t t = 0; t < x_.count(); ++t) {
       x_.start(t, Steps<Kind>::kOffset, Kind::kHalves, starts);
