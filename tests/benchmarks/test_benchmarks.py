@@ -181,7 +181,7 @@ def test_cpu(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_quantized(
     call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A GGUF file made of the model, without its peer."""
+    """A GGUF file made of the model, and the model in int8, each without its peer."""
     with imported("cpu") as cpu, imported("startup") as startup, imported("quantized") as quantized:
         small_machine(monkeypatch)
         monkeypatch.setattr(cpu, "LLAMA", TINY)
@@ -189,11 +189,11 @@ def test_quantized(
         monkeypatch.setattr(quantized, "fresh", startup.measure)
         for name, value in (("PROMPT", 4), ("OUTPUT", 6), ("PREFILL", 20)):
             monkeypatch.setattr(quantized, name, value)
-        call(quantized, "--rounds", 1, "--peers", tmp_path, "--kinds", "Q8_0")
+        call(quantized, "--rounds", 1, "--peers", tmp_path, "--kinds", "Q8_0", "int8")
     out = capsys.readouterr().out
-    assert out.count("not installed") == 3
+    assert out.count("not installed") == 6
     assert all(f"\n{case} " in out for case in quantized.CASES)
-    assert "Q8_0, four adapters / none" in out and "Q8_0 - bf16" in out and "Q8_0, quire / quire, bf16" in out
+    assert "Q8_0, four adapters / none" in out and "int8 - bf16" in out and "Q8_0, quire / quire, bf16" in out
 
 
 def test_exactness(
@@ -225,10 +225,10 @@ def test_perplexity(
         shutil.copy(file, model)
     with imported("perplexity") as perplexity:
         monkeypatch.setattr(perplexity, "PIECE", 16)
-        call(perplexity, model, "--tokens", 100, "--settings", "bf16", "float32")
+        call(perplexity, model, "--tokens", 100)
     out = capsys.readouterr().out
     found = {name: float(value) for name, value in re.findall(r"^(\S+) +([\d.]+)  ", out, re.MULTILINE)}
-    assert list(found) == ["bf16", "float32"] and "100 tokens in 7 pieces" in out
+    assert list(found) == ["bf16", "float32", "int8", "int4", "kv8", "int8+kv8"] and "100 tokens in 7 pieces" in out
     assert all(abs(value / TINY["vocab_size"] - 1) < 0.1 for value in found.values()), found
 
 
