@@ -60,11 +60,16 @@ class PanelTiles {
   // kHalves: each half has a sum of its own.
   void start(int64_t tile, int offset, bool halves, TileStart* starts) const {
     const TileGroup* own = (*this)[tile];
+    const __m256i factor = _mm256_set1_epi32(-offset);
+    const auto numbers = [](const int* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
+    // Eight at a time: what is put past a place's end is overwritten by what belongs there.
+    const auto put = [&](int* to, __m256i sums) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_mullo_epi32(sums, factor));
+    };
     for (int64_t g = 0; g < tile_groups(); ++g) {
-      for (int i = 0; i < kPanelTokens; ++i) {
-        const int first = halves ? own[g].first_sums[i] : own[g].sums[i];
-        starts[g].first[i] = -offset * first, starts[g].second[i] = -offset * (own[g].sums[i] - first);
-      }
+      const __m256i all = numbers(own[g].sums), first = halves ? numbers(own[g].first_sums) : all;
+      put(starts[g].first, first);
+      if (halves) put(starts[g].second, _mm256_sub_epi32(all, first));
     }
   }
   int64_t tile_groups() const { return kChains * steps_; }
@@ -212,7 +217,7 @@ class PanelProducts {
     const int64_t panels = (block.rows + kPanelRows - 1) / kPanelRows, size = x_.tile_groups();
     Group* groups = scratch<Group, Group>(panels * size);
     for (int64_t p = 0; p < panels; ++p) take(block, p, Panel<Kind>(groups + p * size, x_.steps()));
-    TileStart* starts = scratch<TileStart, TileStart>(size);
+    TileStart* starts = scratch<TileStart, TileStart>(size + 1);
     BytesAhead ahead = {nullptr, nullptr, 0};
     if (next) {
       const int64_t bytes = next->rows * args_.formats[next->weight].row_bytes;

@@ -39,7 +39,11 @@ struct GroupCodes {
     const Vec first = x ? load(x) : zero(), second = x ? load(x + 16) : zero();
     const TokenScale own(_mm512_max_epu32(sizes_of(first), sizes_of(second)));
     parts[0] = codes_of(first, own.inverse), parts[1] = codes_of(second, own.inverse);
-    scale = own.scale, first_sum = sum_of(parts[0]), sum = first_sum + sum_of(parts[1]);
+    const __m128i zero4 = _mm_setzero_si128(), ones = _mm_set1_epi8(1);
+    const __m128i fours =
+        _mm_hadd_epi32(_mm_dpbusd_epi32(zero4, ones, parts[0]), _mm_dpbusd_epi32(zero4, ones, parts[1]));
+    const int64_t sums = _mm_cvtsi128_si64(_mm_hadd_epi32(fours, fours));
+    scale = own.scale, first_sum = static_cast<int>(sums), sum = first_sum + static_cast<int>(sums >> 32);
   }
 
   // Four codes at each of eight places, `apart` bytes from one to the next; second: from the first half to the other.
