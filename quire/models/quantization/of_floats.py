@@ -30,7 +30,7 @@ GROUP = 32  # columns of one scale
 KINDS: Mapping[str, tuple[RowKind, RowKind]] = MappingProxyType(
     {"int8": (RowKind.Q8_0, RowKind.Q8_0), "int4": (RowKind.Q4_1, RowKind.Q8_0)}
 )
-_PIECE = 1 << 22  # numbers that are quantized at a time: 16 MB of float32
+_PIECE = 1 << 17  # numbers that are quantized at a time: few enough to stay in a cache of the processor
 
 logger = logging.getLogger("quire")
 
