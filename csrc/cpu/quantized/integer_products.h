@@ -3,8 +3,8 @@
 // An element is four chains of additions, group g's in chain g % 4, in rising order: fma(dot product, scale of w * scale
 // of x, chain), and where there is a minimum, fma(minimum of w, scale of x * sum of x's codes, chain) behind it. With
 // factors of halves, the dot product is the sum of both halves', times their factors, and likewise with minimums, which
-// are then scaled by minimum of w * scale of x. Up to a multiple of four groups, zeros are added. The element is (chain 0 + chain 1) + (chain 2 + chain 3), then the bias.
-// So its bits depend on its row and its token alone.
+// are then scaled by minimum of w * scale of x. Up to a multiple of four groups, zeros are added. The element is
+// (chain 0 + chain 1) + (chain 2 + chain 3), then the bias. So its bits depend on its row and its token alone.
 #pragma once
 
 #include "cpu/linear/linear_cut.h"
