@@ -187,6 +187,7 @@ def test_quantized(
         monkeypatch.setattr(cpu, "LLAMA", TINY)
         monkeypatch.setattr(cpu, "BATCH", 2)
         monkeypatch.setattr(quantized, "fresh", startup.measure)
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the contenders: two threads wait long for each other under load
         for name, value in (("PROMPT", 4), ("OUTPUT", 6), ("PREFILL", 20)):
             monkeypatch.setattr(quantized, name, value)
         call(quantized, "--rounds", 1, "--peers", tmp_path, "--kinds", "Q8_0", "int8")
