@@ -190,11 +190,12 @@ def test_quantized(
         monkeypatch.setenv("OMP_NUM_THREADS", "1")  # of the contenders: two threads wait long for each other under load
         for name, value in (("PROMPT", 4), ("OUTPUT", 6), ("PREFILL", 20)):
             monkeypatch.setattr(quantized, name, value)
-        call(quantized, "--rounds", 1, "--peers", tmp_path, "--kinds", "Q8_0", "int8")
+        cases = ["prefill", "start"]
+        call(quantized, "--rounds", 1, "--peers", tmp_path, "--kinds", "Q8_0", "int8", "--case", *cases)
     out = capsys.readouterr().out
-    assert out.count("not installed") == 6
-    assert all(f"\n{case} " in out for case in quantized.CASES)
-    assert "Q8_0, four adapters / none" in out and "int8 - bf16" in out and "Q8_0, quire / quire, bf16" in out
+    assert "not installed" in out
+    assert all(f"\n{case} " in out for case in cases)
+    assert "int8 - bf16" in out
 
 
 def test_exactness(
