@@ -78,6 +78,9 @@ class Binding:
         """Of any tensor that an adapter has for a module: far more than fit, by its rank and the module's sides."""
         leaves = [leaf for leaf, parameter in self.base.parameters[own].items() if parameter is not None]
         shapes = [self.base.shape(f"{own}.{leaf}") for leaf in leaves]
+        module = self.base.modules[own]
+        if isinstance(module, Linear):  # whose format may have no parameter of the numbers' shape
+            shapes.append(torch.Size((module.out_features, module.in_features)))
         side = max(max(shape[:1].numel(), shape[1:].numel()) for shape in shapes)
         rank = self.targets.lora.get(own)
         return _SLACK * side * max(1 if rank is None else rank.rank, len(self.targets.tokens.get(own, ())))
