@@ -91,7 +91,7 @@ class RandomModel:
     def llm(self, **options: Any) -> LLM:
         """An engine on these weights; prompts are token ids."""
         with (
-            mock.patch.object(loader, "Checkpoint", return_value=self),
+            mock.patch.object(loader, "open_checkpoint", return_value=self),
             mock.patch.object(loader, "read_weights", self._read),
         ):
             return LLM(
