@@ -14,8 +14,8 @@ def open_checkpoint(directory: Path, load_format: str = "auto") -> Checkpoint:
     if not any((directory / name).exists() for name in (SINGLE, INDEX, PICKLED, PICKLED_INDEX)):
         model = only_model(directory)
         if model is not None:
-            from quire.checkpoint.gguf.file import open_gguf
+            from quire.checkpoint.gguf.file import open_tensors
             from quire.checkpoint.gguf.tensors import GgufCheckpoint
 
-            return GgufCheckpoint(directory, open_gguf(model))
+            return GgufCheckpoint(directory, open_tensors(model))
     return Checkpoint(directory, load_format)

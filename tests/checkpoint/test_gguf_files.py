@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from quire import LLM
 from quire.checkpoint.files import Hub, resolve_checkpoint, resolve_weights
-from quire.checkpoint.gguf.file import open_gguf
+from quire.checkpoint.gguf.file import open_gguf, open_tensors
 from quire.checkpoint.gguf.folder import gguf_folder
+from quire.checkpoint.gguf.header import read_gguf_header
 from quire.checkpoint.hub import choose, fetch_gguf
 from quire.errors import CheckpointError
 from tests.checkpoint import gguf_models
@@ -57,6 +59,41 @@ def test_a_changed_file_is_read_anew_and_a_gone_one_is_forgotten(model):
     gguf_folder(model.with_name("other.gguf"))
     assert not first.exists()
     assert not second.exists()
+
+
+def test_a_start_reads_the_header_once(model, monkeypatch):
+    read = []
+
+    def counted(file, size):
+        read.append(size)
+        return read_gguf_header(file, size)
+
+    monkeypatch.setattr("quire.checkpoint.gguf.file.read_gguf_header", counted)
+    first = LLM(str(model), skip_tokenizer_init=True, num_gpu_blocks_override=16)
+    assert len(read) == 1
+    first.sleep()
+    first.wake_up()
+    assert len(read) == 1
+    os.utime(model, ns=(1, 1))
+    LLM(str(model), skip_tokenizer_init=True, num_gpu_blocks_override=16)
+    assert len(read) == 2
+
+
+def test_what_was_read_before_is_of_the_same_files_alone(model):
+    """By a link, names are the link's; a file that has changed, or is another, is read."""
+    gguf_folder(model)
+    link = model.with_name("link.gguf")
+    link.symlink_to(model)
+    assert set(open_tensors(link).places.values()) == {link}
+    assert open_tensors(link).tensors == open_gguf(model).tensors
+    before = open_tensors(model).tensors
+    made = tiny.make("LlamaForCausalLM", "gqa", num_hidden_layers=1)
+    folder = tiny.save(made, model.parent / "other")
+    gguf_models.convert(folder, "llama", made.config, model)
+    assert len(open_tensors(model).tensors) < len(before)
+    model.unlink()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        open_tensors(model)
 
 
 def test_a_folder_with_two_models_asks_which(model):

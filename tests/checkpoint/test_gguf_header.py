@@ -64,6 +64,24 @@ def test_it_reads_what_the_package_reads(tmp_path):
     assert header.size == reader.data_offset
 
 
+def test_texts_that_lie_across_the_pieces_that_are_read():
+    """Wherever a piece of a mebibyte ends: in a text, in its length, or between two; and texts longer than a piece."""
+    rng = random.Random(3)
+    texts = ["ü" * rng.choice((0, 1, 2, 7, 40)) for _ in range(90_000)]
+    texts[40_000:40_000] = ["long" * (600 << 10), ""]
+    for shift in range(4):
+        pairs = {"first": value(STRING, "x" * shift), "tokens": value(ARRAY, (STRING, texts)), "last": value(4, 7)}
+        header = read(whole(pairs))
+        assert header.metadata["tokens"] == texts
+        assert header.metadata["last"] == 7
+
+
+def test_a_text_among_many_that_is_none():
+    texts = ["a"] * 5000
+    texts[3000] = b"\xff"
+    refused(whole({"tokens": value(ARRAY, (STRING, texts))}), "a text of the array 'tokens' is not UTF-8")
+
+
 def test_kinds_have_the_package_names():
     assert block_of(14) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q6_K]
     assert (kind_name(14), kind_name(999)) == ("Q6_K", "number 999")

@@ -6,7 +6,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from quire.errors import CheckpointError
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_FLOATS = 1 << 20
 _F32 = 0
+_TOKENIZER = "tokenizer."  # its keys begin so
+Stamp = tuple[int, int, int, int]  # a file as it is now: device, number, bytes, time of its last change
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,33 @@ def _shortened(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) and np.isfinite(np.float32(value)) else value
 
 
+# Of the model that was opened last, what `open_tensors` needs. One alone, as only a start asks twice.
+_last: dict[tuple[Stamp, ...], GgufFile] = {}
+
+
+def open_tensors(path: Path) -> GgufFile:
+    """As `open_gguf`, with no key of the tokenizer's. Of files that were opened last and have not changed, what was
+    read then: a start makes the configuration of the header first, and needs the tensors afterwards."""
+    paths = parts_of(path)
+    try:
+        found = _last.get(tuple(_stamp(one.stat()) for one in paths))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if found is None:
+        return _without_tokenizer(open_gguf(path))
+    now = dict(zip(found.paths, paths, strict=True))  # a link may have led there
+    return replace(found, paths=tuple(paths), places={name: now[one] for name, one in found.places.items()})
+
+
+def _without_tokenizer(file: GgufFile) -> GgufFile:
+    """Its lists of texts are most of what a header takes."""
+    return replace(file, metadata={key: one for key, one in file.metadata.items() if not key.startswith(_TOKENIZER)})
+
+
+def _stamp(stat: os.stat_result) -> Stamp:
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
 def open_gguf(path: Path) -> GgufFile:
     """Read the headers of a model's files. path: of the only one, or of any of a split model's.
 
@@ -134,8 +163,10 @@ def open_gguf(path: Path) -> GgufFile:
     metadata: Mapping[str, Any] = {}
     tensors: dict[str, GgufTensor] = {}
     places: dict[str, Path] = {}
+    stamps: list[Stamp] = []
     for number, one in enumerate(paths):
-        header = _header(one)
+        header, stamp = _header(one)
+        stamps.append(stamp)
         if number == 0:
             metadata = header.metadata
         if len(paths) > 1:
@@ -157,7 +188,10 @@ def open_gguf(path: Path) -> GgufFile:
         raise CheckpointError(
             f"{path}: holds no tensors: it is a vocabulary, or the first part of a split model alone."
         )
-    return GgufFile(tuple(paths), metadata, tensors, places)
+    file = GgufFile(tuple(paths), metadata, tensors, places)
+    _last.clear()
+    _last[tuple(stamps)] = _without_tokenizer(file)
+    return file
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -181,10 +215,11 @@ def _check_part(path: Path, metadata: Mapping[str, Any], number: int, count: int
         raise CheckpointError(f"{path}: says that it is part {said[0]} of {said[1]} (from 0), not {number} of {count}.")
 
 
-def _header(path: Path) -> GgufHeader:
+def _header(path: Path) -> tuple[GgufHeader, Stamp]:
     try:
         with open_plain(path) as file:
-            return read_gguf_header(file, os.fstat(file.fileno()).st_size)
+            stat = os.fstat(file.fileno())
+            return read_gguf_header(file, stat.st_size), _stamp(stat)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:
