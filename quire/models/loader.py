@@ -71,7 +71,7 @@ def load_model(
     path = Path(path)
     model, checkpoint, raw = _build(path, load_format, overrides, impl)
     wanted = _dtype(dtype, raw, checkpoint)
-    _quantize(model, checkpoint, raw, wanted, quantized)
+    _quantize(model, checkpoint, raw, wanted, quantized, device)
     check_device(model, device)
     # Transformers' own code has tables with numbers, which do not go with tensors that have none.
     rehearsed = not model.computes_itself("") and rehearse(model, wanted, device)
@@ -140,13 +140,19 @@ def _build(
 
 
 def _quantize(
-    model: CausalLM, checkpoint: Checkpoint, raw: Mapping[str, Any], dtype: torch.dtype, wanted: str | None
+    model: CausalLM,
+    checkpoint: Checkpoint,
+    raw: Mapping[str, Any],
+    dtype: torch.dtype,
+    wanted: str | None,
+    device: torch.device = _CPU,
 ) -> None:
-    """Give the layers the formats of their weights in the files, or those that are wanted. dtype: the model's."""
+    """Give the layers the formats of their weights in the files, or those that are wanted. dtype: the model's. device:
+    the one that it is for."""
     quantization.check_wanted(wanted, raw)
     found = quantization.method_of(raw)
     if found is not None:
-        model.quantization = found[0](model, checkpoint, found[1]).for_model(model)
+        model.quantization = found[0](model, checkpoint, found[1]).for_model(model, device)
     elif wanted is not None:
         matches = _matches(model, checkpoint, filled_by_files(model))
         model.quantization = plan_of_floats(model, checkpoint, matches, wanted)

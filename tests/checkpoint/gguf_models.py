@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from quire.checkpoint.files import SINGLE
+from tests.checkpoint.gguf_blocks import blocks_like
 
 Kind = gguf.GGMLQuantizationType
 
@@ -35,13 +36,17 @@ def apart(rows: np.ndarray, groups: int, queries: int) -> np.ndarray:
 
 def tensors_of(folder: Path, arch: str, config: Any) -> dict[str, np.ndarray]:
     """A saved model's tensors by their names in a GGUF file."""
+    return converted({name: one.float().numpy() for name, one in load_file(folder / SINGLE).items()}, arch, config)
+
+
+def converted(arrays: Mapping[str, np.ndarray], arch: str, config: Any) -> dict[str, np.ndarray]:
+    """The same of arrays under transformers' names."""
     layers = getattr(config, "num_hidden_layers", None) or config.n_layer
     known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known[arch], layers)
     found: dict[str, np.ndarray] = {}
     experts: dict[str, dict[int, np.ndarray]] = {}
-    for name, tensor in load_file(folder / SINGLE).items():
-        array = tensor.float().numpy()
+    for name, array in arrays.items():
         for own, changed in _changed(arch, config, name, array):
             expert = re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", own)
             if expert:
@@ -224,7 +229,7 @@ def write(
         elif kind == Kind.F16:
             writer.add_tensor(name, array.astype(np.float16))
         else:
-            writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+            writer.add_tensor(name, blocks_like(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

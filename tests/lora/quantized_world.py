@@ -131,8 +131,11 @@ class RoundedLinear(nn.Linear):
     """With inputs as whole-number products take them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rounded = quantize_tokens(x.flatten(0, -2), 32).view(x.shape)
-        return nn.functional.linear(rounded.to(self.weight.dtype), self.weight, self.bias)
+        return nn.functional.linear(self.rounded(x).to(self.weight.dtype), self.weight, self.bias)
+
+    @staticmethod
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return quantize_tokens(x.flatten(0, -2), 32).view(x.shape).to(x.dtype)
 
 
 class QuantizedWorld(World):

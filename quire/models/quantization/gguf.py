@@ -1,8 +1,7 @@
 """GGUF files: which rows of bytes each layer takes, and what else is made of the file's tensors.
 
 A matrix stays in the file's blocks: rows are moved as wholes. What cannot stay so is given as floats, exactly, and the
-log says it: rows of several kinds that are one layer here, latents' keys and values, and experts, which have no
-products of bytes.
+log says it: rows of several kinds that are one layer here, and latents' keys and values. On a GPU so are experts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from quire.checkpoint.gguf.tensors import FLOATS, GgufCheckpoint
 from quire.checkpoint.weights import StoredPart
 from quire.errors import CheckpointError, UnsupportedModelError
 from quire.kernels.quantized import RowKind, RowLayout
-from quire.layers import Embedding, ExpertLinear, LatentProjection, Linear
+from quire.layers import Embedding, LatentProjection, Linear
 from quire.models.quantization.plan import QuantizationPlan, QuantizedLayer
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class _Planner:
         if self.as_floats:
             logger.warning("%s: held as floats: %s", self.checkpoint.file.name, listed(self.as_floats))
         ignored = [name for name in self.checkpoint.names() if names.is_ignored(name)]
-        return QuantizationPlan(self.layers, self.parts, self.names, ignored)
+        return QuantizationPlan(self.layers, self.parts, self.names, ignored, widens_experts=True)
 
     def _fill(self, place: str, old: torch.Tensor, source: Source) -> None:
         self._check_shape(place, old, source)
@@ -115,7 +114,7 @@ class _Planner:
         """Of rows that stay as they are; None: the parameter is of floats."""
         module = self.model.get_submodule(place.rpartition(".")[0])
         rows = place.endswith(".weight") and isinstance(module, (Linear, Embedding))
-        if not rows or isinstance(module, (LatentProjection, ExpertLinear)) or source.added:
+        if not rows or isinstance(module, LatentProjection) or source.added:
             return None
         kinds = {self.checkpoint.kind_of(piece.tensor) for piece in source.pieces}
         kind = next(iter(kinds))

@@ -16,8 +16,10 @@ from torch import nn
 from quire.checkpoint.weights import StoredPart
 from quire.errors import UnsupportedModelError
 from quire.kernels.quantized import QuantizedWeight, RowLayout
-from quire.layers import Embedding, LatentProjection, Linear
+from quire.layers import Embedding, ExpertLinear, LatentProjection, Linear
 from quire.layers.quantization import QuantizedRows
+
+_CPU = torch.device("cpu")
 
 
 class Model(Protocol):
@@ -50,21 +52,28 @@ class QuantizationPlan:
     """layers: by path. parts: what else is made of stored tensors, by place: a norm that files have otherwise, say.
 
     names: a parameter's name for each of the files' names that is another. ignored: the files' names that hold nothing
-    to load. Names of tensors that parts are made of need not be in either.
+    to load. Names of tensors that parts are made of need not be in either. widens_experts: on a GPU, which has no
+    kernels for their rows, experts become floats.
     """
 
     layers: Mapping[str, QuantizedLayer] = field(default_factory=dict)
     parts: Mapping[str, StoredPart] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: Collection[str] = ()
+    widens_experts: bool = False
 
-    def for_model(self, model: Model) -> QuantizationPlan:
-        """The same, with floats for the layers of which the model takes nothing else: `CausalLM.keeps_floats`, and
-        what latent attention absorbs.
+    def for_model(self, model: Model, device: torch.device = _CPU) -> QuantizationPlan:
+        """The same, with floats for the layers of which the model, or the device that it is for, takes nothing else:
+        `CausalLM.keeps_floats`, what latent attention absorbs, and experts as `widens_experts` says.
 
         Raises UnsupportedModelError for such a one that shares another's rows.
         """
-        floats = {path: own for path, own in self.layers.items() if _keeps_floats(model, path)}
+        kinds = (LatentProjection, *((ExpertLinear,) if self.widens_experts and device.type == "cuda" else ()))
+        floats = {
+            path: own
+            for path, own in self.layers.items()
+            if isinstance(model.get_submodule(path), kinds) or model.keeps_floats(path)
+        }
         parts = {}
         for path, own in floats.items():
             if own.rows is None:
@@ -106,10 +115,6 @@ class QuantizationPlan:
         """The files' names -> those by which they are matched; what parts are made of keeps its own."""
         own = {name: name for part in self.all_parts().values() for name in part.shapes}
         return {**own, **self.names}
-
-
-def _keeps_floats(model: Model, path: str) -> bool:
-    return isinstance(model.get_submodule(path), LatentProjection) or model.keeps_floats(path)
 
 
 def dequantized_part(layer: QuantizedLayer) -> StoredPart:
