@@ -183,7 +183,11 @@ class QuantizedExpected(Expected):
 def quantized_world(
     folder: Path, architecture: str, kinds: Kinds, variant: str = "", **settings: Any
 ) -> QuantizedWorld:
-    theirs, path = quantized_checkpoint(folder, architecture, kinds, variant, **settings)
+    return world_of(*quantized_checkpoint(folder, architecture, kinds, variant, **settings), folder)
+
+
+def world_of(theirs: Any, path: Path, folder: Path) -> QuantizedWorld:
+    """theirs: transformers' model of the numbers of path's weights."""
     prompts = text_prompts(theirs.config.vocab_size)
     llm = LLM(str(path), enable_lora=True, block_size=4, num_gpu_blocks_override=1024, skip_tokenizer_init=True)
     outputs = ask(llm, prompts, None)
@@ -202,4 +206,5 @@ __all__ = [
     "quantized_checkpoint",
     "quantized_world",
     "uniform",
+    "world_of",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,63 +15,12 @@ from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest
 from quire.errors import AdapterError
+from tests.lora.gguf_adapter_files import tensors_of, write_gguf
 from tests.lora.peft_world import World, ask
 
 Worlds = Callable[..., World]
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-NAMES = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}  # fmt: skip
 KINDS = gguf.GGMLQuantizationType
-
-
-def permuted(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Halves of heads' rows as neighbours, which is llama.cpp's order."""
-    return rows.view(heads, 2, -1, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
-
-
-def write_gguf(
-    path: Path,
-    tensors: Mapping[str, torch.Tensor],
-    architecture: str = "llama",
-    alpha: float | None = 8.0,
-    kind: gguf.GGMLQuantizationType = KINDS.F32,
-    texts: Mapping[str, str] = {},
-) -> Path:
-    writer = gguf.GGUFWriter(str(path), architecture)
-    for key, text in {"general.type": "adapter", "adapter.type": "lora", **texts}.items():
-        writer.add_string(key, text)
-    if alpha is not None:
-        writer.add_float32("adapter.lora.alpha", alpha)
-    for name, tensor in tensors.items():
-        numbers = tensor.float().contiguous().numpy()
-        writer.add_tensor(name, gguf.quantize(numbers, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def tensors_of(folder: Path, heads: int = 4, groups: int = 2) -> dict[str, torch.Tensor]:
-    """A Llama's adapter under llama.cpp's names."""
-    made = {}
-    for name, tensor in load_file(folder / "adapter_model.safetensors").items():
-        path, _, part = name.removeprefix("base_model.model.").partition(".lora_")
-        half = ".lora_a" if part.endswith(("A", "A.weight")) else ".lora_b"
-        if path == "model.embed_tokens":
-            made["token_embd.weight" + half] = tensor.t() if half == ".lora_a" else tensor
-            continue
-        if path == "lm_head":
-            made["output.weight" + half] = tensor
-            continue
-        _, _, layer, module = path.split(".", 3)
-        if half == ".lora_b" and module.endswith(("q_proj", "k_proj")):
-            tensor = permuted(tensor, heads if module.endswith("q_proj") else groups)
-        made[f"blk.{layer}.{NAMES[module]}.weight{half}"] = tensor
-    return made
 
 
 def rounded(folder: Path, dtype: torch.dtype) -> None:
