@@ -220,11 +220,8 @@ _LAYERS = {
 }
 
 
-def vision_world(folder: Path, architecture: str, variant: str) -> World:
-    """A vision-language model of `tests.multimodal.tiny_vision`, with an engine; two or all prompts have images."""
-    theirs = tiny_vision.make(architecture, variant)
-    path = tiny_vision.build(architecture, variant, folder / "base", theirs)
-    theirs.name_or_path = theirs.config._name_or_path = str(path)
+def vision_prompts(architecture: str) -> list[Prompt]:
+    """Two with images and one without; or all with images, where all of a prompt sees itself."""
     rng = random.Random(3)
     words = [[rng.randrange(3, 300) for _ in range(6)] for _ in range(5)]
     images = [tiny_vision.picture(number, size) for number, size in enumerate([(30, 100), (53, 47), (64, 33)])]
@@ -233,9 +230,17 @@ def vision_world(folder: Path, architecture: str, variant: str) -> World:
         ([IMAGE, *words[2], IMAGE], images[1:]),
         (words[3] + words[4], []),
     ]
-    family = tiny_vision.FAMILIES[architecture]
-    if family.whole:
+    if tiny_vision.FAMILIES[architecture].whole:
         prompts[2] = ([*words[3], IMAGE, *words[4]], images[2:])
+    return prompts
+
+
+def vision_world(folder: Path, architecture: str, variant: str) -> World:
+    """A vision-language model of `tests.multimodal.tiny_vision`, with an engine; two or all prompts have images."""
+    theirs = tiny_vision.make(architecture, variant)
+    path = tiny_vision.build(architecture, variant, folder / "base", theirs)
+    theirs.name_or_path = theirs.config._name_or_path = str(path)
+    prompts, family = vision_prompts(architecture), tiny_vision.FAMILIES[architecture]
     return _world(theirs, path, prompts, tiny_vision.image_processor(architecture, variant), folder, family)
 
 

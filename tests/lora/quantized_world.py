@@ -151,7 +151,8 @@ class QuantizedWorld(World):
     def check(self, outputs: Sequence[Any], oracle: QuantizedExpected) -> None:
         """Rounding otherwise, which the eighth digit of a number may do, shows in what follows of its own prompt; so a
         third of all logprobs are those of PEFT as closely as float32 has them, and none is far from it."""
-        errors = sorted(error for output in outputs for error in oracle.errors(output))
+        asked = zip(outputs, self.prompts, strict=True)
+        errors = sorted(error for output, (_, images) in asked for error in oracle.errors(output, images))
         assert errors[len(errors) // 3] < _EXACT, errors[:: len(errors) // 9]
         assert errors[-1] < _LOOSE, errors[:: len(errors) // 9]
 
@@ -167,10 +168,10 @@ class QuantizedExpected(Expected):
                     if isinstance(part, RoundedLinear):
                         part.__class__ = nn.Linear
 
-    def errors(self, output: Any) -> list[float]:
+    def errors(self, output: Any, images: Any = ()) -> list[float]:
         """How far each of the prompt's logprobs is from its own, and each chosen token's from the likeliest's."""
         prompt, answer = output.prompt_token_ids, output.outputs[0].token_ids
-        scores = self.scores(prompt, answer[:-1])
+        scores = self.scores(prompt, answer[:-1], images)
         tail = scores[len(prompt) - 1 :]
         gaps = tail.amax(-1) - tail[torch.arange(len(answer)), torch.tensor(answer)]
         known = enumerate(output.prompt_logprobs or [])

@@ -81,6 +81,28 @@ def test_families(tmp_path: Path, family: str) -> None:
     check(path, FORMATS[name], tmp_path, chosen=chosen)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "variant"),
+    [
+        ("DeepseekV3ForCausalLM", "v3"),
+        ("DeepseekV3ForCausalLM", "moonlight"),
+        ("DeepseekV3ForCausalLM", "odd_sizes"),
+        ("DeepseekV2ForCausalLM", "lite"),
+    ],
+)
+def test_deepseeks_own_blocks(tmp_path: Path, architecture: str, variant: str) -> None:
+    """As DeepSeek publishes V3: latents' projections, shared experts and all others; some blocks are cut at an edge."""
+    path = build(architecture, variant, tmp_path / "packed")
+    names = [name for name in load_file(path / "model.safetensors") if is_deepseeks(name)]
+    assert {name.split(".")[-2] for name in names} >= {"kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "down_proj"}
+    assert any(".experts.7." in name for name in names) and any(".shared_experts." in name for name in names)
+    check(path, FORMATS["deepseek_fp8"], tmp_path, chosen=is_deepseeks)
+
+
+def is_deepseeks(name: str) -> bool:
+    return "proj" in name.split(".")[-2] and name.endswith(".weight")
+
+
 def test_adapters_are_added_to_quantized_weights(tmp_path: Path) -> None:
     path = build("LlamaForCausalLM", "attention_bias", tmp_path / "packed", hidden_size=64, intermediate_size=96)
     convert(path, FORMATS["nf4"], into=tmp_path / "floats")
