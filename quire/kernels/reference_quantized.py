@@ -20,14 +20,32 @@ def is_integer(kind: RowKind) -> bool:
     return kind not in _ELEMENTS and kind <= RowKind.INT8_ROWS
 
 
-def quantize_tokens(x: torch.Tensor, group: int) -> torch.Tensor:
-    """x [T, K] as int8 times scales, by groups of so many columns: [T, K] float64. Each group by itself."""
-    groups = x.float().reshape(len(x), x.shape[1] // group, group)
-    size = groups.abs().amax(-1, keepdim=True)
+def quantized_rows(x: torch.Tensor) -> torch.Tensor:
+    """x [T, K] as int8 times one scale a row: [T, K] float64."""
+    steps, scale = _steps(x.float())
+    return steps.round().double() * scale
+
+
+def quantized_groups(x: torch.Tensor) -> torch.Tensor:
+    """x [T, K] as int8 times a scale for every 32 columns: [T, K] float64. Each row by itself.
+
+    Groups whose largest size is above four times the root of the row's mean square have second codes, of what the
+    first ones leave out, in steps of scale / 256.
+    """
+    groups = x.float().unflatten(1, (-1, _GROUP))
+    steps, scale = _steps(groups)
+    codes = steps.round()
+    rest = ((steps - codes) * 256).clamp(-127, 127).round() / 256
+    outliers = groups.double().abs().amax(-1) ** 2 > 16 * x.double().pow(2).mean(-1, keepdim=True)
+    return ((codes.double() + rest * outliers[..., None]) * scale).flatten(1)
+
+
+def _steps(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [.., n] in steps of a scale for each n, -127 to 127; and the scales, float64."""
+    size = x.abs().amax(-1, keepdim=True)
     most = torch.full_like(size, 127)  # a division by a tensor is one, and not a product with the inverse
     inverse = torch.where(size > _LEAST_SIZE, most / size, 0)
-    codes = (groups * inverse).clamp(-127, 127).round()
-    return (codes.double() * (size / most).double()).reshape(x.shape)
+    return (x * inverse).clamp(-127, 127), (size / most).double()
 
 
 def product(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
@@ -37,7 +55,7 @@ def product(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
         return exact.products(x, weight.dequantize().to(x.dtype))
     if not x.shape[1]:
         return x.new_zeros((len(x), len(weight)), dtype=torch.float32)
-    own = quantize_tokens(x, x.shape[1] if kind is RowKind.INT8_ROWS else _GROUP)
+    own = quantized_rows(x) if kind is RowKind.INT8_ROWS else quantized_groups(x)
     parts = [
         exact.products(own, weight.dequantize(first, first + _MOST_ROWS).double())
         for first in range(0, len(weight), _MOST_ROWS)

@@ -14,7 +14,7 @@ from quantized_cases import ELEMENTS, GGML, INTEGER, layouts, random_weight
 
 from quire.kernels import QuantizedWeight, RowKind, RowLayout, quantize_rows, reference
 from quire.kernels.adapters import LoraSegments
-from quire.kernels.reference_quantized import is_integer, quantize_tokens
+from quire.kernels.reference_quantized import is_integer, quantized_groups, quantized_rows
 from tests.kernels.back_ends import CPU, back_end
 from tests.kernels.linear_cases import Product
 
@@ -127,12 +127,23 @@ def operands(features: int, rows: int, seed: int = 0) -> list[QuantizedWeight]:
     return [random_weight(layout, rows + i % 3, seed + i) for i, layout in enumerate(layouts(features))]
 
 
+def with_outliers(x: torch.Tensor) -> torch.Tensor:
+    """Of every five tokens one as it is, three with one large column each, at places of their own, one with many."""
+    x = x.clone()
+    for token, row in enumerate(x):
+        if token % 5 == 4:
+            row[::33] *= 20
+        elif token % 5:
+            row[token * 37 % len(row)] = 30.0
+    return x
+
+
 def exact_product(x: torch.Tensor, weight: QuantizedWeight) -> tuple[torch.Tensor, torch.Tensor]:
     """x in int8 where the kind says so, times the weight in float64, and a bound on what float32 sums may lose."""
     kind, features = weight.layout.kind, x.shape[1]
     rows = weight.dequantize()
     if is_integer(kind):
-        own, rows = quantize_tokens(x, features if kind is RowKind.INT8_ROWS else 32), rows.double()
+        own, rows = (quantized_rows if kind is RowKind.INT8_ROWS else quantized_groups)(x), rows.double()
     else:
         own, rows = x.double(), rows.to(x.dtype).double()
     size = own.abs() @ rows.abs().T
@@ -146,13 +157,28 @@ def test_products_are_close_to_float64(kernels: Any, dtype: torch.dtype, feature
     weights = operands(features, 6)
     biases = [randn(len(one), dtype=dtype, seed=i) if i % 2 else None for i, one in enumerate(weights)]
     for tokens in (0, 1, 3, 17):
-        x = strided_rows(randn(tokens, features, dtype=dtype, seed=tokens))
+        x = strided_rows(with_outliers(randn(tokens, features, dtype=dtype, seed=tokens)))
         parts = [exact_product(x, one) for one in weights]
         exact = torch.cat([y if b is None else y + b.double() for (y, _), b in zip(parts, biases, strict=True)], 1)
         for out_dtype in {dtype, F32}:
             got = kernels.quantized_linear(x, weights, biases, out_dtype)
             assert got.dtype is out_dtype and got.is_contiguous()
             assert_close(got, exact, torch.cat([error for _, error in parts], 1) + exact.abs() * ROUNDING[F32] * 4)
+
+
+def test_a_group_with_outliers_is_as_exact_as_its_other_columns_need() -> None:
+    """One large column would leave the others of its group few steps: 1.0 of a scale of 100 / 127."""
+    x = randn(3, 1024, dtype=F32)
+    x[1, 5], x[2, ::32] = 100.0, 100.0
+    weight = QuantizedWeight(
+        quantize_rows(randn(64, 1024, dtype=F32, seed=1), RowKind.Q8_0), RowLayout(RowKind.Q8_0, 1024)
+    )
+    exact = x.double() @ weight.dequantize().double().T
+    for isa in ("reference", *CPU):
+        with back_end(isa) as kernels:
+            error = (kernels.quantized_linear(x, [weight], [None]).double() - exact).square().mean(1).sqrt()
+        assert error[1] < error[0] * 1.5, isa  # by single codes it is 7 times as large
+        assert error[2] < error[0] * 70, isa  # all groups are alike here: none has outliers
 
 
 def test_float_rows_are_linears_on_unpacked_weights(kernels: Any, dtype: torch.dtype) -> None:
@@ -171,7 +197,7 @@ def test_float_rows_are_linears_on_unpacked_weights(kernels: Any, dtype: torch.d
 def test_an_element_depends_on_its_token_and_row_alone(kernels: Any, features: int) -> None:
     weights = operands(features, 21)
     biases = [randn(len(one), dtype=torch.bfloat16, seed=i) if i % 2 else None for i, one in enumerate(weights)]
-    x = randn(max(TOKENS), features, dtype=torch.bfloat16)
+    x = with_outliers(randn(max(TOKENS), features, dtype=torch.bfloat16))
     whole = kernels.quantized_linear(x, weights, biases)
     for tokens in TOKENS:
         assert same_bits(kernels.quantized_linear(x[:tokens], weights, biases), whole[:tokens])
@@ -188,7 +214,7 @@ def test_an_element_depends_on_its_token_and_row_alone(kernels: Any, features: i
 def test_instruction_sets_agree_to_the_last_bit(kind: RowKind, dtype: torch.dtype) -> None:
     for features in (256, 1536):
         weight = random_weight(RowLayout(kind, features), 37)
-        x = randn(19, features, dtype=dtype)
+        x = with_outliers(randn(19, features, dtype=dtype))
         found = {}
         for isa in CPU:
             with back_end(isa) as native:

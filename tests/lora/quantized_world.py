@@ -22,7 +22,7 @@ from quire import LLM
 from quire.checkpoint.weights import StoredPart
 from quire.kernels import QuantizedWeight, RowKind, RowLayout
 from quire.kernels.quantized import quantize_rows
-from quire.kernels.reference_quantized import is_integer, quantize_tokens
+from quire.kernels.reference_quantized import is_integer, quantized_groups
 from quire.models.quantization import QuantizationPlan, QuantizedLayer
 from tests.kernels.quantized_cases import random_weight
 from tests.lora.peft_world import _LAYERS, Expected, World, ask, text_prompts
@@ -135,7 +135,7 @@ class RoundedLinear(nn.Linear):
 
     @staticmethod
     def rounded(x: torch.Tensor) -> torch.Tensor:
-        return quantize_tokens(x.flatten(0, -2), 32).view(x.shape).to(x.dtype)
+        return quantized_groups(x.flatten(0, -2)).view(x.shape).to(x.dtype)
 
 
 class QuantizedWorld(World):

@@ -37,18 +37,17 @@ inline __m512i times_offset(__m512i sums) {
   return _mm512_slli_epi32(sums, __builtin_ctz(kOffset | 1 << 30));
 }
 
-// One token's share of a step: acc's lanes are the chains of all rows.
+// A token's share of a step, by one of its codes: acc's lanes are the chains of all rows.
 template <class Kind>
-inline __attribute__((always_inline)) __m512 add_step(__m512 acc, const Step<Kind::kHalves>& step,
-                                                      const GroupTokens::Token& x, int64_t number) {
+inline __attribute__((always_inline)) __m512 add_codes(__m512 acc, const Step<Kind::kHalves>& step,
+                                                       const StepCodes& x) {
   constexpr int kOffset = Steps<Kind>::kOffset;
-  const __m512i first = _mm512_load_si512(x.codes + number * kStep);
-  const __m512i second = _mm512_load_si512(x.codes + number * kStep + 64);
-  const __m512 scale = broadcast4(x.scales + 4 * number);
+  const __m512i first = _mm512_load_si512(x.codes[0]), second = _mm512_load_si512(x.codes[1]);
+  const __m512 scale = broadcast4(x.scales);
   __m512i sums[kStepRows], total;
   if constexpr (Kind::kHalves) {
-    const __m512i of_first = broadcast4(x.first_sums + 4 * number);
-    const __m512i of_second = _mm512_sub_epi32(broadcast4(x.sums + 4 * number), of_first);
+    const __m512i of_first = broadcast4(x.first_sums);
+    const __m512i of_second = _mm512_sub_epi32(broadcast4(x.sums), of_first);
     const __m512i zero = _mm512_setzero_si512();
     // Taken off once, in four of the lanes that are added up.
     const __m512i off[2] = {_mm512_mask_sub_epi32(zero, 15, zero, times_offset<kOffset>(of_first)),
@@ -73,11 +72,21 @@ inline __attribute__((always_inline)) __m512 add_step(__m512 acc, const Step<Kin
       sums[r] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(_mm512_setzero_si512(), step.codes[r][0], first),
                                     step.codes[r][1], second);
     total = reduce_rows(sums[0], sums[1], sums[2], sums[3]);
-    if constexpr (kOffset > 0) total = _mm512_sub_epi32(total, times_offset<kOffset>(broadcast4(x.sums + 4 * number)));
+    if constexpr (kOffset > 0) total = _mm512_sub_epi32(total, times_offset<kOffset>(broadcast4(x.sums)));
     acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(step.scale, scale), acc);
-    if constexpr (Kind::kMinimum) acc = _mm512_fmadd_ps(step.minimum, broadcast4(x.scaled_sums + 4 * number), acc);
+    if constexpr (Kind::kMinimum) acc = _mm512_fmadd_ps(step.minimum, broadcast4(x.scaled_sums), acc);
     return acc;
   }
+}
+
+template <class Kind>
+inline __attribute__((always_inline)) __m512 add_step(__m512 acc, const Step<Kind::kHalves>& step, const StepToken& x) {
+  acc = add_codes<Kind>(acc, step, x.own);
+  if (__builtin_expect(x.groups_with_rest, 0)) {
+    const auto lanes = static_cast<__mmask16>(x.groups_with_rest * 0x1111);
+    acc = _mm512_mask_mov_ps(acc, lanes, add_codes<Kind>(acc, step, x.rest));
+  }
+  return acc;
 }
 
 template <class T, class Out>
@@ -149,7 +158,7 @@ void multiply_steps(const StepReader<Kind>& reader, const GroupTokens& tokens, c
     Step<Kind::kHalves> step;
     reader.take(number, &step);
 #pragma GCC unroll 4
-    for (int i = 0; i < kCount; ++i) acc[i] = add_step<Kind>(acc[i], step, x[i], number);
+    for (int i = 0; i < kCount; ++i) acc[i] = add_step<Kind>(acc[i], step, x[i][number]);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < kCount; ++i) chains[i] = acc[i];

@@ -3,8 +3,9 @@
 // An element is four chains of additions, group g's in chain g % 4, in rising order: fma(dot product, scale of w * scale
 // of x, chain), and where there is a minimum, fma(minimum of w, scale of x * sum of x's codes, chain) behind it. With
 // factors of halves, the dot product is the sum of both halves', times their factors, and likewise with minimums, which
-// are then scaled by minimum of w * scale of x. Up to a multiple of four groups, zeros are added. The element is
-// (chain 0 + chain 1) + (chain 2 + chain 3), then the bias. So its bits depend on its row and its token alone.
+// are then scaled by minimum of w * scale of x. Where a group of x has second codes, the same is done with them, right
+// behind. Up to a multiple of four groups, zeros are added. The element is (chain 0 + chain 1) + (chain 2 + chain 3),
+// then the bias. So its bits depend on its row and its token alone.
 #pragma once
 
 #include "cpu/linear/linear_cut.h"
@@ -28,26 +29,29 @@ inline int dot(const int8_t* a, const int8_t* b, int64_t n) {
   return sum;
 }
 
+// A group's share of an element.
 template <class Kind>
-inline float multiply_row(const Group32* groups, const QuantizedToken& x, int64_t count) {
+inline float add_group(const Group32& w, const QuantizedGroup& x, float chain) {
+  int total;
+  if constexpr (Kind::kHalves)
+    total = dot(w.codes, x.codes, 16) * w.factors[0] + dot(w.codes + 16, x.codes + 16, 16) * w.factors[1];
+  else
+    total = dot(w.codes, x.codes, kGroup);
+  chain = multiply_add(static_cast<float>(total), w.scale * x.scale, chain);
+  if constexpr (Kind::kMinimum && Kind::kHalves)
+    chain = multiply_add(static_cast<float>(x.sums[0] * w.low[0] + x.sums[1] * w.low[1]), w.minimum * x.scale, chain);
+  else if constexpr (Kind::kMinimum)
+    chain = multiply_add(w.minimum, x.scale * static_cast<float>(x.sum()), chain);
+  return chain;
+}
+
+template <class Kind>
+inline float multiply_row(const Group32* groups, GroupedTokens::Token x, int64_t count) {
   float chains[4] = {};
   for (int64_t g = 0; g < count; ++g) {
-    const Group32& own = groups[g];
-    const int8_t* codes = x.codes + g * kGroup;
-    const int* sums = x.sums + 2 * g;
-    float chain = chains[g % 4];
-    int total;
-    if constexpr (Kind::kHalves)
-      total = dot(own.codes, codes, 16) * own.factors[0] + dot(own.codes + 16, codes + 16, 16) * own.factors[1];
-    else
-      total = dot(own.codes, codes, kGroup);
-    chain = multiply_add(static_cast<float>(total), own.scale * x.scales[g], chain);
-    if constexpr (Kind::kMinimum && Kind::kHalves)
-      chain = multiply_add(static_cast<float>(sums[0] * own.low[0] + sums[1] * own.low[1]), own.minimum * x.scales[g],
-                           chain);
-    else if constexpr (Kind::kMinimum)
-      chain = multiply_add(own.minimum, x.scales[g] * static_cast<float>(sums[0] + sums[1]), chain);
-    chains[g % 4] = chain;
+    float& chain = chains[g % 4];
+    chain = add_group<Kind>(groups[g], x[g].own, chain);
+    if (x[g].rest.scale != 0.0f) chain = add_group<Kind>(groups[g], x[g].rest, chain);
   }
   // Zeros up to a multiple of four groups.
   for (int64_t g = count; g % 4; ++g) chains[g % 4] += 0.0f;
@@ -88,7 +92,7 @@ class IntegerProducts {
         const int8_t* codes = reinterpret_cast<const int8_t*>(bytes + sizeof scale);
         for (int64_t t = 0; t < args_.tokens; ++t) {
           const int total = dot(codes, x_[t].codes, args_.features);
-          put(t, static_cast<float>(total) * (scale * x_[t].scales[0]));
+          put(t, static_cast<float>(total) * (scale * x_[t].scale));
         }
       } else {
         for_kind(format.kind, [&](auto kind) { multiply<decltype(kind)>(bytes, put); });
@@ -108,7 +112,7 @@ class IntegerProducts {
   }
 
   const LinearArgs& args_;
-  const QuantizedTokens<kWholeRows> x_;
+  const typename TokensOf<kWholeRows>::Type x_;
 };
 
 }  // namespace

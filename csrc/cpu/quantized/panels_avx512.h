@@ -21,11 +21,41 @@ struct TileGroup {
   float scales[kPanelTokens], scaled_sums[kPanelTokens];
   int sums[kPanelTokens], first_sums[kPanelTokens];
   int16_t pairs[kPanelTokens][2];  // the sums of both halves
+
+  void put(int64_t token, const GroupCodes& from) {
+    from.store(reinterpret_cast<int8_t*>(&codes[0][token]), sizeof codes[0], sizeof codes / 2);
+    scales[token] = from.scale, scaled_sums[token] = from.scale * static_cast<float>(from.sum);
+    sums[token] = from.sum, first_sums[token] = from.first_sum;
+    pairs[token][0] = static_cast<int16_t>(from.first_sum);
+    pairs[token][1] = static_cast<int16_t>(from.sum - from.first_sum);
+  }
+};
+// rest: the second codes, of the tokens that have them there; of others, whatever there was.
+struct TileGroups {
+  TileGroup own, rest;
+  int tokens_with_rest;  // a bit for each
 };
 
 // What the sums of a group's two halves begin with: they take the offset of unsigned codes off.
 struct TileStart {
   int first[kPanelTokens], second[kPanelTokens];
+
+  // kHalves: each half has a sum of its own.
+  void set(const TileGroup& group, int offset, bool halves) {
+    const __m256i factor = _mm256_set1_epi32(-offset);
+    const auto numbers = [](const int* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
+    // Eight at a time: what is put past a place's end is overwritten by what belongs there.
+    const auto put = [&](int* to, __m256i sums) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_mullo_epi32(sums, factor));
+    };
+    const __m256i all = numbers(group.sums), of_first = halves ? numbers(group.first_sums) : all;
+    put(first, of_first);
+    if (halves) put(second, _mm256_sub_epi32(all, of_first));
+  }
+};
+
+struct TileStarts {
+  TileStart own, rest;  // rest: where tokens have second codes
 };
 
 // A call's tokens in tiles of about the same size, [tiles][kChains][steps].
@@ -33,43 +63,36 @@ class PanelTiles {
  public:
   explicit PanelTiles(const LinearArgs& args)
       : args_(args), tiles_((args.tokens + kPanelTokens - 1) / kPanelTokens),
-        steps_((args.features + kStep - 1) / kStep), memory_(scratch<TileGroup, PanelTiles>(tiles_ * tile_groups())) {}
+        steps_((args.features + kStep - 1) / kStep), memory_(scratch<TileGroups, PanelTiles>(tiles_ * tile_groups())) {}
 
   int64_t count() const { return tiles_; }
   int64_t steps() const { return steps_; }
   int64_t first_of(int64_t tile) const { return args_.tokens * tile / tiles_; }
-  const TileGroup* operator[](int64_t tile) const { return memory_ + tile * tile_groups(); }
+  const TileGroups* operator[](int64_t tile) const { return memory_ + tile * tile_groups(); }
 
   template <class T>
   void quantize_tile(int64_t tile) const {
     const int64_t first = first_of(tile), count = first_of(tile + 1) - first;
     for (int64_t i = 0; i < count; ++i) {
       const T* x = static_cast<const T*>(args_.x) + (first + i) * args_.x_stride;
+      const float outlier = outlier_square(x, args_.features);
       for (int64_t g = 0; g < kChains * steps_; ++g) {
-        const GroupCodes own(g * kGroup < args_.features ? x + g * kGroup : nullptr);
-        TileGroup& to = memory_[tile * tile_groups() + g % kChains * steps_ + g / kChains];
-        own.store(reinterpret_cast<int8_t*>(&to.codes[0][i]), sizeof to.codes[0], sizeof to.codes / 2);
-        to.scales[i] = own.scale, to.scaled_sums[i] = own.scale * static_cast<float>(own.sum);
-        to.sums[i] = own.sum, to.first_sums[i] = own.first_sum;
-        to.pairs[i][0] = static_cast<int16_t>(own.first_sum);
-        to.pairs[i][1] = static_cast<int16_t>(own.sum - own.first_sum);
+        TileGroups& to = memory_[tile * tile_groups() + g % kChains * steps_ + g / kChains];
+        const GroupSteps group(g * kGroup < args_.features ? x + g * kGroup : nullptr, outlier);
+        if (i == 0) to.tokens_with_rest = 0;
+        to.own.put(i, group.own());
+        if (!group.outliers) continue;
+        to.tokens_with_rest |= 1 << i;
+        to.rest.put(i, group.rest());
       }
     }
   }
 
-  // kHalves: each half has a sum of its own.
-  void start(int64_t tile, int offset, bool halves, TileStart* starts) const {
-    const TileGroup* own = (*this)[tile];
-    const __m256i factor = _mm256_set1_epi32(-offset);
-    const auto numbers = [](const int* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
-    // Eight at a time: what is put past a place's end is overwritten by what belongs there.
-    const auto put = [&](int* to, __m256i sums) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_mullo_epi32(sums, factor));
-    };
+  void start(int64_t tile, int offset, bool halves, TileStarts* starts) const {
+    const TileGroups* own = (*this)[tile];
     for (int64_t g = 0; g < tile_groups(); ++g) {
-      const __m256i all = numbers(own[g].sums), first = halves ? numbers(own[g].first_sums) : all;
-      put(starts[g].first, first);
-      if (halves) put(starts[g].second, _mm256_sub_epi32(all, first));
+      starts[g].own.set(own[g].own, offset, halves);
+      if (own[g].tokens_with_rest) starts[g].rest.set(own[g].rest, offset, halves);
     }
   }
   int64_t tile_groups() const { return kChains * steps_; }
@@ -77,7 +100,7 @@ class PanelTiles {
  private:
   const LinearArgs& args_;
   const int64_t tiles_, steps_;
-  TileGroup* const memory_;
+  TileGroups* const memory_;
 };
 
 // The bytes that come next, fetched by and by.
@@ -160,9 +183,22 @@ inline __attribute__((always_inline)) void add_some(const PanelGroup<true>& w, c
   }
 }
 
+// The second codes of the tokens that have them.
+template <bool kMinimum, int kFrom, int kCount, bool kHalves>
+inline __attribute__((always_inline)) void add_rest(const PanelGroup<kHalves>& w, const TileGroups& x,
+                                                    const TileStart& start, __m512 (*acc)[kSides]) {
+  __m512 with[kFrom + kCount][kSides];
+#pragma GCC unroll 16
+  for (int i = kFrom; i < kFrom + kCount; ++i) with[i][0] = acc[i][0], with[i][1] = acc[i][1];
+  add_some<kMinimum, kFrom, kCount>(w, x.rest, start, with);
+#pragma GCC unroll 16
+  for (int i = kFrom; i < kFrom + kCount; ++i)
+    if (x.tokens_with_rest >> i & 1) acc[i][0] = with[i][0], acc[i][1] = with[i][1];
+}
+
 // One chain of a tile's tokens with a panel's rows.
 template <bool kHalves, bool kMinimum, int kCount>
-void multiply_chain(const PanelGroup<kHalves>* w, const TileGroup* x, const TileStart* starts, int64_t steps,
+void multiply_chain(const PanelGroup<kHalves>* w, const TileGroups* x, const TileStarts* starts, int64_t steps,
                     BytesAhead* ahead, __m512 (*chain)[kSides]) {
   // With two sums a row and token, half of the tokens are enough for the registers.
   constexpr int kFirst = kHalves ? (kCount + 1) / 2 : kCount;
@@ -171,16 +207,20 @@ void multiply_chain(const PanelGroup<kHalves>* w, const TileGroup* x, const Tile
   for (int i = 0; i < kCount; ++i) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
   for (int64_t s = 0; s < steps; ++s) {
     ahead->fetch();
-    add_some<kMinimum, 0, kFirst>(w[s], x[s], starts[s], acc);
-    if constexpr (kFirst < kCount) add_some<kMinimum, kFirst, kCount - kFirst>(w[s], x[s], starts[s], acc);
+    add_some<kMinimum, 0, kFirst>(w[s], x[s].own, starts[s].own, acc);
+    if constexpr (kFirst < kCount) add_some<kMinimum, kFirst, kCount - kFirst>(w[s], x[s].own, starts[s].own, acc);
+    if (__builtin_expect(x[s].tokens_with_rest != 0, 0)) {
+      add_rest<kMinimum, 0, kFirst>(w[s], x[s], starts[s].rest, acc);
+      if constexpr (kFirst < kCount) add_rest<kMinimum, kFirst, kCount - kFirst>(w[s], x[s], starts[s].rest, acc);
+    }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kCount; ++i) chain[i][0] = acc[i][0], chain[i][1] = acc[i][1];
 }
 
 template <bool kHalves, bool kMinimum, int kCount = kPanelTokens>
-inline void multiply_some_chains(int64_t count, const PanelGroup<kHalves>* w, const TileGroup* x,
-                                 const TileStart* starts, int64_t steps, BytesAhead* ahead, __m512 (*chain)[kSides]) {
+inline void multiply_some_chains(int64_t count, const PanelGroup<kHalves>* w, const TileGroups* x,
+                                 const TileStarts* starts, int64_t steps, BytesAhead* ahead, __m512 (*chain)[kSides]) {
   if (count == kCount) return multiply_chain<kHalves, kMinimum, kCount>(w, x, starts, steps, ahead, chain);
   if constexpr (kCount > 1)
     multiply_some_chains<kHalves, kMinimum, kCount - 1>(count, w, x, starts, steps, ahead, chain);
@@ -217,7 +257,7 @@ class PanelProducts {
     const int64_t panels = (block.rows + kPanelRows - 1) / kPanelRows, size = x_.tile_groups();
     Group* groups = scratch<Group, Group>(panels * size);
     for (int64_t p = 0; p < panels; ++p) take(block, p, Panel<Kind>(groups + p * size, x_.steps()));
-    TileStart* starts = scratch<TileStart, TileStart>(size + 1);
+    TileStarts* starts = scratch<TileStarts, TileStarts>(size + 1);
     BytesAhead ahead = {nullptr, nullptr, 0};
     if (next) {
       const int64_t bytes = next->rows * args_.formats[next->weight].row_bytes;
@@ -238,7 +278,7 @@ class PanelProducts {
 
   template <class Kind>
   void multiply_tile(const Block& block, int64_t tile, int64_t number, const Panel<Kind>& panel,
-                     const TileStart* starts, BytesAhead* ahead) const {
+                     const TileStarts* starts, BytesAhead* ahead) const {
     const int64_t first = x_.first_of(tile), count = x_.first_of(tile + 1) - first, steps = x_.steps();
     __m512 chains[kChains][kPanelTokens][kSides];
     for (int64_t c = 0; c < kChains; ++c)

@@ -1,6 +1,9 @@
 // A call's rows of x as int8: each by itself, so that what becomes of it does not depend on its company.
 //
 // Of a group of columns: scale = the largest size / 127, code = x / scale, rounded to the nearest, of two the even one.
+// A group has outliers where its largest size is above four times the root of the mean square of the row: its other
+// columns are small then, and one code is a coarse one. So it has second codes, of what the first ones leave out, in
+// steps of scale / 256. Whether it has is the row's own business as well.
 #pragma once
 
 #include "cpu/common/parallel.h"
@@ -28,67 +31,137 @@ inline float largest(const T* x, int64_t n) {
   return as_float(most);
 }
 
-// The codes of n elements, and their scale. Of infinities and NaN the scale is no number, and so is all that it scales.
+// The square of the size above which a row's group has outliers. Of infinities and NaN, and of sizes whose squares are
+// beyond float: none is above it.
 template <class T>
-inline float quantize(const T* x, int64_t n, int8_t* codes) {
-  const float size = largest(x, n);
-  const float inverse = size > 0x1p-100f ? 127.0f / size : 0.0f;
+inline float outlier_square(const T* x, int64_t n) {
+  Vec squares = zero();
   for (int64_t k = 0; k < n; k += kLanes) {
-    const int count = static_cast<int>(n - k < kLanes ? n - k : kLanes);
-    float values[kLanes];
-    store(values, round(min(set1(127.0f), max(mul(load_first(x + k, count), set1(inverse)), set1(-127.0f)))));
-    for (int i = 0; i < count; ++i) codes[k + i] = static_cast<int8_t>(values[i]);
+    const Vec own = load_first(x + k, static_cast<int>(n - k < kLanes ? n - k : kLanes));
+    squares = fma(own, own, squares);
   }
-  return size / 127.0f;
+  return 16.0f * (reduce_add(squares) / static_cast<float>(n));
 }
 
-struct QuantizedToken {
-  const int8_t* codes;  // [K]
-  const float* scales;  // of each group
-  const int* sums;      // [groups, 2]: of each half's codes
+// What elements of a largest size are scaled by. Of infinities and NaN the scale is no number, and so is all that it
+// scales.
+struct TokenScale {
+  float scale, inverse;
+  explicit TokenScale(float size) : scale(size / 127.0f), inverse(size > 0x1p-100f ? 127.0f / size : 0.0f) {}
 };
 
-// By groups of 32 columns; with kWholeRows, by one scale a row, and without sums.
-template <bool kWholeRows>
-class QuantizedTokens {
+inline Vec within_127(Vec a) { return min(set1(127.0f), max(a, set1(-127.0f))); }
+// Elements in steps of the scale, and what their codes leave out, in steps of scale / 256.
+inline Vec in_steps(Vec x, float inverse) { return within_127(mul(x, set1(inverse))); }
+inline Vec rest_in_steps(Vec steps) { return within_127(mul(sub(steps, round(steps)), set1(256.0f))); }
+constexpr float kRestScale = 1.0f / 256;
+
+// The codes of n elements, and the second ones where `rest` is given.
+template <class T>
+inline void quantize(const T* x, int64_t n, float inverse, int8_t* codes, int8_t* rest) {
+  for (int64_t k = 0; k < n; k += kLanes) {
+    const int count = static_cast<int>(n - k < kLanes ? n - k : kLanes);
+    const Vec steps = in_steps(load_first(x + k, count), inverse);
+    float values[2][kLanes];
+    store(values[0], round(steps)), store(values[1], round(rest_in_steps(steps)));
+    for (int i = 0; i < count; ++i) {
+      codes[k + i] = static_cast<int8_t>(values[0][i]);
+      if (rest) rest[k + i] = static_cast<int8_t>(values[1][i]);
+    }
+  }
+}
+
+struct QuantizedGroup {
+  int8_t codes[kGroup];
+  int sums[2];  // of each half's codes
+  float scale;
+  int sum() const { return sums[0] + sums[1]; }
+};
+
+// A group of a row: its codes, and its second ones, whose scale is 0 where there are none.
+struct TokenGroup {
+  QuantizedGroup own, rest;
+
+  template <class T>
+  void take(const T* x, float outlier) {
+    const float size = largest(x, kGroup);
+    const TokenScale by(size);
+    const bool outliers = size * size > outlier;
+    quantize(x, kGroup, by.inverse, own.codes, outliers ? rest.codes : nullptr);
+    own.scale = by.scale, rest.scale = outliers ? by.scale * kRestScale : 0.0f;
+    add_up(&own);
+    if (outliers) add_up(&rest);
+  }
+
+ private:
+  static void add_up(QuantizedGroup* group) {
+    for (int half = 0; half < 2; ++half) {
+      group->sums[half] = 0;
+      for (int i = 0; i < 16; ++i) group->sums[half] += group->codes[16 * half + i];
+    }
+  }
+};
+
+// By groups of 32 columns.
+class GroupedTokens {
  public:
-  explicit QuantizedTokens(const LinearArgs& args)
-      : args_(args), groups_(kWholeRows ? 1 : args.features / kGroup),
-        codes_(scratch<int8_t, QuantizedTokens>(args.tokens * args.features)),
-        scales_(scratch<float, QuantizedTokens>(args.tokens * groups_)),
-        sums_(scratch<int, QuantizedTokens>(kWholeRows ? 0 : args.tokens * groups_ * 2)) {}
+  using Token = const TokenGroup*;  // [groups]
+
+  explicit GroupedTokens(const LinearArgs& args)
+      : args_(args), groups_(args.features / kGroup),
+        memory_(scratch<TokenGroup, GroupedTokens>(args.tokens * groups_)) {}
 
   template <class T>
   void quantize_token(int64_t token) const {
     const T* x = static_cast<const T*>(args_.x) + token * args_.x_stride;
-    int8_t* codes = codes_ + token * args_.features;
-    float* scales = scales_ + token * groups_;
-    if constexpr (kWholeRows) {
-      *scales = quantize(x, args_.features, codes);
-    } else {
-      int* sums = sums_ + token * groups_ * 2;
-      for (int64_t g = 0; g < groups_; ++g, codes += kGroup) {
-        scales[g] = quantize(x + g * kGroup, kGroup, codes);
-        for (int half = 0; half < 2; ++half) {
-          int sum = 0;
-          for (int i = 0; i < 16; ++i) sum += codes[16 * half + i];
-          sums[2 * g + half] = sum;
-        }
-      }
-    }
+    const float outlier = outlier_square(x, args_.features);
+    for (int64_t g = 0; g < groups_; ++g) memory_[token * groups_ + g].take(x + g * kGroup, outlier);
   }
 
   int64_t groups() const { return groups_; }
-  QuantizedToken operator[](int64_t token) const {
-    return {codes_ + token * args_.features, scales_ + token * groups_, sums_ + token * groups_ * 2};
-  }
+  Token operator[](int64_t token) const { return memory_ + token * groups_; }
 
  private:
   const LinearArgs& args_;
   const int64_t groups_;
+  TokenGroup* const memory_;
+};
+
+// By one scale a row, with one code a column.
+class WholeTokens {
+ public:
+  struct Token {
+    const int8_t* codes;  // [K]
+    float scale;
+  };
+
+  explicit WholeTokens(const LinearArgs& args)
+      : args_(args), codes_(scratch<int8_t, WholeTokens>(args.tokens * args.features)),
+        scales_(scratch<float, WholeTokens>(args.tokens)) {}
+
+  template <class T>
+  void quantize_token(int64_t token) const {
+    const T* x = static_cast<const T*>(args_.x) + token * args_.x_stride;
+    const TokenScale by(largest(x, args_.features));
+    quantize(x, args_.features, by.inverse, codes_ + token * args_.features, nullptr);
+    scales_[token] = by.scale;
+  }
+
+  Token operator[](int64_t token) const { return {codes_ + token * args_.features, scales_[token]}; }
+
+ private:
+  const LinearArgs& args_;
   int8_t* const codes_;
   float* const scales_;
-  int* const sums_;
+};
+
+template <bool kWholeRows>
+struct TokensOf {
+  using Type = GroupedTokens;
+};
+template <>
+struct TokensOf<true> {
+  using Type = WholeTokens;
 };
 
 }  // namespace
