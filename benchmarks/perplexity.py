@@ -24,6 +24,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from quire import LLM, SamplingParams
+from quire.checkpoint.files import resolve_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PIECE = 512  # tokens
@@ -75,7 +76,7 @@ def smollm2(folder: Path) -> tuple[Path, Path]:
 
     file = smollm2_file()
     plain_llama(GGUFReader(file), torch.bfloat16).save_pretrained(folder)
-    LLM("smollm2", kv_cache_memory_bytes=1 << 26).get_tokenizer().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(resolve_checkpoint("smollm2")).save_pretrained(folder)
     return file, folder
 
 

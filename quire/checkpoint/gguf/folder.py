@@ -7,6 +7,7 @@ tokenizer, chat template and recommended sampling go the way of every other mode
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import hashlib
 import json
@@ -14,7 +15,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +36,40 @@ _SAMPLING = {
 logger = logging.getLogger("quire")
 
 
-def gguf_folder(path: Path) -> Path:
+@dataclass(frozen=True)
+class Source:
+    """What is known of a file from elsewhere. sampling: recommendations, by generation_config.json's names, where the
+    file says nothing; digest: its SHA-256 as records of Python packages have it (base64 for URLs, without padding),
+    which is checked when the folder is made; way_out: what to do where it is another one."""
+
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    digest: str | None = None
+    way_out: str = "fetch it again"
+
+
+_UNKNOWN = Source()
+
+
+def gguf_folder(path: Path, source: Source = _UNKNOWN) -> Path:
     """The folder of a model. path: of its file, or of any of a split model's. Raises CheckpointError, and
     UnsupportedModelError for a family that is not read."""
     paths = [Path(os.path.abspath(one)) for one in parts_of(path)]
     try:
-        folder = cache_folder() / "gguf" / f"{paths[0].stem[:60]}-{_key(paths)}"
+        folder = cache_folder() / "gguf" / f"{paths[0].stem[:60]}-{_key(paths, source)}"
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     if (folder / "config.json").exists():
         return folder
+    _check(paths[0], source)
     file = open_gguf(paths[0])
     try:
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         making = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
     except OSError as error:
         logger.warning("%s: cannot be written (%s): what is made of %s is made anew each time", folder, error, path)
-        return _temporary(file)
+        return _temporary(file, source)
     try:
-        _write(file, making)
+        _write(file, making, source)
         _move(making, folder)
         _tidy(folder.parent)
     finally:
@@ -73,20 +90,33 @@ def only_model(directory: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _key(paths: Sequence[Path]) -> str:
-    """What tells these files, as they are now, from all others."""
+def _check(path: Path, source: Source) -> None:
+    if source.digest is None:
+        return
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").digest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if base64.urlsafe_b64encode(found).decode().rstrip("=") != source.digest:
+        raise CheckpointError(f"{path}: is damaged, its SHA-256 is another than recorded: {source.way_out}")
+
+
+def _key(paths: Sequence[Path], source: Source) -> str:
+    """What tells these files, as they are now, from all others, and what is known of them."""
     stats = [(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino) for path in paths if (stat := path.stat())]
-    return hashlib.sha256(json.dumps([_FORM, stats]).encode()).hexdigest()[:16]
+    known = [sorted(source.sampling.items()), source.digest]
+    return hashlib.sha256(json.dumps([_FORM, stats, known]).encode()).hexdigest()[:16]
 
 
-def _temporary(file: GgufFile) -> Path:
+def _temporary(file: GgufFile, source: Source) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="quire-gguf-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    _write(file, folder)
+    _write(file, folder, source)
     return folder
 
 
-def _write(file: GgufFile, folder: Path) -> None:
+def _write(file: GgufFile, folder: Path, source: Source) -> None:
     config = config_of(file)
     try:
         if has_tokenizer(file):
@@ -95,7 +125,7 @@ def _write(file: GgufFile, folder: Path) -> None:
             logger.warning("%s: brings no tokenizer", file.name)
         for path in file.paths:
             (folder / path.name).symlink_to(path)
-        _write_json(folder / "generation_config.json", _generation(file))
+        _write_json(folder / "generation_config.json", {**source.sampling, **_generation(file)})
         _write_json(folder / "config.json", config)  # the last: it says that all is there
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}") from error
