@@ -30,7 +30,8 @@ from tests.server.api_server import LocalServer
 pytestmark = pytest.mark.slow
 
 QUESTION = "What is the capital of France?"
-SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"  # the template's
+# As the template has it.
+SYSTEM = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
 
 
 @pytest.fixture(scope="module")
