@@ -16,31 +16,31 @@ import torch
 
 from quire.kernels import binding
 from tests.kernels import emulated
-from tests.kernels.back_ends import CPU, CUDA, back_end
+from tests.kernels.back_ends import CUDA, OWN, back_end
 
 
-@pytest.fixture(params=["reference", *CPU, *CUDA])
+@pytest.fixture(params=["reference", *OWN, *CUDA])
 def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every back end."""
     with back_end(request.param) as module:
         yield module
 
 
-@pytest.fixture(params=["reference", *CPU, CUDA[1]])
+@pytest.fixture(params=["reference", *OWN, CUDA[1]])
 def quick(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every back end but the emulation, which would take minutes for sizes that are a second's work for the others."""
     with back_end(request.param) as module:
         yield module
 
 
-@pytest.fixture(params=["reference", *CPU])
+@pytest.fixture(params=["reference", *OWN])
 def on_cpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every back end of a CPU: for what a GPU refuses."""
     with back_end(request.param) as module:
         yield module
 
 
-@pytest.fixture(params=CPU)
+@pytest.fixture(params=OWN)
 def cpu(request: pytest.FixtureRequest) -> Iterator[Any]:
     """The CPU's compiled kernels, with each instruction set."""
     with back_end(request.param) as module:

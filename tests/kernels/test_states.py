@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from kernel_helpers import ROUNDING, assert_close, randn, same_bits, strided_rows
 
 from quire.errors import QuireError
-from tests.kernels.back_ends import CPU, back_end
+from tests.kernels.back_ends import OWN, back_end
 from tests.kernels.test_arguments import valid_arguments
 
 F32 = torch.float32
 SIZE = 4  # tokens of a block
 
 
-@pytest.fixture(params=["reference", *CPU])
+@pytest.fixture(params=["reference", *OWN])
 def own(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Every back end but the GPU's, which refuses states."""
     with back_end(request.param) as module:

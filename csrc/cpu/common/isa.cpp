@@ -15,21 +15,30 @@ extern const Kernels kernels;
 #ifdef QUIRE_HAS_AVX512
 namespace avx512 {
 extern const Kernels kernels;
-}
+void integer_linear(const LinearArgs&);
+}  // namespace avx512
 #endif
 #ifdef QUIRE_HAS_AVX512F
 namespace avx512f {
 extern const Kernels kernels;
+void integer_linear(const LinearArgs&);
+}  // namespace avx512f
+#endif
+#ifdef QUIRE_HAS_AVX512VNNI
+namespace avx512vnni {
+void integer_linear(const LinearArgs&);
 }
 #endif
 #ifdef QUIRE_HAS_AVX2
 namespace avx2 {
 extern const Kernels kernels;
-}
+void integer_linear(const LinearArgs&);
+}  // namespace avx2
 #endif
 namespace portable {
 extern const Kernels kernels;
-}
+void integer_linear(const LinearArgs&);
+}  // namespace portable
 
 namespace {
 
@@ -40,10 +49,11 @@ namespace {
          __builtin_cpu_supports("f16c");
 }
 
-// Every processor that has bf16 has the products of bytes, VNNI, too; it is asked for all the same.
-[[maybe_unused]] bool has_avx512() {
-  return has_avx512f() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
-}
+// Products of bytes, which Intel's servers have had since Cascade Lake, the generation before bf16's.
+[[maybe_unused]] bool has_avx512vnni() { return has_avx512f() && __builtin_cpu_supports("avx512vnni"); }
+
+// Every processor that has bf16 has VNNI too; it is asked for all the same.
+[[maybe_unused]] bool has_avx512() { return has_avx512vnni() && __builtin_cpu_supports("avx512bf16"); }
 
 #ifdef QUIRE_HAS_AMX
 // Linux saves a process's matrix registers once it has asked for that (arch_prctl(2); kernel 5.16 and newer).
@@ -59,19 +69,22 @@ bool has_amx() {
 const Isa* isas(int* count) {
   static const Isa table[] = {
 #ifdef QUIRE_HAS_AMX
-      {"amx", &amx::kernels, has_amx()},
+      {"amx", &amx::kernels, avx512::integer_linear, has_amx()},
 #endif
 #ifdef QUIRE_HAS_AVX512
-      {"avx512", &avx512::kernels, has_avx512()},
+      {"avx512", &avx512::kernels, avx512::integer_linear, has_avx512()},
+#endif
+#ifdef QUIRE_HAS_AVX512VNNI
+      {"avx512vnni", &avx512f::kernels, avx512vnni::integer_linear, has_avx512vnni()},
 #endif
 #ifdef QUIRE_HAS_AVX512F
-      {"avx512f", &avx512f::kernels, has_avx512f()},
+      {"avx512f", &avx512f::kernels, avx512f::integer_linear, has_avx512f()},
 #endif
 #ifdef QUIRE_HAS_AVX2
-      {"avx2", &avx2::kernels,
+      {"avx2", &avx2::kernels, avx2::integer_linear,
        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")},
 #endif
-      {"portable", &portable::kernels, true},
+      {"portable", &portable::kernels, portable::integer_linear, true},
   };
   *count = static_cast<int>(sizeof table / sizeof table[0]);
   return table;

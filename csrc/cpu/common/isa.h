@@ -8,6 +8,8 @@ namespace quire {
 struct Isa {
   const char* name;
   const Kernels* kernels;
+  // Of weights that are whole numbers. Sets that differ in their products of bytes alone have one table of kernels.
+  void (*integer_linear)(const LinearArgs&);
   bool supported;  // by this processor and its operating system
 };
 

@@ -26,7 +26,7 @@ struct Kernels {
   void (*causal_conv)(const CausalConvArgs&);
   void (*selective_scan)(const SelectiveScanArgs&);
   void (*gated_norm)(const GatedNormArgs&);
-  void (*quantized_linear)(const LinearArgs&);
+  void (*unpacked_linear)(const LinearArgs&);
   void (*quantized_embedding)(const EmbeddingArgs&);
 };
 
@@ -53,10 +53,12 @@ void combine(const CombineArgs&);
 void causal_conv(const CausalConvArgs&);
 void selective_scan(const SelectiveScanArgs&);
 void gated_norm(const GatedNormArgs&);
-void quantized_linear(const LinearArgs&);
+void unpacked_linear(const LinearArgs&);
 void quantized_embedding(const EmbeddingArgs&);
 
 extern const Kernels kernels;
+
+void integer_linear(const LinearArgs&);  // not in the table: see isa.h
 }  // namespace QUIRE_ISA
 #endif
 

@@ -25,7 +25,7 @@ const Kernels kernels = {
     causal_conv,
     selective_scan,
     gated_norm,
-    quantized_linear,
+    unpacked_linear,
     quantized_embedding,
 };
 

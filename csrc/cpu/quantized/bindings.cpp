@@ -1,5 +1,6 @@
 // The functions about quantized weights of the Python module quire.kernels._C: see common/calls.h.
 #include "cpu/common/calls.h"
+#include "cpu/quantized/quantized_linear.h"
 
 namespace quire {
 namespace {
@@ -29,10 +30,9 @@ void quantized_linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_s
   for (size_t i = 0; i < adapters.size(); ++i) adapters[i] = {at<LoraEntry>(table[2 * i]), table[2 * i + 1]};
   const auto call = [=, list = std::move(list), formats = std::move(formats), adapters = std::move(adapters)] {
     check_segments(at<LoraSegment>(segments), num_segments, tokens, adapters);
-    current->kernels->quantized_linear({at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()),
-                                        tokens, features, x_stride, static_cast<DType>(dtype),
-                                        static_cast<DType>(out_dtype), adapters.data(), at<LoraSegment>(segments),
-                                        num_segments, formats.data()});
+    multiply_quantized(*current, {at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), tokens,
+                                  features, x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype),
+                                  adapters.data(), at<LoraSegment>(segments), num_segments, formats.data()});
   };
   make(call, rows * features * tokens);
 }
