@@ -219,7 +219,7 @@ def write(
     """A GGUF file. kind_of: of a tensor, by its name and numbers."""
     writer = gguf.GGUFWriter(path, arch)
     for name, one in pairs.items():
-        key = name if name.startswith(("tokenizer.", "general.")) else f"{arch}.{name}"
+        key = name if name.startswith(("tokenizer.", "general.", "quantize.")) else f"{arch}.{name}"
         adds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         adds.get(type(one), writer.add_array)(key, one)
     for name, array in tensors.items():

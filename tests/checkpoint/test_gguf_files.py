@@ -100,6 +100,14 @@ def test_what_was_read_before_is_of_the_same_files_alone(model):
         open_tensors(model)
 
 
+def test_another_quire_makes_it_anew(model, monkeypatch):
+    """What an older one made of a file may be wrong."""
+    first = gguf_folder(model)
+    assert gguf_folder(model) == first
+    monkeypatch.setattr("quire.checkpoint.gguf.folder.__version__", "99.0")
+    assert gguf_folder(model) != first
+
+
 def test_a_folder_with_two_models_asks_which(model):
     model.with_name("other.gguf").write_bytes(model.read_bytes())
     with pytest.raises(CheckpointError, match=r"several GGUF models: other\.gguf, tiny\.gguf"):
@@ -238,6 +246,12 @@ def test_the_real_files_tokenizer():
         assert own.decode(ids) == text
 
 
+def without_layers(tmp_path: Path, pairs: dict, rows: int) -> Path:
+    """A file of which nothing but the tokenizer is looked at."""
+    tensors = {"token_embd.weight": np.zeros((rows, 8)), "blk.0.attn_q.weight": np.zeros((8, 8))}
+    return gguf_models.write(tmp_path / "a.gguf", "llama", pairs, tensors, gguf_models.plain)
+
+
 def test_scores_become_merges(tmp_path):
     """SentencePiece's BPE joins what has the highest score, wherever it stands; what is no token becomes bytes."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{one:02X}>" for one in range(256)), "▁", "a", "b", "c", "ab", "bc", "▁a"]
@@ -249,9 +263,7 @@ def test_scores_become_merges(tmp_path):
         "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": scores,
         "tokenizer.ggml.token_type": types,
     }  # fmt: skip
-    path = gguf_models.write(
-        tmp_path / "a.gguf", "llama", pairs, {"token_embd.weight": np.zeros((266, 8))}, gguf_models.plain
-    )
+    path = without_layers(tmp_path, pairs, 266)
     tokenizer = AutoTokenizer.from_pretrained(gguf_folder(path))
     text = "abc é"
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) == ["<s>", "▁a", "bc", "▁", "<0xC3>", "<0xA9>"]
@@ -270,13 +282,12 @@ def test_scores_become_merges(tmp_path):
 def test_tokenizers_that_cannot_be_made(tmp_path, change, part):
     pairs = {
         "block_count": 1, "embedding_length": 8, "feed_forward_length": 8, "attention.head_count": 1,
-        "context_length": 16, "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": [], "tokenizer.ggml.token_type": [1, 1],
+        "context_length": 16, "attention.layer_norm_rms_epsilon": 1e-5, "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": ["a", "b"], "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.token_type": [1, 1],
     }  # fmt: skip
     pairs["tokenizer.ggml.merges"] = ["a b"]
-    path = gguf_models.write(
-        tmp_path / "a.gguf", "llama", {**pairs, **change}, {"token_embd.weight": np.zeros((2, 8))}, gguf_models.plain
-    )
+    path = without_layers(tmp_path, {**pairs, **change}, 2)
     with pytest.raises(CheckpointError, match=part):
         gguf_folder(path)
 

@@ -13,18 +13,29 @@ from typing import Any
 
 from quire.checkpoint.gguf.families import FAMILIES
 from quire.checkpoint.gguf.file import GgufFile
+from quire.checkpoint.gguf.keys import check_keys
 from quire.checkpoint.gguf.rope import rotation
 from quire.errors import CheckpointError, UnsupportedModelError
 
 # What config.json calls the form of the weights.
 METHOD = "gguf"
+_RMS_NORM, _LAYER_NORM = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 # Keys behind the architecture's name -> fields.
 FIELDS: Mapping[str, str] = {
-    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.key_length": "head_dim",
+    "attention.head_count_kv": "num_key_value_heads", _RMS_NORM: "rms_norm_eps",
+    "attention.key_length": "head_dim", "block_count": "num_hidden_layers",
 }  # fmt: skip
+# Those that must be there: a class's defaults are other models'.
+_NEEDED = frozenset({
+    "context_length", "embedding_length", "feed_forward_length", "attention.head_count", "expert_used_count",
+    _RMS_NORM, _LAYER_NORM,
+})  # fmt: skip
+_REALS = frozenset({
+    _RMS_NORM, _LAYER_NORM, "attn_logit_softcapping", "final_logit_softcapping",
+})  # fmt: skip
+_FLAGS = frozenset({"use_parallel_residual"})
 # Tokens -> fields.
 TOKENS: Mapping[str, str] = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 
@@ -43,10 +54,13 @@ def config_of(file: GgufFile) -> dict[str, Any]:
             f"{file.name}: general.type is {file.metadata['general.type']!r}: it holds no model that answers."
         )
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [family.architecture]}
-    for key, name in {**FIELDS, **family.fields}.items():
-        value = file.get(key)
-        if value is not None and name:
-            config[name] = _one(file, key, value)
+    fields = {**FIELDS, **family.fields}
+    if fields.get(_LAYER_NORM):
+        fields.pop(_RMS_NORM)
+    for key, name in fields.items():
+        value = _value(file, key) if name else None
+        if value is not None:
+            config[name] = value
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -60,19 +74,34 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     config.update(special_tokens(file))
     config["dtype"] = dtype_of(file)
     config["quantization_config"] = {"quant_method": METHOD}
+    check_keys(file, family)
     return config
 
 
-def _one(file: GgufFile, key: str, value: Any) -> Any:
-    """An array says a number for each layer; where all are one, that is the field's."""
-    if isinstance(value, list):
-        if not value or any(one != value[0] for one in value):
-            raise UnsupportedModelError(
-                f"{file.name}: {file.architecture}.{key} differs between layers, and the class that serves it has one "
-                "number for all."
-            )
-        return value[0]
-    return value
+def _value(file: GgufFile, key: str) -> Any:
+    """Of a key that is a field. None: it is not there, and need not be."""
+    if key == "block_count":
+        return file.layers
+    if key == "attention.head_count_kv":
+        file.asked.add(key)
+        return file.heads[1]  # as many as of queries, unless it is there
+    if key == "attention.key_length":
+        return _head_dim(file)
+    # A model of experts alone has no layer of that size; shapes say it.
+    sparse = key == "feed_forward_length" and file.says("expert_count")
+    needed = key in _NEEDED and not sparse and (key != "expert_used_count" or bool(file.get("expert_count", 0)))
+    if not needed and not file.says(key):
+        return None
+    if key in _REALS:
+        return file.real(key)
+    return file.flag(key) if key in _FLAGS else file.number(key, least=int(needed))
+
+
+def _head_dim(file: GgufFile) -> int | None:
+    """None where no key says it: the class has its own rule, which the projections' shapes are held against."""
+    size = file.head_dim if file.says("attention.key_length") else None
+    file.asked.add("attention.key_length")
+    return size
 
 
 def special_tokens(file: GgufFile) -> dict[str, Any]:

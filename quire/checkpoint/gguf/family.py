@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,3 +28,4 @@ class Family:
     more: More = lambda file: {}
     rotates: bool = True
     turns_partly: bool = False
+    facts: Mapping[str, Collection[Any]] = field(default_factory=dict)

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from quire.checkpoint.gguf.header import GgufHeader, GgufTensor, read_gguf_header
 from quire.checkpoint.plain import open_plain
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, UnsupportedModelError
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_FLOATS = 1 << 20
 _F32 = 0
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_MOST_LAYERS = 1024
 _TOKENIZER = "tokenizer."  # its keys begin so
 Stamp = tuple[int, int, int, int]  # a file as it is now: device, number, bytes, time of its last change
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What the files say: the first one's metadata, the tensors by name, and which file each is in."""
+    """What the files say: the first one's metadata, the tensors by name, and which file each is in.
+
+    asked: the architecture's keys that somebody has read the value of, and the tensors; `keys` refuses the others.
+    """
 
     paths: Sequence[Path]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
     places: Mapping[str, Path]
+    asked: set[str] = field(default_factory=set, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -44,31 +52,64 @@ class GgufFile:
             raise CheckpointError(f"{self.name}: general.architecture, which says what model it is, is not there.")
         return found
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of the architecture's key; numbers that were shortened to 32 bits as they were before.
+    def says(self, key: str) -> bool:
+        """Whether the architecture's key is there."""
+        return f"{self.architecture}.{key}" in self.metadata
 
-        Raises CheckpointError for a value that is no number, text, truth value or array of these.
-        """
-        value = self.metadata.get(f"{self.architecture}.{key}", default)
+    def value(self, key: str) -> Any:
+        """What the architecture's key says, without marking it as read; numbers that were shortened to 32 bits as they
+        were before. None: it is not there."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
         if isinstance(value, np.ndarray):
             value = value.tolist()
+        return [_shortened(one) for one in value] if isinstance(value, list) else _shortened(value)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The same, of whatever kind it is, and `default` for a key that is not there."""
+        self.asked.add(key)
+        return self.value(key) if self.says(key) else default
+
+    def number(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number from `least` on. default: for a key that is not there; None: it must be. Raises
+        CheckpointError for what is none, UnsupportedModelError for an array that says different ones by layer."""
+        return self._number(key, self.get(key, default), least)
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A finite number. Raises as `number` does."""
+        value = self._one(key, self.get(key, default))
+        if type(value) not in (int, float) or not math.isfinite(value):
+            self._refuse(key, value, "must be a number")
+        return float(value)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """A truth value. Raises as `number` does."""
+        value = self._one(key, self.get(key, default))
+        if type(value) is not bool:
+            self._refuse(key, value, "must be true or false")
+        return bool(value)
+
+    def _number(self, key: str, value: Any, least: int = 1) -> int:
+        value = self._one(key, value)
+        if type(value) is not int or not least <= value <= 1 << 31:
+            self._refuse(key, value, f"must be a whole number from {least} on")
+        return int(value)
+
+    def _one(self, key: str, value: Any) -> Any:
+        """An array says a number for each layer; where all are one, that is it."""
         if isinstance(value, list):
-            return [_shortened(one) for one in value]
-        return _shortened(value)
-
-    def need(self, key: str) -> Any:
-        """The same for a key that must be there. Raises CheckpointError."""
-        if f"{self.architecture}.{key}" not in self.metadata:
-            raise CheckpointError(f"{self.name}: has no {self.architecture}.{key}, which a model of this kind needs.")
-        return self.get(key)
-
-    def number(self, key: str, default: int | None = None) -> int:
-        """A whole number from 1 on. Raises CheckpointError."""
-        value = self.need(key) if default is None else self.get(key, default)
-        if type(value) is not int or not 1 <= value <= 1 << 31:
-            shown = str(value)[:60]
-            raise CheckpointError(f"{self.name}: {self.architecture}.{key} is {shown}: it must be a number from 1 on.")
+            if not value or any(one != value[0] for one in value):
+                raise UnsupportedModelError(
+                    f"{self.name}: {self.architecture}.{key} differs between layers, and the class that serves it has "
+                    "one number for all."
+                )
+            return value[0]
         return value
+
+    def _refuse(self, key: str, value: Any, needed: str) -> NoReturn:
+        key = f"{self.architecture}.{key}"
+        if value is None:
+            raise CheckpointError(f"{self.name}: has no {key}, which a model of this kind needs: it {needed}.")
+        raise CheckpointError(f"{self.name}: {key} is {repr(value)[:60]}: it {needed}.")
 
     def has(self, name: str) -> bool:
         """Whether a tensor is there; of a layer's, in the first."""
@@ -76,6 +117,7 @@ class GgufFile:
 
     def floats(self, name: str) -> list[float]:
         """The numbers of a small tensor, which must be of 32 bits each. Raises CheckpointError."""
+        self.asked.add(name)
         tensor = self.tensors[name]
         if tensor.kind != _F32 or tensor.nbytes > 4 * _MOST_FLOATS:
             raise CheckpointError(f"{self.places[name]}: {name} must be some numbers of kind F32.")
@@ -89,28 +131,57 @@ class GgufFile:
             raise CheckpointError(f"{self.places[name]}: ended before {name} did: it was cut while it was read.")
         return [_shortened(one) for one in struct.unpack(f"<{len(data) // 4}f", data)]
 
+    @cached_property
+    def layers(self) -> int:
+        """How many are computed: those behind them, which guess further tokens, are counted among the blocks.
+
+        Raises CheckpointError where the tensors are of more layers, or of fewer.
+        """
+        count, guesses = self.number("block_count"), self.number("nextn_predict_layers", 0, least=0)
+        there = {int(found[1]) for found in map(_LAYER.match, self.tensors) if found}
+        what = f"{self.name}: {self.architecture}.block_count is {count:,}"
+        if guesses >= count or count > _MOST_LAYERS:
+            raise CheckpointError(f"{what}, of which {guesses:,} guess tokens; up to {_MOST_LAYERS:,} are read.")
+        behind = max(there, default=0)
+        if behind >= count:
+            raise CheckpointError(f"{what}, and there are tensors of a layer {behind:,}: layers would be left out.")
+        missing = next((one for one in range(count - guesses) if one not in there), None)
+        if missing is not None:
+            raise CheckpointError(f"{what}, and there is no tensor of layer {missing:,}.")
+        return count - guesses
+
     @property
     def heads(self) -> tuple[int, int]:
         """Of queries, and of keys."""
-        count = self.number("attention.head_count")
-        return count, self.number("attention.head_count_kv", count)
+        count = self._number("attention.head_count", self.value("attention.head_count"))
+        groups = self.value("attention.head_count_kv") if self.says("attention.head_count_kv") else count
+        return count, self._number("attention.head_count_kv", groups)
 
-    @property
+    @cached_property
     def head_dim(self) -> int:
-        """Of a head of keys; where no key says it, as the projections have it."""
+        """Of a head of keys, as the projections have it. Raises CheckpointError where a key says another."""
         heads, groups = self.heads
         if "blk.0.attn_q.weight" in self.tensors:
-            size = self.rows("attn_q.weight") // heads
-        elif "blk.0.attn_qkv.weight" in self.tensors:
-            size = self.rows("attn_qkv.weight") // (heads + 2 * groups)
+            rows = self.rows("attn_q.weight")
         else:
-            size = self.number("embedding_length") // heads
-        return self.number("attention.key_length", max(1, size))
+            rows, heads = self.rows("attn_qkv.weight"), heads + 2 * groups
+        said = self.value("attention.key_length") if self.says("attention.key_length") else rows // heads
+        size = self._number("attention.key_length", said)
+        if rows != size * heads:
+            raise CheckpointError(
+                f"{self.name}: a projection has {rows:,} rows, which are not those of {heads:,} heads"
+                + (
+                    f" of {self.architecture}.attention.key_length, {size:,}."
+                    if self.says("attention.key_length")
+                    else "."
+                )
+            )
+        return size
 
     @property
     def dense_layers(self) -> int:
         """How many of the first layers have no experts, whatever the key says: some files have it wrong."""
-        layers = self.number("block_count")
+        layers = self.layers
         return next((one for one in range(layers) if f"blk.{one}.ffn_gate_inp.weight" in self.tensors), layers)
 
     def rows(self, name: str) -> int:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quire import __version__
 from quire.checkpoint.caches import cache_folder
 from quire.checkpoint.gguf.config import config_of
 from quire.checkpoint.gguf.file import GgufFile, open_gguf, parts_of
@@ -27,7 +28,7 @@ from quire.checkpoint.gguf.tokenizer import ends_of, has_tokenizer, write_tokeni
 from quire.errors import CheckpointError
 
 SUFFIX = ".gguf"
-_FORM = 1  # of what is written; another number has it written anew
+_FORM = 2  # of what is written; another number has it written anew, as another version of quire has
 # Recommendations for sampling.
 _SAMPLING = {
     "temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty",
@@ -106,7 +107,7 @@ def _key(paths: Sequence[Path], source: Source) -> str:
     """What tells these files, as they are now, from all others, and what is known of them."""
     stats = [(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino) for path in paths if (stat := path.stat())]
     known = [sorted(source.sampling.items()), source.digest]
-    return hashlib.sha256(json.dumps([_FORM, stats, known]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([__version__, _FORM, stats, known]).encode()).hexdigest()[:16]
 
 
 def _temporary(file: GgufFile, source: Source) -> Path:

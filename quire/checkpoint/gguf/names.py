@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from quire.checkpoint.gguf.file import GgufFile
+from quire.checkpoint.gguf.rope import FACTORS
 from quire.errors import UnsupportedModelError
 
 # Families whose queries' and keys' rows are in the order of neighbours; of the second ones, biases are not.
@@ -25,8 +26,6 @@ _NEIGHBOURS_BUT_BIASES = frozenset({"olmo", "minicpm"})
 _GROUPED = frozenset({"falcon", "bloom", "gptneox", "internlm2"})
 # Families whose norms multiply by 1 + weight in transformers, and by the weight in llama.cpp.
 _ONE_MORE = frozenset({"gemma", "gemma2", "gemma3", "nemotron"})
-# What holds nothing to load: frequencies' factors are in the configuration.
-IGNORED = re.compile(r"(blk\.\d+\.)?(rope_freqs|rope_factors_long|rope_factors_short|attn_rot_embd)\.weight")
 
 _EXPERT = re.compile(r".+\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
 _LAYER = re.compile(r".+\.(?:layers|h|blocks)\.(\d+)\..+")
@@ -89,9 +88,11 @@ class Names:
         self._map: Any = get_tensor_name_map(found[0], layers)
 
     def is_ignored(self, tensor: str) -> bool:
-        """Whether a tensor holds nothing to load: a layer behind the last guesses further tokens."""
+        """Whether a tensor holds nothing to load: factors of frequencies are in the configuration, and layers behind
+        the last guess further tokens."""
         layer = re.match(r"blk\.(\d+)\.", tensor)
-        return bool(IGNORED.fullmatch(tensor)) or (layer is not None and int(layer[1]) >= self._layers)
+        guesses = self.file.number("nextn_predict_layers", 0, least=0)
+        return tensor in FACTORS or (layer is not None and self._layers <= int(layer[1]) < self._layers + guesses)
 
     def source(self, place: str) -> Source | None:
         """Of the parameter of this name; None: no tensor fills it."""
@@ -227,4 +228,4 @@ def latent_rows(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
 
-__all__ = ["IGNORED", "Names", "Piece", "Source", "latent_rows", "rows_of"]
+__all__ = ["Names", "Piece", "Source", "latent_rows", "rows_of"]
