@@ -81,6 +81,8 @@ class RowLayout:
         if self.group < 0 or (self.group and kind not in _BITS):
             wanted = "0 or more" if kind in _BITS else f"0 for {kind.name}"
             raise ValueError(f"group: expected {wanted}, got {self.group}")
+        if self.group > features:
+            raise ValueError(f"group: expected {features} at most, a row's columns, got {self.group}")
         if self.zeros and kind not in AFFINE:
             raise ValueError(f"zeros: {kind.name} rows have none")
 

@@ -272,6 +272,8 @@ def test_what_is_no_number_stays_none(kernels: Any) -> None:
         (lambda: RowLayout(RowKind.AFFINE4, 3), "features: .*multiple of 2"),
         (lambda: RowLayout(RowKind.INT8_ROWS, 2**17 + 1), "features: .*at most 131072"),
         (lambda: RowLayout(RowKind.Q8_0, 32, 32), "group: expected 0 for Q8_0, got 32"),
+        (lambda: RowLayout(RowKind.AFFINE8, 32, 33), "group: expected 32 at most, a row's columns, got 33"),
+        (lambda: RowLayout(RowKind.AFFINE4, 32, 2**63 - 1), "group: expected 32 at most"),
         (lambda: RowLayout(RowKind.TABLE4, 32, zeros=True), "zeros: "),
         (lambda: random_weight(RowLayout(RowKind.Q8_0, 32), 2, 0) and QuantizedWeight(
             torch.zeros(2, 34, dtype=torch.uint8), RowLayout(RowKind.Q8_0, 32), torch.zeros(16)), "aux: .*have none"),

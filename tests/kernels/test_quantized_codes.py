@@ -28,14 +28,14 @@ def weights(features: int) -> list[QuantizedWeight]:
     made = []
     for kind in (RowKind.AFFINE4, RowKind.AFFINE8):
         for group, zeros in ((0, False), (32, True), (48, False), (100, True), (7, True)):
-            weight = random_weight(RowLayout(kind, features, group, zeros), 6)
+            weight = random_weight(RowLayout(kind, features, min(group, features), zeros), 6)
             made.append(weight)
             if group == 48:  # and columns that are not in the order of their groups
                 groups = torch.arange(features, dtype=torch.int32).flip(0) % weight.layout.groups
                 made.append(QuantizedWeight(weight.data, weight.layout, groups.contiguous()))
     for group in (0, 32, 100, 7):
-        made.append(random_weight(RowLayout(RowKind.TABLE4, features, group), 6))
-        small = random_weight(RowLayout(RowKind.TABLE8, features, group), 6)
+        made.append(random_weight(RowLayout(RowKind.TABLE4, features, min(group, features)), 6))
+        small = random_weight(RowLayout(RowKind.TABLE8, features, min(group, features)), 6)
         codes = small.data[:, 4 * small.layout.groups :]
         codes[:5][codes[:5] & 127 == 127] = 126  # NaN in the last row alone
         codes[5] = torch.arange(codes.shape[1]).to(torch.uint8)

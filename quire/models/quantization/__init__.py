@@ -115,6 +115,11 @@ def check_wanted(wanted: str | None, raw: Mapping[str, Any]) -> None:
             f"quantization={wanted!r}: config.json {has}. Leave it out: files are read as they are; "
             f"{' and '.join(ON_THE_FLY)} make fewer bits of float16, bfloat16 or float32 weights."
         )
+    if own == "gguf":
+        raise UnsupportedModelError(
+            f"quantization={wanted!r}: a GGUF file's weights are served in the file's own blocks, floats too. Take the "
+            "model's GGUF in Q8_0 or Q4_0, or its 16-bit checkpoint."
+        )
     if own is not None:
         raise UnsupportedModelError(
             f"quantization={wanted!r}: these weights are quantized already (config.json: quant_method={own!r}), and "

@@ -46,7 +46,7 @@ class Awq:
 
     def weight(self, layer: StoredLayer) -> PackedWeight:
         n, k = layer.rows, layer.columns
-        group = k if self.group == -1 else self.group
+        group = k if self.group == -1 else min(self.group, k)
         groups = -(-k // group)
         layer.expect("qweight", [(k, -(-n // 8))], _INT)
         layer.expect("qzeros", [(groups, -(-n // 8))], _INT)

@@ -81,6 +81,7 @@ class BitsAndBytes:
         size = state.get("blocksize")
         if type(size) is not int or size < 1 or state.get("quant_type") != kind or state.get("shape") != [n, k]:
             layer.refuse(state_leaf, f"says {state}, and its weight is {kind}, [{n}, {k}]")
+        size = min(size, n * k)
         # Blocks go on over rows' ends: columns that always have a scale in common are so many.
         group = math.gcd(k, size)
         if group < _LEAST_GROUP and group != k:
@@ -122,6 +123,7 @@ def _nested(layer: StoredLayer, state: dict[str, Any], leaf: str, blocks: int) -
     offset: Any = state.get("nested_offset")
     if type(size) is not int or size < 1 or type(offset) not in (int, float) or not math.isfinite(offset):
         layer.refuse(leaf, f"says {state}, without a nested_blocksize and a nested_offset")
+    size = min(size, blocks)
     layer.expect("weight.nested_absmax", [(-(-blocks // size),)], (torch.float32,))
     layer.expect("weight.nested_quant_map", [(256,)], (torch.float32,))
     return size, float(offset)

@@ -28,11 +28,15 @@ PLAIN = ("int-quantized", "naive-quantized", "float-quantized")
 _NOTES = frozenset({"observer", "observer_kwargs", "scale_dtype", "zp_dtype"})
 _TOP_NOTES = frozenset({"global_compression_ratio", "quantization_status", "version"})
 _INT = (torch.int32,)
+# The order in which columns were taken. With `_ELSEWHERE`, groups are not of neighbours, and the files say them.
+_ELSEWHERE = ("group", "dynamic")
+_ORDERS = (*_ELSEWHERE, "weight", "static", False)
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the layers of one group are quantized. int8_inputs: what they are given is, too, each token by itself."""
+    """How the layers of one group are quantized. int8_inputs: what they are given is, too, each token by itself.
+    by_activations: groups are of columns that lie apart."""
 
     where: str
     format: str
@@ -44,6 +48,7 @@ class Scheme:
     block: tuple[int, int]
     symmetric: bool
     int8_inputs: bool
+    by_activations: bool
 
     def refuse(self, reason: str) -> None:
         Settings({}, self.where).refuse("weights", self.strategy, reason)
@@ -132,7 +137,9 @@ def _scheme(group: Settings, form: str) -> Scheme:
     if is_float and (not symmetric or own == PACKED):
         weights.refuse("symmetric", symmetric, "8-bit floats have no zero points and are not packed")
     weights.one_of("dynamic", (False,), False)
-    weights.one_of("actorder", ("group", "weight", "static", "dynamic", False), False)
+    order = weights.one_of("actorder", _ORDERS, False)
+    if is_float and order in _ELSEWHERE:
+        weights.refuse("actorder", order, "8-bit floats are served with groups of neighbours")
     block = _block(weights, strategy)
     weights.drop(_NOTES)
     weights.finish()
@@ -140,7 +147,19 @@ def _scheme(group: Settings, form: str) -> Scheme:
     if int8_inputs and (is_float or bits != 8 or not symmetric or strategy not in ("tensor", "channel")):
         assert inputs is not None
         inputs.refuse("num_bits", 8, "inputs of 8 bits are served with symmetric weights of 8, a scale a channel")
-    return Scheme(group.where, own, tuple(targets), bits, is_float, strategy, size or 0, block, symmetric, int8_inputs)
+    return Scheme(
+        group.where,
+        own,
+        tuple(targets),
+        bits,
+        is_float,
+        strategy,
+        size or 0,
+        block,
+        symmetric,
+        int8_inputs,
+        order in _ELSEWHERE,
+    )
 
 
 def _block(weights: Settings, strategy: str) -> tuple[int, int]:
@@ -195,7 +214,7 @@ def _affine(layer: StoredLayer, scheme: Scheme) -> PackedWeight:
     n, k, bits = layer.rows, layer.columns, scheme.bits
     if scheme.strategy == "block":
         scheme.refuse("blocks are served of 8-bit floats")
-    group = scheme.group if scheme.strategy == "group" else k
+    group = min(scheme.group, k) if scheme.strategy == "group" else k
     groups = -(-k // group)
     packed = scheme.format == PACKED
     if packed:
@@ -212,7 +231,7 @@ def _affine(layer: StoredLayer, scheme: Scheme) -> PackedWeight:
             layer.expect("weight_zero_point", [(n, groups), (n,), (1,), (), (1, 1)], (torch.int8,))
     unread = _check_shape(layer)
     aux = None
-    if "weight_g_idx" in layer:
+    if "weight_g_idx" in layer or (scheme.by_activations and groups > 1):
         unread, aux = (*unread, "weight_g_idx"), layer.order("weight_g_idx", group, groups)
     elif "weight_zero_point" in layer and scheme.symmetric:
         layer.refuse("weight_zero_point", "is there, and its settings say symmetric")
@@ -272,6 +291,7 @@ def _float8(layer: StoredLayer, scheme: Scheme) -> PackedWeight:
     rows, columns = {"tensor": (n, k), "channel": (1, k), "group": (1, scheme.group), "block": scheme.block}[
         scheme.strategy
     ]
+    rows, columns = min(rows, n), min(columns, k)
     layer.expect("weight", [(n, k)], (torch.float8_e4m3fn,))
     groups = -(-k // columns)
     if scheme.strategy == "block":

@@ -50,7 +50,7 @@ class Float8:
 
     def weight(self, layer: StoredLayer) -> PackedWeight:
         n, k = layer.rows, layer.columns
-        height, width = self.block or (n, k)
+        height, width = (min(one, size) for one, size in zip(self.block or (n, k), (n, k), strict=True))
         scale = "weight_scale_inv" if "weight_scale_inv" in layer else "weight_scale"
         layer.expect("weight", [(n, k)], (torch.float8_e4m3fn,))
         one = [] if self.block else [(), (1,)]

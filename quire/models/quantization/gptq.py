@@ -20,7 +20,7 @@ from quire.models.quantization.stored import FLOATS, PackedWeight, StoredLayer
 # How the numbers were found, by what, and which kernels its author liked: they are the same numbers.
 NOTES = frozenset({
     "act_group_aware", "amp", "autoround_version", "backend", "batch_size", "block_name_to_quantize",
-    "cache_block_outputs", "cache_examples_on_gpu", "damp_auto_increment", "damp_percent", "dataset", "desc_act",
+    "cache_block_outputs", "cache_examples_on_gpu", "damp_auto_increment", "damp_percent", "dataset",
     "disable_exllama", "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input", "exllama_config",
     "gradient_accumulate_steps", "hyb_act", "iters", "lm_head", "low_gpu_mem_usage", "lr", "max_input_length", "meta",
     "minmax_lr", "model_file_base_name", "model_name_or_path", "model_seqlen", "module_name_preceding_first_block",
@@ -45,6 +45,7 @@ class Gptq:
         self.version = settings.one_of("checkpoint_format", ("gptq", "gptq_v2"), legacy)
         settings.one_of("pack_dtype", ("int32",), "int32")
         settings.one_of("data_type", ("int",), "int")
+        self.by_activations = settings.flag("desc_act", False)
         _only_left_out(settings)
         settings.drop(NOTES)
         settings.finish()
@@ -54,12 +55,14 @@ class Gptq:
 
     def weight(self, layer: StoredLayer) -> PackedWeight:
         bits, n, k = self.bits, layer.rows, layer.columns
-        group = k if self.group == -1 else self.group
+        group = k if self.group == -1 else min(self.group, k)
         groups = -(-k // group)
         layer.expect("qweight", [(words_of(k, bits), n)], _INT)
         layer.expect("qzeros", [(groups, words_of(n, bits))], _INT)
         layer.expect("scales", [(groups, n)], FLOATS)
-        aux = layer.order("g_idx", group, groups) if "g_idx" in layer else None
+        # Without the groups, columns that were taken in another order would be read in their own.
+        ordered = "g_idx" in layer or (self.by_activations and groups > 1)
+        aux = layer.order("g_idx", group, groups) if ordered else None
         kind = RowKind.AFFINE4 if width_of(bits) == 4 else RowKind.AFFINE8
         # A stored zero of a narrower code is of that code; without one, codes are moved to the row's own centre.
         layout = RowLayout(kind, k, group, zeros=not self.symmetric)

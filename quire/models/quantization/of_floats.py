@@ -1,8 +1,8 @@
 """`quantization="int8"` and `"int4"`: rows of 8 or 4 bits, made of any checkpoint's floats while they are loaded.
 
-Groups of 32 columns have a scale in float16 and codes around 0: GGML's Q8_0 and Q4_0. A tensor is made in pieces, of
-what the files map, so that no float model ever stands beside the quantized one. What a row becomes depends on its
-numbers alone: every load gives the same bits.
+Groups of 32 columns have a scale in float16: GGML's Q8_0, with codes around 0, or Q4_1, which has a least number too. A
+tensor is made in pieces, of what the files map, so that no float model ever stands beside the quantized one. What a row
+becomes depends on its numbers alone: every load gives the same bits.
 """
 
 from __future__ import annotations

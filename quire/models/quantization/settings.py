@@ -9,6 +9,7 @@ from quire.errors import UnsupportedModelError
 
 # What a field has that does nothing, if nothing else is known of it.
 NEUTRAL: tuple[Any, ...] = (None, False, "", [], {})
+_MOST = 1 << 31  # columns or rows
 
 
 class Settings:
@@ -40,8 +41,9 @@ class Settings:
     def size(self, name: str, default: int | None = None, others: Collection[int] = ()) -> int:
         """A number of columns or rows, or one of `others`. Raises UnsupportedModelError."""
         value = self.take(name, default)
-        if type(value) is not int or (value < 1 and value not in others):
-            self.refuse(name, value, "it must be a whole number above 0" + "".join(f", or {one}" for one in others))
+        if type(value) is not int or (not 1 <= value <= _MOST and value not in others):
+            ways = "".join(f", or {one}" for one in others)
+            self.refuse(name, value, f"it must be a whole number from 1 to {_MOST:,}{ways}")
         return value
 
     def flag(self, name: str, default: bool | None = None) -> bool:

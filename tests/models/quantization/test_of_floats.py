@@ -162,6 +162,7 @@ def test_numbers_that_no_scale_holds_are_refused(checkpoint, tmp_path, value):
         ({"quantization_config": {"quant_method": "quire"}}, "int8", ("quantized already", "'quire'")),
         ({"quantization_config": {"quant_method": "quire"}}, "gptq", ("quant_method='quire'",)),
         ({"quantization_config": {"quant_method": "mxfp4"}}, "int4", ("quantized already",)),
+        ({"quantization_config": {"quant_method": "gguf"}}, "int8", ("the file's own blocks, floats too", "Q8_0")),
     ],
 )
 def test_what_files_do_not_have_is_refused(checkpoint, tmp_path, config, name, parts):

@@ -24,8 +24,8 @@ LAYER = "model.layers.0.self_attn.q_proj."
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("formats")
     made = {}
-    for name in ("gptq_4", "gptq_4_by_activations", "awq", "w4a16", "w4a16_asymmetric", "w8a16_int", "fp8_block",
-                 "deepseek_fp8", "bnb_8", "nf4", "nf4_double"):  # fmt: skip
+    for name in ("gptq_4", "gptq_4_by_activations", "awq", "w4a16", "w4a16_asymmetric", "w4a16_by_activations",
+                 "w8a16_int", "fp8_block", "deepseek_fp8", "bnb_8", "nf4", "nf4_double"):  # fmt: skip
         made[name] = build("LlamaForCausalLM", "gqa", folder / name, hidden_size=64, intermediate_size=96, head_dim=16)
         convert(made[name], FORMATS[name])
     return made
@@ -59,6 +59,9 @@ SETTINGS: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     ("gptq_4", set_fields(bits=5), "bits=5"),
     ("gptq_4", set_fields(bits=True), "bits=True"),
     ("gptq_4", set_fields(group_size=0), "group_size=0"),
+    ("gptq_4", set_fields(group_size=2**63 - 1), "group_size=9223372036854775807: it must be a whole number from 1 to"),
+    ("gptq_4", set_fields(desc_act="yes"), "desc_act='yes'"),
+    ("awq", set_fields(group_size=2**63 - 40), "group_size=9223372036854775768"),
     ("gptq_4", set_fields(sym=None, true_symmetry=True), "true_symmetry=True"),
     ("gptq_4", set_fields(checkpoint_format="marlin"), "checkpoint_format='marlin'"),
     ("gptq_4", set_fields(is_marlin_format=True), "is_marlin_format=True"),
@@ -122,6 +125,8 @@ TENSORS: list[tuple[str, str, Callable[[torch.Tensor], torch.Tensor] | None, str
     ("gptq_4", "qzeros", plus(1), "sym is set"),
     ("gptq_4_by_activations", "g_idx", plus(1), "g_idx .*names groups"),
     ("gptq_4_by_activations", "g_idx", halved, "g_idx .*has shape"),
+    ("gptq_4_by_activations", "g_idx", None, "g_idx is missing"),
+    ("w4a16_by_activations", "weight_g_idx", None, "weight_g_idx is missing"),
     ("awq", "qzeros", None, "qzeros is missing"),
     ("awq", "scales", torch.Tensor.double, "scales .*is of dtype float64"),
     ("w4a16", "weight_scale", None, "weight_scale is missing"),
