@@ -23,10 +23,11 @@ def layouts(features: int) -> list[RowLayout]:
     found = [RowLayout(kind, features) for kind in (*ELEMENTS, *INTEGER) if features % COLUMNS.get(kind, 1) == 0]
     for kind in (RowKind.AFFINE4, RowKind.AFFINE8):
         if features % 2 == 0 or kind is RowKind.AFFINE8:
-            found += [RowLayout(kind, features, group, zeros) for group in (0, 32, 7) for zeros in (False, True)]
+            groups = (0, min(32, features), min(7, features))
+            found += [RowLayout(kind, features, group, zeros) for group in groups for zeros in (False, True)]
     if features % 2 == 0:
-        found += [RowLayout(RowKind.TABLE4, features, group) for group in (0, 64)]
-    return [*found, RowLayout(RowKind.TABLE8, features), RowLayout(RowKind.TABLE8, features, 5)]
+        found += [RowLayout(RowKind.TABLE4, features, group) for group in (0, min(64, features))]
+    return [*found, RowLayout(RowKind.TABLE8, features), RowLayout(RowKind.TABLE8, features, min(5, features))]
 
 
 def random_weight(layout: RowLayout, rows: int, seed: int = 0) -> QuantizedWeight:
