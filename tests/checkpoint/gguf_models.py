@@ -220,7 +220,8 @@ def write(
     writer = gguf.GGUFWriter(path, arch)
     for name, one in pairs.items():
         key = name if name.startswith(("tokenizer.", "general.", "quantize.")) else f"{arch}.{name}"
-        adds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        whole = writer.add_int32 if type(one) is int and one < 0 else writer.add_uint32
+        adds = {bool: writer.add_bool, int: whole, float: writer.add_float32, str: writer.add_string}
         adds.get(type(one), writer.add_array)(key, one)
     for name, array in tensors.items():
         kind = kind_of(name, array)

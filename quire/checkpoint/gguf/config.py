@@ -15,6 +15,7 @@ from quire.checkpoint.gguf.families import FAMILIES
 from quire.checkpoint.gguf.file import GgufFile
 from quire.checkpoint.gguf.keys import check_keys
 from quire.checkpoint.gguf.rope import rotation
+from quire.checkpoint.gguf.special import token_id
 from quire.errors import CheckpointError, UnsupportedModelError
 
 # What config.json calls the form of the weights.
@@ -107,8 +108,8 @@ def _head_dim(file: GgufFile) -> int | None:
 def special_tokens(file: GgufFile) -> dict[str, Any]:
     """Ids of tokens, null where there is none: a class's defaults are other vocabularies'. Whatever ends a turn ends an
     answer."""
-    found = {name: file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in TOKENS.items()}
-    turn = [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom")]
+    found: dict[str, Any] = {name: token_id(file, key) for key, name in TOKENS.items()}
+    turn = [token_id(file, key) for key in ("eot", "eom")]
     ends = [one for one in dict.fromkeys([found["eos_token_id"], *turn]) if one is not None]
     found["eos_token_id"] = ends[0] if len(ends) == 1 else ends or None
     return found

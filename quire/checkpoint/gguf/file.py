@@ -247,10 +247,11 @@ def open_gguf(path: Path) -> GgufFile:
             raise CheckpointError(f"{one}: {twice[:80]!r} is also in {places[twice].name}.")
         tensors.update(header.tensors)
         places.update(dict.fromkeys(header.tensors, one))
-    split = metadata.get("split.count", 1)
+    split, total = metadata.get("split.count", 1), metadata.get("split.tensors.count", len(tensors))
+    if type(split) is not int or type(total) is not int:
+        raise CheckpointError(f"{path}: split.count and split.tensors.count must be whole numbers.")
     if split not in (0, len(paths)):
         raise CheckpointError(f"{path}: is a part of {split}, and its name does not end as -00001-of-{split:05}.gguf.")
-    total = metadata.get("split.tensors.count", len(tensors))
     if len(paths) > 1 and total != len(tensors):
         raise CheckpointError(
             f"{path}: the parts hold {len(tensors):,} tensors together, and the first says {total:,}."
@@ -281,8 +282,8 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def _check_part(path: Path, metadata: Mapping[str, Any], number: int, count: int) -> None:
-    said = metadata.get("split.no"), metadata.get("split.count")
-    if said != (number, count):
+    said = str(metadata.get("split.no"))[:20], str(metadata.get("split.count"))[:20]
+    if said != (str(number), str(count)):
         raise CheckpointError(f"{path}: says that it is part {said[0]} of {said[1]} (from 0), not {number} of {count}.")
 
 

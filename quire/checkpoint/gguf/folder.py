@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
@@ -137,8 +138,11 @@ def _generation(file: GgufFile) -> dict[str, Any]:
     found: dict[str, Any] = {"eos_token_id": ends_of(file) or None}
     for key, name in _SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{key}")
-        if type(value) in (int, float):
-            found[name] = value
+        if value is None:
+            continue
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise CheckpointError(f"{file.name}: general.sampling.{key} is {repr(value)[:60]}: it must be a number.")
+        found[name] = value
     return found
 
 

@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from quire.checkpoint.gguf.file import GgufFile
+from quire.checkpoint.gguf.special import KEY, is_set, token_id
 from quire.checkpoint.gguf.words import WORDS, splitter
 from quire.errors import CheckpointError
 
 _UNKNOWN, _CONTROL, _USER, _BYTE = 2, 3, 4, 6
 _SPACE = "▁"
-_KEY = "tokenizer.ggml."
+_MOST_CHARACTERS = 512  # of a token that others are joined to: SentencePiece's have 16, and runs of spaces a few more
+_MOST_CUTS = 1 << 23  # of all tokens together
+_KEY = KEY
 _NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _WAY_OUT = "name the model's own with tokenizer=..., or give prompts as token ids with skip_tokenizer_init=True"
 # Control tokens that end a turn or a text, whichever model's they are: files name one of them.
@@ -43,6 +46,9 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
         raise CheckpointError(
             f"{file.name}: its tokenizer is of the kind {kind!r}; gpt2 and llama are read; {_WAY_OUT}."
         )
+    suppressed = file.metadata.get(f"{_KEY}suppress_tokens")
+    if suppressed is not None and (not isinstance(suppressed, np.ndarray) or suppressed.size):
+        raise CheckpointError(f"{file.name}: {_KEY}suppress_tokens, tokens that are never drawn, are not served.")
     vocabulary = _Vocabulary(file)
     tokenizer = _byte_level(file, vocabulary) if kind == "gpt2" else _sentence_piece(file, vocabulary)
     tokenizer.add_tokens(vocabulary.added(rstrip=kind == "llama" and file.architecture == "phi3"))
@@ -63,12 +69,12 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
 def ends_of(file: GgufFile) -> list[int]:
     """Tokens that end an answer: those that the file names, and those that are known to end turns."""
     metadata = file.metadata
-    named = [metadata.get(f"{_KEY}{key}_token_id") for key in ("eos", "eot", "eom")]
+    named = [token_id(file, key) for key in ("eos", "eot", "eom")]
     tokens, types = metadata.get(f"{_KEY}tokens"), metadata.get(f"{_KEY}token_type")
     if isinstance(tokens, list) and types is not None and len(types) == len(tokens):
         controls = np.flatnonzero(np.asarray(types) == _CONTROL).tolist()
         named += [one for one in controls if tokens[one] in _ENDS]
-    return list(dict.fromkeys(one for one in named if type(one) is int))
+    return list(dict.fromkeys(one for one in named if one is not None))
 
 
 class _Vocabulary:
@@ -79,6 +85,12 @@ class _Vocabulary:
         tokens = file.metadata.get(f"{_KEY}tokens")
         if not isinstance(tokens, list) or not tokens or not all(isinstance(one, str) for one in tokens):
             raise CheckpointError(f"{file.name}: {_KEY}tokens must be a list of texts; {_WAY_OUT}.")
+        table = file.tensors.get("token_embd.weight")
+        if table is not None and len(tokens) > table.shape[0]:
+            raise CheckpointError(
+                f"{file.name}: {_KEY}tokens has {len(tokens):,}, and of embeddings there are {table.shape[0]:,}; "
+                f"{_WAY_OUT}."
+            )
         self.types = self.numbers("token_type", len(tokens))
         self.tokens = [one or f"[EMPTY_{place}]" for place, one in enumerate(tokens)]
         self.ids: dict[str, int] = {}
@@ -93,13 +105,15 @@ class _Vocabulary:
         found = self._file.metadata.get(_KEY + key)
         if not isinstance(found, np.ndarray) or len(found) < count or found.dtype == np.bool_:
             raise CheckpointError(f"{self._file.name}: {_KEY}{key} must be {count:,} numbers; {_WAY_OUT}.")
+        if not np.isfinite(found[:count]).all():
+            raise CheckpointError(f"{self._file.name}: {_KEY}{key} has numbers that are not finite; {_WAY_OUT}.")
         return found[:count]
 
     def special(self, key: str) -> int | None:
-        found = self._file.metadata.get(f"{_KEY}{key}_token_id")
+        found = token_id(self._file, key)
         if found is None and key in ("bos", "eos", "unknown") and self._file.metadata[f"{_KEY}model"] == "llama":
             found = {"unknown": 0, "bos": 1, "eos": 2}[key]  # SentencePiece's own
-        return found if type(found) is int and 0 <= found < len(self.tokens) else None
+        return found if found is not None and found < len(self.tokens) else None
 
     def added(self, rstrip: bool) -> list[Any]:
         """Tokens that are found in texts before all else. rstrip: control tokens take the spaces behind them."""
@@ -129,7 +143,7 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> Any:
         )
     if not isinstance(merges, list) or not all(isinstance(one, str) for one in merges):
         raise CheckpointError(f"{file.name}: {_KEY}merges must be a list of texts; {_WAY_OUT}.")
-    pairs = [_pair(one) for one in merges]
+    pairs = [_pair(file, one) for one in merges]
     known = [
         one for one in pairs if one[0] in vocabulary.ids and one[1] in vocabulary.ids and "".join(one) in vocabulary.ids
     ]
@@ -142,18 +156,20 @@ def _byte_level(file: GgufFile, vocabulary: _Vocabulary) -> Any:
     return tokenizer
 
 
-def _pair(merge: str) -> tuple[str, str]:
+def _pair(file: GgufFile, merge: str) -> tuple[str, str]:
     """A merge's two sides. A space stands between them, and one may be at the very beginning."""
     place = merge.find(" ", 1)
+    if place < 0:
+        raise CheckpointError(f"{file.name}: {_KEY}merges has {merge[:40]!r}, which is no pair; {_WAY_OUT}.")
     return merge[:place], merge[place + 1 :]
 
 
 def _sentence_piece(file: GgufFile, vocabulary: _Vocabulary) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    prefix = file.metadata.get(f"{_KEY}add_space_prefix", True)
+    prefix = is_set(file, "add_space_prefix", True)
     unknown = vocabulary.special("unknown")
-    merges = _merges(vocabulary, vocabulary.numbers("scores", len(vocabulary.tokens)))
+    merges = _merges(file, vocabulary, vocabulary.numbers("scores", len(vocabulary.tokens)))
     token = None if unknown is None else vocabulary.tokens[unknown]
     bytes_too = bool((vocabulary.types == _BYTE).any())
     model = models.BPE(vocabulary.ids, merges, unk_token=token, fuse_unk=True, byte_fallback=bytes_too)
@@ -167,10 +183,16 @@ def _sentence_piece(file: GgufFile, vocabulary: _Vocabulary) -> Any:
     return tokenizer
 
 
-def _merges(vocabulary: _Vocabulary, scores: np.ndarray) -> list[tuple[str, str]]:
+def _merges(file: GgufFile, vocabulary: _Vocabulary, scores: np.ndarray) -> list[tuple[str, str]]:
     """All pairs of tokens that make one, in the order of its score; of one token's, as their ids are."""
     ids = vocabulary.ids
     plain = np.isin(vocabulary.types, (_CONTROL, _UNKNOWN, _BYTE), invert=True).tolist()
+    lengths = [len(token) for token, own in zip(vocabulary.tokens, plain, strict=True) if own]
+    if max(lengths, default=0) > _MOST_CHARACTERS or sum(lengths) > _MOST_CUTS:
+        raise CheckpointError(
+            f"{file.name}: {_KEY}tokens has one of {max(lengths):,} characters, and {sum(lengths):,} in all: up to "
+            f"{_MOST_CHARACTERS:,} and {_MOST_CUTS:,} are cut into pairs; {_WAY_OUT}."
+        )
     ranks = (-np.asarray(scores, np.float64)).tolist()
     found: list[tuple[float, int, int, int]] = []
     for place, token in enumerate(vocabulary.tokens):
@@ -189,8 +211,8 @@ def _add_ends(file: GgufFile, tokenizer: Any, vocabulary: _Vocabulary, begins: b
     from tokenizers import processors
 
     bos, eos = vocabulary.special("bos"), vocabulary.special("eos")
-    before = bos if file.metadata.get(f"{_KEY}add_bos_token", begins) else None
-    behind = eos if file.metadata.get(f"{_KEY}add_eos_token", False) else None
+    before = bos if is_set(file, "add_bos_token", begins) else None
+    behind = eos if is_set(file, "add_eos_token", False) else None
     around = [(vocabulary.tokens[one], one) for one in (before, behind) if one is not None]
     if not around:
         return
@@ -209,7 +231,9 @@ def _template(file: GgufFile) -> str | list[dict[str, str]] | None:
     """The chat template; where there are others beside the first, all of them by their names."""
     first, start = file.metadata.get("tokenizer.chat_template"), "tokenizer.chat_template."
     named = {key.removeprefix(start): one for key, one in file.metadata.items() if key.startswith(start)}
-    if not isinstance(first, str) or not all(isinstance(one, str) for one in named.values()):
+    if not all(isinstance(one, str) for one in (first or "", *named.values())):
+        raise CheckpointError(f"{file.name}: tokenizer.chat_template must be a text; {_WAY_OUT}.")
+    if not isinstance(first, str) or not first:
         return None
     if not named:
         return first
