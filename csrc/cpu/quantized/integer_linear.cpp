@@ -4,15 +4,15 @@
 // own for each, all of whose other kernels are another's (isa.h).
 #include "cpu/common/kernels.h"
 #include "cpu/linear/linear_run.h"
-#include "cpu/quantized/integer_avx512.h"
 #include "cpu/quantized/integer_products.h"
-#include "cpu/quantized/panels_avx512.h"
+#include "cpu/quantized/panels.h"
+#include "cpu/quantized/row_products.h"
 
 namespace quire {
 namespace QUIRE_ISA {
 namespace {
 
-#if defined(__AVX512VNNI__)
+#if defined(QUIRE_WIDE)
 template <class T, class Out, bool kWholeRows>
 struct Integers {
   using Products = GroupProducts<T, Out>;

@@ -1,15 +1,15 @@
 // Rows of groups made ready for many tokens: kPanelRows rows, group by group, 16 of them side by side in a register.
 #pragma once
 
-#if defined(__AVX512VNNI__)
+#include "cpu/quantized/strips.h"
 
-#include "cpu/quantized/integer_avx512.h"
+#if QUIRE_WIDE == 64
 
 namespace quire {
 namespace QUIRE_ISA {
 namespace {
 
-constexpr int kSides = 2, kPanelRows = 16 * kSides, kChains = 4;
+constexpr int kSides = 2, kPanelRows = 16 * kSides, kChains = 4, kPanelTokens = 6;
 
 // A group of a panel's rows, 16 on each side. Of `codes`, four columns each.
 template <bool kHalves>
@@ -135,11 +135,38 @@ inline __m512i first_quads(__m512i a, __m512i b, __m512i c, __m512i d) {
   return _mm512_inserti64x4(ab, _mm512_castsi512_si256(cd), 1);
 }
 
+template <bool kOwnHalves, bool kOwnMinimum>
+struct PanelForm {
+  static constexpr bool kHalves = kOwnHalves, kMinimum = kOwnMinimum;
+};
+
+// Four columns kFirst .. of a group's eight times those of some tokens.
+template <class Form, int kFirst, int kQuads, int kCount>
+inline __attribute__((always_inline)) void add_quads(const __m512i (*codes)[8], const int* x, __m512i (*sums)[kSides]) {
+#pragma GCC unroll 16
+  for (int q = kFirst; q < kFirst + kQuads; ++q) {
+    const __m512i own[] = {codes[0][q], codes[1][q]};
+#pragma GCC unroll 16
+    for (int i = 0; i < kCount; ++i) {
+      const __m512i four = _mm512_set1_epi32(x[kPanelTokens * q + i]);
+      sums[i][0] = _mm512_dpbusd_epi32(sums[i][0], own[0], four);
+      sums[i][1] = _mm512_dpbusd_epi32(sums[i][1], own[1], four);
+    }
+  }
+}
+
+// Number `at` of a panel's rows, sixteen at a time.
+template <class Sides>
+inline Vec sixteen(const Sides& sides, int64_t at) {
+  return {sides(static_cast<int>(at))};
+}
+
 // A panel, [kChains][steps].
 template <class Kind>
 class Panel {
  public:
   using Group = PanelGroup<Kind::kHalves>;
+  using Form = PanelForm<Kind::kHalves, Kind::kMinimum>;
 
   Panel(Group* groups, int64_t steps) : groups_(groups), steps_(steps) {}
 

@@ -6,7 +6,9 @@
 // in lanes 4 * row + group.
 #pragma once
 
-#if defined(__AVX512VNNI__)
+#include "cpu/quantized/wide.h"
+
+#if QUIRE_WIDE == 64
 
 #include "cpu/common/scratch.h"
 #include "cpu/quantized/groups.h"
@@ -16,6 +18,8 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int kStepRows = 4, kStep = 128, kStepGroups = kStep / kGroup;
+// Where a token's codes lie for a step: a group's first four, from four to the next four, from a half to the other.
+constexpr int kGroupAt = 4, kFourApart = 16, kHalfApart = 64;
 
 // Rows: the addresses of the blocks that have a step's columns.
 using Rows = const uint8_t* const (&)[kStepRows];
@@ -32,9 +36,6 @@ struct alignas(64) Step<true> {
   __m512i factors[kStepRows][2];  // of sums, in each row's own lanes
   __m512i low[2];                 // of all rows
 };
-
-inline __m512i bytes(int value) { return _mm512_set1_epi8(static_cast<char>(value)); }
-inline __m128i load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
 // By quads of 16 bytes: the same four bytes of four quads next to each other.
 inline __m512i by_turns(__m512i quads) {

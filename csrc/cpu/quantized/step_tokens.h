@@ -1,23 +1,46 @@
-// A call's rows of x as int8, in the order of steps_avx512.h, with the very codes and scales of tokens.h.
+// A call's rows of x as int8, in the order of steps_avx512.h or steps_avx2.h, with the very codes and scales of tokens.h.
 #pragma once
 
-#if defined(__AVX512VNNI__)
-
+#include "cpu/quantized/steps_avx2.h"
 #include "cpu/quantized/steps_avx512.h"
 #include "cpu/quantized/tokens.h"
+
+#if defined(QUIRE_WIDE)
 
 namespace quire {
 namespace QUIRE_ISA {
 namespace {
 
-// As whole numbers, in whose order NaN is above all.
+// The largest size, and 16 codes. Sizes as whole numbers, in whose order NaN is above all.
+#if defined(__AVX512F__)
 inline __m512i sizes_of(Vec a) { return _mm512_and_si512(_mm512_castps_si512(a.v), _mm512_set1_epi32(0x7fffffff)); }
+inline __m512i larger(__m512i a, __m512i b) { return _mm512_max_epu32(a, b); }
 inline float largest_of(__m512i sizes) { return as_float(_mm512_reduce_max_epu32(sizes)); }
-
-// 16 codes.
 inline __m128i codes_of(Vec steps) { return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(round(steps).v)); }
+#else
+inline __m256i sizes_of(Vec a) {
+  const __m256i all = _mm256_set1_epi32(0x7fffffff);
+  return _mm256_max_epi32(_mm256_and_si256(_mm256_castps_si256(a.lo), all),
+                          _mm256_and_si256(_mm256_castps_si256(a.hi), all));
+}
+inline __m256i larger(__m256i a, __m256i b) { return _mm256_max_epi32(a, b); }
+inline float largest_of(__m256i sizes) {
+  __m128i most = _mm_max_epi32(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
+  most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+  most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1));
+  return as_float(static_cast<uint32_t>(_mm_cvtsi128_si32(most)));
+}
+inline __m128i codes_of(Vec steps) {
+  alignas(16) int8_t codes[kLanes];
+  store(codes, round(steps));
+  return load16(codes);
+}
+#endif
 
-inline int sum_of(__m128i codes) { return _mm512_reduce_add_epi32(_mm512_cvtepi8_epi32(codes)); }
+// The sums of each four codes.
+inline __m128i sums_of_fours(__m128i codes) {
+  return _mm_madd_epi16(_mm_maddubs_epi16(_mm_set1_epi8(1), codes), _mm_set1_epi16(1));
+}
 
 // A group's 32 codes, and what they are scaled by.
 struct GroupCodes {
@@ -26,9 +49,7 @@ struct GroupCodes {
   int sum, first_sum;  // of all codes, and of the first half's
 
   GroupCodes(Vec first, Vec second, float by) : parts{codes_of(first), codes_of(second)}, scale(by) {
-    const __m128i zero4 = _mm_setzero_si128(), ones = _mm_set1_epi8(1);
-    const __m128i fours =
-        _mm_hadd_epi32(_mm_dpbusd_epi32(zero4, ones, parts[0]), _mm_dpbusd_epi32(zero4, ones, parts[1]));
+    const __m128i fours = _mm_hadd_epi32(sums_of_fours(parts[0]), sums_of_fours(parts[1]));
     const int64_t sums = _mm_cvtsi128_si64(_mm_hadd_epi32(fours, fours));
     first_sum = static_cast<int>(sums), sum = first_sum + static_cast<int>(sums >> 32);
   }
@@ -52,7 +73,7 @@ struct GroupSteps {
   // x: null, all zeros.
   template <class T>
   GroupSteps(const T* x, float outlier) : first(x ? load(x) : zero()), second(x ? load(x + 16) : zero()) {
-    const float size = largest_of(_mm512_max_epu32(sizes_of(first), sizes_of(second)));
+    const float size = largest_of(larger(sizes_of(first), sizes_of(second)));
     const TokenScale by(size);
     first = in_steps(first, by.inverse), second = in_steps(second, by.inverse);
     scale = by.scale, outliers = size * size > outlier;
@@ -62,14 +83,14 @@ struct GroupSteps {
   GroupCodes rest() const { return {rest_in_steps(first), rest_in_steps(second), scale * kRestScale}; }
 };
 
-// Four groups of a token: their codes, in the order of steps_avx512.h, and what groups have.
+// Four groups of a token: their codes, in the order of steps_avx512.h or steps_avx2.h, and what groups have.
 struct alignas(64) StepCodes {
   int8_t codes[2][64];
   int sums[kStepGroups], first_sums[kStepGroups];       // of a group's codes, and of its first half's
   float scales[kStepGroups], scaled_sums[kStepGroups];  // scale, and scale * sum of codes
 
   void put(int group, const GroupCodes& from) {
-    from.store(codes[0] + 4 * group, 16, 64);
+    from.store(codes[0] + kGroupAt * group, kFourApart, kHalfApart);
     sums[group] = from.sum, first_sums[group] = from.first_sum;
     scales[group] = from.scale, scaled_sums[group] = from.scale * static_cast<float>(from.sum);
   }
@@ -138,15 +159,17 @@ class RowTokens {
   void quantize_token(int64_t token) const {
     const T* x = static_cast<const T*>(args_.x) + token * args_.x_stride;
     int8_t* codes = memory_ + token * stride();
-    __m512i sizes = _mm512_setzero_si512();
-    for (int64_t k = 0; k < args_.features; k += kLanes) sizes = _mm512_max_epu32(sizes, sizes_of(at(x, k)));
+    auto sizes = sizes_of(zero());
+    for (int64_t k = 0; k < args_.features; k += kLanes) sizes = larger(sizes, sizes_of(at(x, k)));
     const TokenScale own(largest_of(sizes));
-    int sum = 0;
+    __m128i fours = _mm_setzero_si128();
     for (int64_t k = 0; k < width_; k += kLanes) {
       const __m128i part = codes_of(in_steps(k < args_.features ? at(x, k) : zero(), own.inverse));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + k), part);
-      sum += sum_of(part);
+      fours = _mm_add_epi32(fours, sums_of_fours(part));
     }
+    fours = _mm_hadd_epi32(fours, fours);
+    const int sum = _mm_cvtsi128_si32(_mm_hadd_epi32(fours, fours));
     __builtin_memcpy(codes + width_, &own.scale, 4);
     __builtin_memcpy(codes + width_ + 4, &sum, 4);
   }

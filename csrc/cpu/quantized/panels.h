@@ -1,19 +1,18 @@
-// The products of integer_products.h for many tokens, by AVX-512's vpdpbusd, with the very sums.
+// The products of integer_products.h for many tokens, with the very sums.
 //
-// kPanelRows rows of a weight, a panel, are made ready in the thread's own memory, with 16 rows side by side: four codes
-// of each in a register, times four codes of a token in all lanes, go to a sum for each row. A tile of tokens passes a
-// panel four times, for a chain each, so that 16 rows of a token need two registers: the sum in the group and the chain.
+// kPanelRows rows of a weight, a panel, are made ready in the thread's own memory, with kSideRows rows side by side: four
+// codes of each in a register, times four codes of a token in all lanes, go to a sum for each row. A tile of tokens passes
+// a panel four times, for a chain each, so that a side of a token needs two registers: the sum in the group and the chain.
 #pragma once
 
-#if defined(__AVX512VNNI__)
-
+#include "cpu/quantized/panel_rows_avx2.h"
 #include "cpu/quantized/panel_rows_avx512.h"
+
+#if defined(QUIRE_WIDE)
 
 namespace quire {
 namespace QUIRE_ISA {
 namespace {
-
-constexpr int kPanelTokens = 6;
 
 // A group of a tile's tokens.
 struct TileGroup {
@@ -113,117 +112,91 @@ struct BytesAhead {
   }
 };
 
-inline __m512i all_lanes(const void* p) { return _mm512_set1_epi32(read<int>(p)); }
-
-template <bool kMinimum, int kFrom, int kCount>
-inline __attribute__((always_inline)) void add_some(const PanelGroup<false>& w, const TileGroup& x,
-                                                    const TileStart& start, __m512 (*acc)[kSides]) {
-  __m512i sums[kCount][kSides];
-#pragma GCC unroll 16
-  for (int i = 0; i < kCount; ++i) sums[i][0] = sums[i][1] = _mm512_set1_epi32(start.first[kFrom + i]);
-#pragma GCC unroll 16
-  for (int q = 0; q < 8; ++q) {
-    const __m512i codes[] = {w.codes[0][q], w.codes[1][q]};
-#pragma GCC unroll 16
-    for (int i = 0; i < kCount; ++i) {
-      const __m512i own = _mm512_set1_epi32(x.codes[q][kFrom + i]);
-      sums[i][0] = _mm512_dpbusd_epi32(sums[i][0], codes[0], own);
-      sums[i][1] = _mm512_dpbusd_epi32(sums[i][1], codes[1], own);
-    }
-  }
+// What a side's sums have in common: the group's codes times those of some tokens.
+template <class Form, int kFrom, int kCount>
+inline __attribute__((always_inline)) void add_scaled(const PanelGroup<Form::kHalves>& w, const TileGroup& x,
+                                                      const WideInts (*sums)[kSides], WideFloats (*acc)[kSides]) {
 #pragma GCC unroll 16
   for (int i = 0; i < kCount; ++i) {
-    const __m512 scale = _mm512_set1_ps(x.scales[kFrom + i]);
+    const WideFloats scale = all_lanes(x.scales[kFrom + i]);
 #pragma GCC unroll 2
     for (int side = 0; side < kSides; ++side) {
-      __m512& own = acc[kFrom + i][side];
-      own = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[i][side]), _mm512_mul_ps(w.scale[side], scale), own);
-      if constexpr (kMinimum) own = _mm512_fmadd_ps(w.minimum[side], _mm512_set1_ps(x.scaled_sums[kFrom + i]), own);
+      WideFloats& own = acc[kFrom + i][side];
+      own = fma(to_floats(sums[i][side]), mul(w.scale[side], scale), own);
+      if constexpr (Form::kMinimum && Form::kHalves) {
+        const WideInts low = mul_pairs(all_lanes(read<int>(x.pairs[kFrom + i])), w.low[side]);
+        own = fma(to_floats(low), mul(w.minimum[side], scale), own);
+      } else if constexpr (Form::kMinimum) {
+        own = fma(w.minimum[side], all_lanes(x.scaled_sums[kFrom + i]), own);
+      }
     }
   }
 }
 
-// Halves have factors.
-template <bool kMinimum, int kFrom, int kCount>
-inline __attribute__((always_inline)) void add_some(const PanelGroup<true>& w, const TileGroup& x,
-                                                    const TileStart& start, __m512 (*acc)[kSides]) {
-  __m512i a[kCount][kSides], b[kCount][kSides];
+template <class Form, int kFrom, int kCount>
+inline __attribute__((always_inline)) void add_some(const PanelGroup<Form::kHalves>& w, const TileGroup& x,
+                                                    const TileStart& start, WideFloats (*acc)[kSides]) {
+  WideInts sums[kCount][kSides];
 #pragma GCC unroll 16
-  for (int i = 0; i < kCount; ++i) {
-    a[i][0] = a[i][1] = _mm512_set1_epi32(start.first[kFrom + i]);
-    b[i][0] = b[i][1] = _mm512_set1_epi32(start.second[kFrom + i]);
-  }
+  for (int i = 0; i < kCount; ++i) sums[i][0] = sums[i][1] = all_lanes(start.first[kFrom + i]);
+  if constexpr (Form::kHalves) {
+    WideInts second[kCount][kSides];
 #pragma GCC unroll 16
-  for (int q = 0; q < 4; ++q) {
+    for (int i = 0; i < kCount; ++i) second[i][0] = second[i][1] = all_lanes(start.second[kFrom + i]);
+    add_quads<Form, 0, 4, kCount>(w.codes, &x.codes[0][kFrom], sums);
+    add_quads<Form, 4, 4, kCount>(w.codes, &x.codes[0][kFrom], second);
 #pragma GCC unroll 16
-    for (int i = 0; i < kCount; ++i) {
-      const __m512i first = _mm512_set1_epi32(x.codes[q][kFrom + i]);
-      const __m512i second = _mm512_set1_epi32(x.codes[4 + q][kFrom + i]);
+    for (int i = 0; i < kCount; ++i)
 #pragma GCC unroll 2
-      for (int side = 0; side < kSides; ++side) {
-        a[i][side] = _mm512_dpbusd_epi32(a[i][side], w.codes[side][q], first);
-        b[i][side] = _mm512_dpbusd_epi32(b[i][side], w.codes[side][4 + q], second);
-      }
-    }
+      for (int side = 0; side < kSides; ++side)
+        sums[i][side] = add(mul(sums[i][side], w.factors[side][0]), mul(second[i][side], w.factors[side][1]));
+  } else {
+    add_quads<Form, 0, 8, kCount>(w.codes, &x.codes[0][kFrom], sums);
   }
-#pragma GCC unroll 16
-  for (int i = 0; i < kCount; ++i) {
-    const __m512 scale = _mm512_set1_ps(x.scales[kFrom + i]);
-#pragma GCC unroll 2
-    for (int side = 0; side < kSides; ++side) {
-      const __m512i total = _mm512_add_epi32(_mm512_mullo_epi32(a[i][side], w.factors[side][0]),
-                                             _mm512_mullo_epi32(b[i][side], w.factors[side][1]));
-      __m512& own = acc[kFrom + i][side];
-      own = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(w.scale[side], scale), own);
-      if constexpr (kMinimum) {
-        const __m512i low = _mm512_madd_epi16(all_lanes(x.pairs[kFrom + i]), w.low[side]);
-        own = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), _mm512_mul_ps(w.minimum[side], scale), own);
-      }
-    }
-  }
+  add_scaled<Form, kFrom, kCount>(w, x, sums, acc);
 }
 
 // The second codes of the tokens that have them.
-template <bool kMinimum, int kFrom, int kCount, bool kHalves>
-inline __attribute__((always_inline)) void add_rest(const PanelGroup<kHalves>& w, const TileGroups& x,
-                                                    const TileStart& start, __m512 (*acc)[kSides]) {
-  __m512 with[kFrom + kCount][kSides];
+template <class Form, int kFrom, int kCount>
+inline __attribute__((always_inline)) void add_rest(const PanelGroup<Form::kHalves>& w, const TileGroups& x,
+                                                    const TileStart& start, WideFloats (*acc)[kSides]) {
+  WideFloats with[kFrom + kCount][kSides];
 #pragma GCC unroll 16
   for (int i = kFrom; i < kFrom + kCount; ++i) with[i][0] = acc[i][0], with[i][1] = acc[i][1];
-  add_some<kMinimum, kFrom, kCount>(w, x.rest, start, with);
+  add_some<Form, kFrom, kCount>(w, x.rest, start, with);
 #pragma GCC unroll 16
   for (int i = kFrom; i < kFrom + kCount; ++i)
     if (x.tokens_with_rest >> i & 1) acc[i][0] = with[i][0], acc[i][1] = with[i][1];
 }
 
 // One chain of a tile's tokens with a panel's rows.
-template <bool kHalves, bool kMinimum, int kCount>
-void multiply_chain(const PanelGroup<kHalves>* w, const TileGroups* x, const TileStarts* starts, int64_t steps,
-                    BytesAhead* ahead, __m512 (*chain)[kSides]) {
+template <class Form, int kCount>
+void multiply_chain(const PanelGroup<Form::kHalves>* w, const TileGroups* x, const TileStarts* starts, int64_t steps,
+                    BytesAhead* ahead, WideFloats (*chain)[kSides]) {
   // With two sums a row and token, half of the tokens are enough for the registers.
-  constexpr int kFirst = kHalves ? (kCount + 1) / 2 : kCount;
-  __m512 acc[kCount][kSides];
+  constexpr int kFirst = Form::kHalves ? (kCount + 1) / 2 : kCount;
+  WideFloats acc[kCount][kSides];
 #pragma GCC unroll 16
-  for (int i = 0; i < kCount; ++i) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
+  for (int i = 0; i < kCount; ++i) acc[i][0] = acc[i][1] = WideFloats{};
   for (int64_t s = 0; s < steps; ++s) {
     ahead->fetch();
-    add_some<kMinimum, 0, kFirst>(w[s], x[s].own, starts[s].own, acc);
-    if constexpr (kFirst < kCount) add_some<kMinimum, kFirst, kCount - kFirst>(w[s], x[s].own, starts[s].own, acc);
+    add_some<Form, 0, kFirst>(w[s], x[s].own, starts[s].own, acc);
+    if constexpr (kFirst < kCount) add_some<Form, kFirst, kCount - kFirst>(w[s], x[s].own, starts[s].own, acc);
     if (__builtin_expect(x[s].tokens_with_rest != 0, 0)) {
-      add_rest<kMinimum, 0, kFirst>(w[s], x[s], starts[s].rest, acc);
-      if constexpr (kFirst < kCount) add_rest<kMinimum, kFirst, kCount - kFirst>(w[s], x[s], starts[s].rest, acc);
+      add_rest<Form, 0, kFirst>(w[s], x[s], starts[s].rest, acc);
+      if constexpr (kFirst < kCount) add_rest<Form, kFirst, kCount - kFirst>(w[s], x[s], starts[s].rest, acc);
     }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kCount; ++i) chain[i][0] = acc[i][0], chain[i][1] = acc[i][1];
 }
 
-template <bool kHalves, bool kMinimum, int kCount = kPanelTokens>
-inline void multiply_some_chains(int64_t count, const PanelGroup<kHalves>* w, const TileGroups* x,
-                                 const TileStarts* starts, int64_t steps, BytesAhead* ahead, __m512 (*chain)[kSides]) {
-  if (count == kCount) return multiply_chain<kHalves, kMinimum, kCount>(w, x, starts, steps, ahead, chain);
-  if constexpr (kCount > 1)
-    multiply_some_chains<kHalves, kMinimum, kCount - 1>(count, w, x, starts, steps, ahead, chain);
+template <class Form, int kCount = kPanelTokens>
+inline void multiply_some_chains(int64_t count, const PanelGroup<Form::kHalves>* w, const TileGroups* x,
+                                 const TileStarts* starts, int64_t steps, BytesAhead* ahead,
+                                 WideFloats (*chain)[kSides]) {
+  if (count == kCount) return multiply_chain<Form, kCount>(w, x, starts, steps, ahead, chain);
+  if constexpr (kCount > 1) multiply_some_chains<Form, kCount - 1>(count, w, x, starts, steps, ahead, chain);
 }
 
 template <class T, class Out>
@@ -280,18 +253,21 @@ class PanelProducts {
   void multiply_tile(const Block& block, int64_t tile, int64_t number, const Panel<Kind>& panel,
                      const TileStarts* starts, BytesAhead* ahead) const {
     const int64_t first = x_.first_of(tile), count = x_.first_of(tile + 1) - first, steps = x_.steps();
-    __m512 chains[kChains][kPanelTokens][kSides];
+    WideFloats chains[kChains][kPanelTokens][kSides];
     for (int64_t c = 0; c < kChains; ++c)
-      multiply_some_chains<Kind::kHalves, Kind::kMinimum>(count, panel.chain(c), x_[tile] + c * steps,
-                                                          starts + c * steps, steps, ahead, chains[c]);
-    for (int side = 0; side < kSides; ++side) {
-      const int64_t row = number * kPanelRows + 16 * side, left = block.rows - row;
+      multiply_some_chains<typename Panel<Kind>::Form>(count, panel.chain(c), x_[tile] + c * steps, starts + c * steps,
+                                                       steps, ahead, chains[c]);
+    for (int64_t row = number * kPanelRows, at = 0; at < kPanelRows / kLanes; row += kLanes, ++at) {
+      const int64_t left = block.rows - row;
       if (left <= 0) return;
       const StepResult<T, Out> result{block.bias ? block.bias + row : nullptr, block.y + row, block.y_stride,
-                                      static_cast<int>(left < 16 ? left : 16)};
-      for (int64_t i = 0; i < count; ++i)
-        result.put(first + i, {_mm512_add_ps(_mm512_add_ps(chains[0][i][side], chains[1][i][side]),
-                                             _mm512_add_ps(chains[2][i][side], chains[3][i][side]))});
+                                      static_cast<int>(left < kLanes ? left : kLanes)};
+      for (int64_t i = 0; i < count; ++i) {
+        const auto both = [&](int side) {
+          return add(add(chains[0][i][side], chains[1][i][side]), add(chains[2][i][side], chains[3][i][side]));
+        };
+        result.put(first + i, sixteen(both, at));
+      }
     }
   }
 
