@@ -62,7 +62,7 @@ inline __attribute__((always_inline)) void add_quads(const __m256i (*codes)[8], 
 #pragma GCC unroll 2
         for (int side = 0; side < kSides; ++side) {
           const __m256i two = pairs_of_products<kSigned>(own[side], four);
-          pairs[i][side] = q == first ? two : _mm256_add_epi16(pairs[i][side], two);
+          pairs[i][side] = q == first ? two : in_order(_mm256_add_epi16(pairs[i][side], two));
         }
       }
     }
@@ -70,7 +70,7 @@ inline __attribute__((always_inline)) void add_quads(const __m256i (*codes)[8], 
     for (int i = 0; i < kCount; ++i)
 #pragma GCC unroll 2
       for (int side = 0; side < kSides; ++side)
-        sums[i][side] = _mm256_add_epi32(sums[i][side], sums_of_pairs(pairs[i][side]));
+        sums[i][side] = in_order(_mm256_add_epi32(sums[i][side], sums_of_pairs(pairs[i][side])));
   }
 #endif
 }

@@ -174,7 +174,7 @@ template <class Form, int kCount>
 void multiply_chain(const PanelGroup<Form::kHalves>* w, const TileGroups* x, const TileStarts* starts, int64_t steps,
                     BytesAhead* ahead, WideFloats (*chain)[kSides]) {
   // With two sums a row and token, half of the tokens are enough for the registers.
-  constexpr int kFirst = Form::kHalves ? (kCount + 1) / 2 : kCount;
+  constexpr int kFirst = Form::kHalves || kSignedBytes ? (kCount + 1) / 2 : kCount;
   WideFloats acc[kCount][kSides];
 #pragma GCC unroll 16
   for (int i = 0; i < kCount; ++i) acc[i][0] = acc[i][1] = WideFloats{};

@@ -72,6 +72,15 @@ inline __m256i pairs_of_products(__m256i codes, __m256i x) {
   if constexpr (kSigned) return _mm256_maddubs_epi16(_mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
   return _mm256_maddubs_epi16(codes, x);
 }
+// Keeps the compiler from adding whole numbers up in another order, in which too many of them are alive at once.
+inline __m256i in_order(__m256i sum) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(sum));
+#else
+  asm("" : "+x"(sum));
+#endif
+  return sum;
+}
 inline __m256i sums_of_pairs(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 #endif
 
