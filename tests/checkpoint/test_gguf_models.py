@@ -12,6 +12,9 @@ import torch
 
 from quire.checkpoint.gguf.folder import gguf_folder
 from quire.errors import CheckpointError, UnsupportedModelError
+from quire.kernels.quantized import QuantizedWeight
+from quire.layers import Embedding
+from quire.layers.quantization.rows import weight_of
 from quire.models.loader import load_model
 from tests.checkpoint import gguf_models
 from tests.models import run_model, tiny
@@ -101,7 +104,8 @@ def in_blocks(kind: gguf.GGMLQuantizationType) -> Callable[[str, np.ndarray], gg
     ],
 )
 def test_a_quantized_file_is_the_model_of_its_numbers(tmp_path, architecture, variant, arch, kind):
-    """Held against the numbers that the file's blocks mean: rows went where they belong. What is left is rounding."""
+    """Held against the numbers that the file's blocks mean, each parameter's to the bit: rows went where they belong.
+    What is left is the rounding of what the products take in."""
     sizes = {"hidden_size": 64, "intermediate_size": 96} if arch not in ("gpt2", "bloom", "falcon") else {}
     sizes |= {"n_embd": 64} if arch == "gpt2" else {"hidden_size": 64}
     folder, config = build(tmp_path, architecture, variant, **sizes)
@@ -114,8 +118,18 @@ def test_a_quantized_file_is_the_model_of_its_numbers(tmp_path, architecture, va
         tmp_path / "plain.gguf", arch, gguf_models.metadata_of(arch, config), numbers, gguf_models.plain
     )
     ids = tiny.token_ids(30)
-    expected = run_model.logits(load_model(gguf_folder(plain)), ids)
-    model = load_model(gguf_folder(path))
+    floats, model = load_model(gguf_folder(plain)), load_model(gguf_folder(path))
+    expected = run_model.logits(floats, ids)
+    wanted = dict(floats.named_parameters())
+    for name, one in model.named_parameters():
+        layer = model.get_submodule(name.rpartition(".")[0])
+        is_bytes = one.dtype is torch.uint8
+        found = one
+        if is_bytes:
+            rows = QuantizedWeight(one.data, layer.layout) if isinstance(layer, Embedding) else weight_of(layer)
+            found = rows.dequantize()
+        assert torch.equal(found, wanted.pop(name)), name
+    assert not wanted
     assert sum(one.dtype is torch.uint8 for one in model.parameters()) > 4
     assert model.dtype is torch.float32
     logits = run_model.logits(model, ids)

@@ -2,8 +2,8 @@
 
 Keys are llama.cpp's (https://github.com/ggml-org/llama.cpp, gguf-py/gguf/constants.py), which call sizes the same in
 all families: `FIELDS` says what transformers calls them. `FAMILIES` has, for each general.architecture, its own; what
-no key says (activations, which norms) is what llama.cpp computes for that family. A file that asks for something
-that transformers' class has no field for is refused.
+no key says (activations, which norms) is what the published models of that family compute. A file that asks for
+something that transformers' class has no field for is refused (`keys`).
 """
 
 from __future__ import annotations
