@@ -101,7 +101,7 @@ def _match_names(
     checkpoint: Checkpoint, places: Mapping[str, Place], rules: NameRules
 ) -> tuple[dict[str, str], list[str]]:
     """Return (place -> the checkpoint's name for it, names that belong to none)."""
-    source: dict[str, str] = {}
+    source = {place: place for place, part in rules.parts.items() if not part.shapes}  # which need no tensor
     seen: dict[str, str] = {}
     unused = []
     stacked: dict[str, list[str]] = {}

@@ -30,9 +30,9 @@ _THREADS = 4
 class StoredPart:
     """What a parameter is made of that no tensor of the files is as it stands: one expert's share of all experts', say.
 
-    shapes: of the stored tensors, by name. make: of these, in that order, the parameter. dtypes: what each of them may
-    be of; floats, where it is not named. either_way: files may have the last two dimensions in the other order, too:
-    releases differ in what they write.
+    shapes: of the stored tensors, by name; none, if its numbers stand elsewhere in the files. make: of these, in that
+    order, the parameter. dtypes: what each of them may be of; floats, where it is not named. either_way: files may have
+    the last two dimensions in the other order, too: releases differ in what they write.
     """
 
     shapes: Mapping[str, torch.Size]

@@ -130,6 +130,9 @@ class AdapterReader:
     @torch.no_grad()
     def read(self, path: Path) -> Adapter:
         """Read the adapter in a folder, or in a GGUF file. Raises AdapterError: it binds completely, or not at all."""
+        plan = self._model.quantization
+        if plan is not None and plan.no_adapters:
+            raise AdapterError(f"{path}: {plan.no_adapters}.")
         return self._read_gguf(path) if is_gguf(path) else self._read_folder(path)
 
     def _read_gguf(self, path: Path) -> Adapter:

@@ -47,10 +47,14 @@ _REFUSED = {
 # What transformers calls models whose GGUF files are another's: `FAMILIES` has one name for each.
 _ALSO = {
     "llama": ("mistral", "mixtral"), "olmo2": ("olmo3",), "granitemoe": ("granitemoeshared",),
-    "deepseek2": ("deepseek_v3", "youtu", "glm4_moe_lite"), "gemma3": ("gemma3",),
+    "deepseek2": ("deepseek_v3", "youtu", "glm4_moe_lite"), "gemma3": ("gemma3",), "mistral3": ("ministral3",),
 }  # fmt: skip
-# Families of whose pairs llama.cpp's converter turns each for the other.
-_TURNED = ("gpt2", "starcoder")
+# Families whose pairs mean something else -> why.
+_TURNED = "llama.cpp's converter turns their A and B, and what they mean cannot be told"
+_FROM_FOLDERS = {
+    "gpt2": _TURNED, "starcoder": _TURNED,
+    "falcon-h1": "llama.cpp's converter multiplies them by the model's numbers, or it does not: no key says it",
+}  # fmt: skip
 
 Pairs = Mapping[str, tuple[torch.Tensor, torch.Tensor]]  # A and B by the matrix's tensor
 
@@ -219,10 +223,10 @@ def _check_architecture(adapter: GgufAdapter, model: CausalLM) -> None:
             f"{adapter.where}: general.architecture is {adapter.architecture[:80]!r}, and the model is a {kind!r}: it "
             "was trained on another base model."
         )
-    if adapter.architecture in _TURNED:
+    why = _FROM_FOLDERS.get(adapter.architecture)
+    if why is not None:
         raise AdapterError(
-            f"{adapter.where}: adapters of {adapter.architecture!r} models are served from PEFT's folders alone: "
-            "llama.cpp's converter turns their A and B, and what they mean cannot be told."
+            f"{adapter.where}: adapters of {adapter.architecture!r} models are served from PEFT's folders alone: {why}."
         )
 
 

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from quire.checkpoint.files import SINGLE
+from tests.checkpoint import gguf_states
 from tests.checkpoint.gguf_blocks import blocks_like
 
 Kind = gguf.GGMLQuantizationType
@@ -71,7 +72,11 @@ def _known(name: str) -> str:
 def _changed(arch: str, config: Any, name: str, array: np.ndarray) -> Sequence[tuple[str, np.ndarray]]:
     heads = config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or heads
-    if arch in ("llama", "granite") and re.search(r"\.[qk]_proj\.", name):
+    if arch in ("granitehybrid", "falcon-h1"):
+        return [(own, part) for own, part in gguf_states.changed(arch, config, name, array)]
+    if arch == "apertus" and ".act_fn." in name:
+        return []  # which stand in keys
+    if arch in ("llama", "granite", "mistral3") and re.search(r"\.[qk]_proj\.", name):
         return [(name, turned(array, heads if ".q_proj." in name else groups))]
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return [(name, array + 1)]
@@ -121,6 +126,18 @@ def metadata_of(arch: str, config: Any) -> dict[str, Any]:
 
 
 _WINDOWS = ("gemma2", "gemma3", "phi3")
+
+
+def _mistral3(config: Any, rope: Pairs) -> Pairs:
+    more = {"attention.temperature_scale": rope.get("llama_4_scaling_beta")}
+    if rope.get("rope_type") == "yarn":
+        more |= {
+            "rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_beta_fast": rope.get("beta_fast"), "rope.scaling.yarn_beta_slow": rope.get("beta_slow"),
+            "rope.scaling.yarn_log_multiplier": rope.get("mscale_all_dim"),
+        }  # fmt: skip
+    return more
 
 
 def _turned_part(config: Any, rope: Pairs) -> int:
@@ -189,6 +206,11 @@ _SPECIAL: Mapping[str, Callable[[Any, Pairs], Pairs]] = {
     "command-r": lambda c, r: {"logit_scale": c.logit_scale, "rope.scaling.type": "none"},
     "nemotron": lambda c, r: {"rope.dimension_count": _turned_part(c, r)},
     "deepseek2": _deepseek,
+    "mistral3": _mistral3,
+    "qwen3vlmoe": lambda c, r: {"expert_feed_forward_length": c.moe_intermediate_size},
+    "qwen2vl": lambda c, r: {"rope.dimension_sections": [2, 1, 1, 0]},
+    "granitehybrid": gguf_states.granite,
+    "falcon-h1": gguf_states.falcon,
 }  # fmt: skip
 
 
@@ -219,7 +241,7 @@ def write(
     """A GGUF file. kind_of: of a tensor, by its name and numbers."""
     writer = gguf.GGUFWriter(path, arch)
     for name, one in pairs.items():
-        key = name if name.startswith(("tokenizer.", "general.", "quantize.")) else f"{arch}.{name}"
+        key = name if name.startswith(("tokenizer.", "general.", "quantize.", "xielu.")) else f"{arch}.{name}"
         whole = writer.add_int32 if type(one) is int and one < 0 else writer.add_uint32
         adds = {bool: writer.add_bool, int: whole, float: writer.add_float32, str: writer.add_string}
         adds.get(type(one), writer.add_array)(key, one)
@@ -245,4 +267,14 @@ def plain(name: str, array: np.ndarray) -> Kind:
 def convert(folder: Path, arch: str, config: Any, path: Path, kind_of: Callable[..., Kind] = plain) -> Path:
     """The GGUF file of a saved model."""
     tensors = {**tensors_of(folder, arch, config), **factors_of(arch, config)}
-    return write(path, arch, metadata_of(arch, config), tensors, kind_of)
+    return write(path, arch, {**metadata_of(arch, config), **_of_activations(folder, arch)}, tensors, kind_of)
+
+
+def _of_activations(folder: Path, arch: str) -> Pairs:
+    """Apertus' trained numbers, layer by layer."""
+    found: dict[str, dict[int, float]] = {}
+    for name, tensor in load_file(folder / SINGLE).items() if arch == "apertus" else ():
+        place = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.act_fn\.(\w+)", name)
+        if place:
+            found.setdefault(f"xielu.{place[2]}", {})[int(place[1])] = float(tensor)
+    return {key: [own[layer] for layer in sorted(own)] for key, own in found.items()}

@@ -31,7 +31,7 @@ K_QUANTS: Kinds = {
     "attn_v": "Q6_K", "attn_qkv": "Q5_K", "attn_q_a.": "Q4_K", "attn_q_b.": "Q2_K", "attn_kv_a_mqa": "Q5_K",
     "attn_k_b": "Q8_0", "ffn_gate.": "Q2_K", "ffn_up.": "Q4_K", "ffn_down.": "Q6_K", "ffn_gate_exps": "Q2_K",
     "ffn_up_exps": "Q3_K", "ffn_down_exps": "Q5_K", "ffn_gate_shexp": "Q6_K", "ffn_up_shexp": "Q5_K",
-    "ffn_down_shexp": "Q3_K",
+    "ffn_down_shexp": "Q3_K", "ssm_in": "Q4_K", "ssm_out": "Q6_K",
 }  # fmt: skip
 SIZES = {"hidden_size": 256, "intermediate_size": 256}
 

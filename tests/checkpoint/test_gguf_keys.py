@@ -34,6 +34,9 @@ BASE = {
 }  # fmt: skip
 EXPERTS = {"expert_count": 8, "expert_used_count": 2}
 WINDOW = {"attention.sliding_window": 16}
+STATE = {
+    "ssm.inner_size": 64, "ssm.time_step_rank": 4, "ssm.state_size": 8, "ssm.group_count": 1, "ssm.conv_kernel": 4,
+}  # fmt: skip
 LATENT = {
     "attention.kv_lora_rank": 16, "rope.dimension_count": 4, "attention.key_length": 12, "attention.value_length": 8,
 }  # fmt: skip
@@ -43,6 +46,8 @@ MORE: dict[str, dict[str, Any]] = {
     "cohere2": {"logit_scale": 4.0, **WINDOW}, "gpt-oss": {**EXPERTS, **WINDOW, "expert_feed_forward_length": 48},
     "exaone-moe": {**EXPERTS, **WINDOW}, "mpt": {"attention.max_alibi_bias": 8.0},
     "ernie4_5-moe": {"interleave_moe_layer_step": 1, **EXPERTS},
+    "falcon": {"attention.head_count_kv": 1}, "falcon-h1": STATE,
+    "granitehybrid": {"logit_scale": 4.0, "attention.head_count_kv": [4, 0], **STATE}, "qwen3vlmoe": EXPERTS,
     **dict.fromkeys(("qwen2moe", "qwen3moe", "olmoe", "glm4moe", "dots1", "hunyuan-moe", "minimax-m2"), EXPERTS),
 }  # fmt: skip
 # What changes no number: llama.cpp reads it for sizes that tensors show, as a note, or not in these families.
@@ -59,7 +64,8 @@ def header(arch: str, pairs: dict[str, Any], tensors: dict[str, tuple[int, ...]]
     metadata = {f"{arch}.{key}": one for key, one in pairs.items()}
     shapes = {
         "token_embd.weight": (50, 32), "blk.0.attn_q.weight": (32, 32), "blk.1.attn_q.weight": (32, 32),
-        "blk.0.ffn_up.weight": (128, 32), "blk.0.attn_kv_b.weight": (64, 16), **(tensors or {}),
+        "blk.0.ffn_up.weight": (128, 32), "blk.0.attn_kv_b.weight": (64, 16), "blk.0.ffn_gate.weight": (48, 32),
+        **({"output.weight": (50, 32)} if arch == "falcon-h1" else {}), **(tensors or {}),
     }  # fmt: skip
     made = {name: GgufTensor(0, shape, 0, 0) for name, shape in shapes.items()}
     return GgufFile((Path("m.gguf"),), {"general.architecture": arch, **metadata}, made, {})
@@ -100,6 +106,8 @@ def test_no_key_is_ignored(arch):
         notes.add("attention.layer_norm_rms_epsilon")
     if arch in ("bloom", "gpt2", "mpt", "starcoder"):  # they turn nothing
         notes.add("rope.freq_base")
+    if "vl" in arch:  # what is of images alone
+        notes |= {"rope.dimension_sections", *(("n_deepstack_layers",) if arch != "qwen2vl" else ())}
     if not arch.startswith("granite"):  # which turn nothing where it is false
         notes.add("rope.scaling.finetuned")
     assert {"vocab_size", "tensor_data_layout"} <= ignored <= notes

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from quire.checkpoint.gguf.folder import gguf_folder
+from quire.checkpoint.opening import open_checkpoint
 from quire.errors import CheckpointError, UnsupportedModelError
 from quire.kernels.quantized import QuantizedWeight
 from quire.layers import Embedding
 from quire.layers.quantization.rows import weight_of
-from quire.models.loader import load_model
+from quire.models.loader import fill_again, load_model
 from tests.checkpoint import gguf_models
 from tests.models import run_model, tiny
 
@@ -53,6 +54,24 @@ FAMILIES = [
     ("BloomForCausalLM", "bloom", "bloom", {}),
     ("DeepseekV2ForCausalLM", "lite", "deepseek2", {}),
     ("DeepseekV3ForCausalLM", "v3", "deepseek2", {}),
+    ("ApertusForCausalLM", "as_published", "apertus", {}),
+    ("ApertusForCausalLM", "biases", "apertus", {}),
+    ("MistralForCausalLM", "head_dim_apart", "mistral3", {}),
+    ("Ministral3ForCausalLM", "ministral", "mistral3", {}),
+    ("Ministral3ForCausalLM", "devstral", "mistral3", {}),
+    ("Ministral3ForCausalLM", "past_the_prompt", "mistral3", {}),
+    ("GraniteMoeHybridForCausalLM", "h_tiny", "granitehybrid", {}),
+    ("GraniteMoeHybridForCausalLM", "h_micro", "granitehybrid", {}),
+    ("GraniteMoeHybridForCausalLM", "groups", "granitehybrid", {}),
+    ("GraniteMoeHybridForCausalLM", "rotations", "granitehybrid", {}),
+    ("GraniteMoeHybridForCausalLM", "biases", "granitehybrid", {}),
+    ("GraniteMoeHybridForCausalLM", "untied", "granitehybrid", {}),
+    ("FalconH1ForCausalLM", "as_published", "falcon-h1", {}),
+    ("FalconH1ForCausalLM", "norm", "falcon-h1", {}),
+    ("FalconH1ForCausalLM", "one_group_a_head", "falcon-h1", {}),
+    ("Qwen2ForCausalLM", "gqa", "qwen2vl", {}),
+    ("Qwen3ForCausalLM", "head_dim_apart", "qwen3vl", {}),
+    ("Qwen3MoeForCausalLM", "as_published", "qwen3vlmoe", {}),
 ]
 
 
@@ -138,6 +157,26 @@ def test_a_quantized_file_is_the_model_of_its_numbers(tmp_path, architecture, va
     assert (logits - expected).std() < limit * expected.std()
 
 
+@pytest.mark.parametrize(
+    ("architecture", "variant", "arch"),
+    [
+        ("ApertusForCausalLM", "as_published", "apertus"),
+        ("GraniteMoeHybridForCausalLM", "h_tiny", "granitehybrid"),
+        ("DeepseekV3ForCausalLM", "v3", "deepseek2"),
+    ],
+)
+def test_a_file_is_read_again(tmp_path, architecture, variant, arch):
+    """What stands in keys, or is made of tensors, too: as after a sleep."""
+    folder, config = build(tmp_path, architecture, variant)
+    path = gguf_folder(gguf_models.convert(folder, arch, config, tmp_path / "model.gguf"))
+    model, again = load_model(path), load_model(path)
+    for parameter in [*again.parameters(), *(one for one in again.buffers() if one.is_floating_point())]:
+        parameter.data.fill_(77)
+    fill_again(again, open_checkpoint(path))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(again.get_parameter(name), parameter), name
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("F16", torch.float16), ("F32", torch.float32)])
 def test_plain_numbers_keep_their_dtype(tmp_path, kind, dtype):
     folder, config = build(tmp_path, "LlamaForCausalLM", "gqa")
@@ -156,7 +195,86 @@ def test_a_family_that_is_not_read(tmp_path):
     path = gguf_models.write(
         tmp_path / "a.gguf", "mamba", {}, {"token_embd.weight": np.zeros((4, 8))}, gguf_models.plain
     )
-    with pytest.raises(UnsupportedModelError, match=r"'mamba' are not read; read are: arcee, .*llama"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba' are not read; read are: apertus, arcee, .*llama"):
+        gguf_folder(path)
+
+
+@pytest.mark.parametrize(("arch", "part"), [("phimoe", "short_mscale"), ("llama4", "how many tokens a chunk has")])
+def test_a_family_whose_files_do_not_say_all(tmp_path, arch, part):
+    path = gguf_models.write(tmp_path / "a.gguf", arch, {}, {"token_embd.weight": np.zeros((4, 8))}, gguf_models.plain)
+    with pytest.raises(UnsupportedModelError, match=rf"'{arch}' are not read: .*{part}.*Take the model's safetensors"):
+        gguf_folder(path)
+
+
+@pytest.mark.parametrize(
+    ("heads", "more", "part"),
+    [
+        ((4, 4), (), "each of its heads has a key of its own"),
+        ((4, 1), ("attn_qkv.bias",), "its layers have biases"),
+        ((4, 2), ("ffn_up.bias", "attn_norm_2.weight"), "its layers have biases"),
+        ((4, 4), ("attn_norm_2.weight",), None),
+        ((4, 1), (), None),
+    ],
+)
+def test_a_falcon_that_may_have_alibi(tmp_path, heads, more, part):
+    pairs = {
+        "block_count": 1, "embedding_length": 32, "context_length": 64, "attention.head_count": heads[0],
+        "attention.head_count_kv": heads[1], "attention.layer_norm_epsilon": 1e-5,
+    }  # fmt: skip
+    tensors = {
+        "token_embd.weight": np.zeros((8, 32)),
+        "blk.0.attn_qkv.weight": np.zeros((8 * sum(heads) + 8 * heads[1], 32)),
+        "blk.0.ffn_up.weight": np.zeros((128, 32)),
+        **{f"blk.0.{name}": np.zeros(32) for name in more},
+    }
+    path = gguf_models.write(tmp_path / "a.gguf", "falcon", pairs, tensors, gguf_models.plain)
+    if part is None:
+        assert '"alibi": false' in (gguf_folder(path) / "config.json").read_text()
+        return
+    with pytest.raises(UnsupportedModelError, match=f"{part}, as of Falcon-RW, whose positions are ALiBi's"):
+        gguf_folder(path)
+
+
+def changed(tmp_path, architecture: str, variant: str, arch: str, **pairs) -> Path:
+    """A model's file with other keys; None leaves one out."""
+    folder, config = build(tmp_path, architecture, variant)
+    path = gguf_models.convert(folder, arch, config, tmp_path / "model.gguf")
+    own = {field.name: field.contents() for field in gguf.GGUFReader(path).fields.values() if "." in field.name[4:]}
+    metadata = {name.removeprefix(f"{arch}."): one for name, one in own.items() if not name.startswith("GGUF.")}
+    del metadata["general.architecture"]
+    kept = {name: one for name, one in {**metadata, **pairs}.items() if one is not None}
+    tensors = {**gguf_models.tensors_of(folder, arch, config), **gguf_models.factors_of(arch, config)}
+    return gguf_models.write(tmp_path / "changed.gguf", arch, kept, tensors, gguf_models.plain)
+
+
+@pytest.mark.parametrize("alphas", [None, [0.5], [1, 2, 3], 0.5])
+def test_activations_that_are_not_there(tmp_path, alphas):
+    path = changed(tmp_path, "ApertusForCausalLM", "as_published", "apertus", **{"xielu.alpha_p": alphas})
+    with pytest.raises(CheckpointError, match=r"xielu\.alpha_p must be an array with a number for each layer"):
+        load_model(gguf_folder(path))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "part"),
+    [
+        ({"attention.head_count_kv": 2}, "must say, for each of the 4 layers"),
+        ({"attention.head_count_kv": [0, 0, 2]}, "must say, for each of the 4 layers"),
+        ({"attention.head_count_kv": [0, 1, 2, 0]}, "differs between layers, and the class"),
+        ({"attention.head_count_kv": [0, 0, 0, 0]}, "differs between layers, and the class"),
+        ({"rope.scaling.finetuned": True, "rope.dimension_count": 4}, "turns a part of each head"),
+        ({"ssm.time_step_rank": 7}, "no multiple of its 7 heads"),
+    ],
+)
+def test_a_hybrid_that_is_not_clear(tmp_path, pairs, part):
+    path = changed(tmp_path, "GraniteMoeHybridForCausalLM", "h_tiny", "granitehybrid", **pairs)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=part):
+        gguf_folder(path)
+
+
+def test_a_falcon_h1_whose_output_is_its_embeddings(tmp_path):
+    folder, config = build(tmp_path, "FalconH1ForCausalLM", "steps_have_limits")
+    path = gguf_models.convert(folder, "falcon-h1", config, tmp_path / "model.gguf")
+    with pytest.raises(UnsupportedModelError, match="by how much that is multiplied, no key says"):
         gguf_folder(path)
 
 

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from peft import LoraConfig
 
 from quire import LLM, LoRARequest, SamplingParams
+from quire.errors import AdapterError
+from tests.checkpoint import gguf_models
 from tests.checkpoint.gguf_quantized import quantized_file
-from tests.lora.adapter_files import nothing_left
+from tests.lora.adapter_files import nothing_left, write
 from tests.lora.gguf_adapter_files import tensors_of, write_gguf
 from tests.lora.peft_world import ask
 from tests.lora.quantized_world import QuantizedExpected, QuantizedWorld, world_of
+from tests.models import tiny
 
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ENDS = [*EVERY, "embed_tokens", "lm_head"]
@@ -83,6 +87,7 @@ def test_pefts_folders(llama: QuantizedWorld, fields: dict[str, Any]) -> None:
         ("Qwen2ForCausalLM", "gqa", "qwen2", EVERY),
         ("Phi3ForCausalLM", "window", "phi3", ["qkv_proj", "gate_up_proj", "down_proj"]),
         ("MixtralForCausalLM", "as_published", "llama", ["q_proj", "o_proj"]),
+        ("ApertusForCausalLM", "as_published", "apertus", ["q_proj", "k_proj", "up_proj", "down_proj"]),
     ],
 )
 def test_other_families(made: Worlds, architecture: str, variant: str, arch: str, targets: list[str]) -> None:
@@ -98,6 +103,28 @@ def test_a_mixture_of_both_formats(llama: QuantizedWorld) -> None:
     llama.check(outputs, QuantizedExpected(llama, *folders, weights=[0.7, -0.4]))
     for name in ("file", "folder"):
         llama.llm.unload_lora_adapter(name)
+
+
+def test_weights_that_were_multiplied_take_none(tmp_path: Path) -> None:
+    """Of Falcon-H1: neither PEFT's folder nor llama.cpp's file would do there what it was trained to do; nor would the
+    file on the model as it was published."""
+    model = tiny.make("FalconH1ForCausalLM", "as_published")
+    floats = tiny.save(model, tmp_path / "floats")
+    path = gguf_models.convert(floats, "falcon-h1", model.config, tmp_path / "model.gguf")
+    pair = {"blk.0.attn_q.weight.lora_a": torch.ones(2, 32), "blk.0.attn_q.weight.lora_b": torch.ones(32, 2)}
+    file = write_gguf(tmp_path / "adapter.gguf", pair, "falcon-h1")
+    fields = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"], "layers_to_transform": [0]}
+    start = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{start}.lora_A.weight": torch.ones(2, 32), f"{start}.lora_B.weight": torch.ones(32, 2)}
+    folder = write(tmp_path / "adapter", fields, tensors)
+    llm = LLM(str(path), enable_lora=True, skip_tokenizer_init=True, num_gpu_blocks_override=64)
+    for adapter in (file, folder):
+        with pytest.raises(AdapterError, match=r"multiplied by numbers that are no longer known.*safetensors"):
+            llm.load_lora_adapter("a", str(adapter))
+    llm = LLM(str(floats), enable_lora=True, skip_tokenizer_init=True, num_gpu_blocks_override=64)
+    assert llm.load_lora_adapter("folder", str(folder)).bytes
+    with pytest.raises(AdapterError, match="'falcon-h1' models are served from PEFT's folders alone"):
+        llm.load_lora_adapter("file", str(file))
 
 
 # Promise 1, sleep, and a process of its own

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from quire.checkpoint.gguf.families import FAMILIES
+from quire.checkpoint.gguf.families import FAMILIES, REFUSED
 from quire.checkpoint.gguf.file import GgufFile
 from quire.checkpoint.gguf.keys import check_keys
 from quire.checkpoint.gguf.rope import rotation
@@ -45,6 +45,12 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     """The fields of a config.json. Raises UnsupportedModelError, CheckpointError."""
     family = FAMILIES.get(file.architecture)
     if family is None:
+        why = REFUSED.get(file.architecture)
+        if why is not None:
+            raise UnsupportedModelError(
+                f"{file.name}: GGUF files of general.architecture {file.architecture!r} are not read: {why}. Take the "
+                "model's safetensors."
+            )
         known = ", ".join(sorted(FAMILIES))
         raise UnsupportedModelError(
             f"{file.name}: GGUF files of general.architecture {file.architecture!r} are not read; read are: {known}. "

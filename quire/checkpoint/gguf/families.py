@@ -9,6 +9,8 @@ from typing import Any
 from quire.checkpoint.gguf.family import Family
 from quire.checkpoint.gguf.file import GgufFile
 from quire.checkpoint.gguf.latent import minicpm3, with_latents
+from quire.checkpoint.gguf.ministral import mistral3
+from quire.checkpoint.gguf.states import falcon_h1, granite_hybrid
 from quire.errors import UnsupportedModelError
 
 _LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
@@ -85,8 +87,19 @@ def _phi3(file: GgufFile) -> Mapping[str, Any]:
 
 
 def _falcon(file: GgufFile) -> Mapping[str, Any]:
-    """Of 7B, all heads of queries have one key. The others have groups, and two norms or one."""
+    """Of 7B, all heads of queries have one key. The others have groups, and two norms or one.
+
+    A Falcon-RW, of which each head has a key of its own and layers have biases, has ALiBi, and its feed-forward behind
+    the attention: no key says either, so what may be one is refused.
+    """
     groups, two = _groups(file), file.has("attn_norm_2.weight")
+    biases = any(name.endswith(("attn_qkv.bias", "ffn_up.bias", "attn_output.bias")) for name in file.tensors)
+    if biases or (groups == file.heads[0] > 1 and not two):
+        why = "its layers have biases" if biases else "each of its heads has a key of its own"
+        raise UnsupportedModelError(
+            f"{file.name}: {why}, as of Falcon-RW, whose positions are ALiBi's: a GGUF file does not say which it has. "
+            "Take the model's safetensors."
+        )
     more: dict[str, Any] = {"num_kv_heads": groups, "new_decoder_architecture": two or groups > 1}
     if groups > 1 or two:
         more["num_ln_in_parallel_attn"] = 2 if two else 1
@@ -210,8 +223,23 @@ def _hunyuan_moe(file: GgufFile) -> Mapping[str, Any]:
     return {"moe_topk": file.number("expert_used_count"), "intermediate_size": file.number("feed_forward_length")}
 
 
+def _sees(file: GgufFile) -> Mapping[str, Any]:
+    """Of a text model: three positions of a token are one, and nothing is added behind layers, where nothing is
+    seen."""
+    file.asked.add("rope.dimension_sections")
+    if file.architecture != "qwen2vl":
+        file.asked.add("n_deepstack_layers")
+    return {}
+
+
 _GLM = {"attention_bias": _Q}
 
+# Families that are known by name and not read -> why.
+REFUSED: Mapping[str, str] = MappingProxyType({
+    "phimoe": "by what its rotations are multiplied (short_mscale, long_mscale), and how near to the best an expert "
+              "must be (router_jitter_noise), no key says",
+    "llama4": "whether its queries and keys have norms, and how many tokens a chunk has, no key says",
+})  # fmt: skip
 FAMILIES: Mapping[str, Family] = MappingProxyType({
     "llama": Family("llama", "LlamaForCausalLM", _LOCAL_EXPERTS, {"hidden_act": "silu"},
                     {"attention_bias": _Q, "mlp_bias": _GATE}, _llama, facts={**_SOFTMAX, **_RENORMALISED}),
@@ -326,4 +354,18 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
                       {"attention_bias": _Q},
                       lambda file: {"sliding_window": file.number("attention.sliding_window"),
                                     **_layer_types(file, every=2)}, facts={"expert_gating_func": (0, 3)}),
+    "apertus": Family("apertus", "ApertusForCausalLM", {}, {"hidden_act": "xielu"}, {"attention_bias": _Q}),
+    "mistral3": Family("mistral", "MistralForCausalLM", {}, {"sliding_window": None}, more=mistral3),
+    "granitehybrid": Family("granitemoehybrid", "GraniteMoeHybridForCausalLM",
+                            {"attention.head_count_kv": "", "attention.key_length": ""},
+                            more=lambda file: {**_granite(file), **granite_hybrid(file)},
+                            facts={**_SOFTMAX, **_RENORMALISED}),
+    "falcon-h1": Family("falcon_h1", "FalconH1ForCausalLM", {}, {},
+                        {"attention_bias": _Q, "mlp_bias": _GATE}, falcon_h1),
+    "qwen2vl": Family("qwen2", "Qwen2ForCausalLM", more=_sees),
+    "qwen3vl": Family("qwen3", "Qwen3ForCausalLM", present={"attention_bias": _Q}, more=_sees),
+    "qwen3vlmoe": Family("qwen3_moe", "Qwen3MoeForCausalLM",
+                         {**_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+                         {"norm_topk_prob": True, "mlp_only_layers": [], "decoder_sparse_step": 1},
+                         {"attention_bias": _Q}, _sees, facts={**_SOFTMAX, **_RENORMALISED}),
 })  # fmt: skip

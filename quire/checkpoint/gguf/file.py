@@ -21,6 +21,8 @@ from quire.errors import CheckpointError, UnsupportedModelError
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _MOST_FLOATS = 1 << 20
 _F32 = 0
+# Architectures in which layers without heads of keys have something else.
+_SOME_ATTEND = frozenset({"granitehybrid"})
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _MOST_LAYERS = 1024
 _TOKENIZER = "tokenizer."  # its keys begin so
@@ -152,17 +154,20 @@ class GgufFile:
 
     @property
     def heads(self) -> tuple[int, int]:
-        """Of queries, and of keys."""
+        """Of queries, and of keys, in layers that have any."""
         count = self._number("attention.head_count", self.value("attention.head_count"))
         groups = self.value("attention.head_count_kv") if self.says("attention.head_count_kv") else count
+        if isinstance(groups, list) and self.architecture in _SOME_ATTEND:
+            groups = [one for one in groups if one != 0]
         return count, self._number("attention.head_count_kv", groups)
 
     @cached_property
     def head_dim(self) -> int:
         """Of a head of keys, as the projections have it. Raises CheckpointError where a key says another."""
         heads, groups = self.heads
-        if "blk.0.attn_q.weight" in self.tensors:
-            rows = self.rows("attn_q.weight")
+        first = next((one for one in range(self.layers) if f"blk.{one}.attn_q.weight" in self.tensors), None)
+        if first is not None:
+            rows = self.tensors[f"blk.{first}.attn_q.weight"].shape[0]
         else:
             rows, heads = self.rows("attn_qkv.weight"), heads + 2 * groups
         said = self.value("attention.key_length") if self.says("attention.key_length") else rows // heads

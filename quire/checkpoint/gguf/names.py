@@ -13,14 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.checkpoint.gguf.file import GgufFile
 from quire.checkpoint.gguf.rope import FACTORS
-from quire.errors import UnsupportedModelError
+from quire.errors import CheckpointError, UnsupportedModelError
 
 # Families whose queries' and keys' rows are in the order of neighbours; of the second ones, biases are not.
-_NEIGHBOURS = frozenset({"llama", "arcee", "smollm3", "granite", "granitemoe", "internlm2", "baichuan", "mistral3"})
+_NEIGHBOURS = frozenset({"llama", "arcee", "smollm3", "granite", "granitemoe", "internlm2", "baichuan", "mistral3",
+                         "granitehybrid"})  # fmt: skip
 _NEIGHBOURS_BUT_BIASES = frozenset({"olmo", "minicpm"})
 # Families in whose fused projection each key follows its own queries, in transformers.
 _GROUPED = frozenset({"falcon", "bloom", "gptneox", "internlm2"})
@@ -28,7 +30,7 @@ _GROUPED = frozenset({"falcon", "bloom", "gptneox", "internlm2"})
 _ONE_MORE = frozenset({"gemma", "gemma2", "gemma3", "nemotron"})
 
 _EXPERT = re.compile(r".+\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")
-_LAYER = re.compile(r".+\.(?:layers|h|blocks)\.(\d+)\..+")
+_OF_KEYS = re.compile(r".+\.layers\.(\d+)\.mlp\.act_fn\.(alpha_p|alpha_n|beta|eps)")
 # Names that the package's map does not know -> tensors, whose rows follow one another.
 _OTHERS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(pattern), names)
@@ -39,7 +41,10 @@ _OTHERS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         r".+\.layers\.(\d+)\..*shared_mlp\.input_linear\.weight": (
             r"blk.\1.ffn_gate_shexp.weight", r"blk.\1.ffn_up_shexp.weight",
         ),
+        r".+\.layers\.(\d+)\.shared_mlp\.input_linear\.(weight)": (r"blk.\1.ffn_gate.\2", r"blk.\1.ffn_up.\2"),
         r".+\.layers\.(\d+)\..*shared_mlp\.output_linear\.weight": (r"blk.\1.ffn_down_shexp.weight",),
+        r".+\.layers\.(\d+)\.shared_mlp\.output_linear\.(weight)": (r"blk.\1.ffn_down.\2",),
+        r".+\.layers\.(\d+)\.mamba\.dt_bias": (r"blk.\1.ssm_dt.bias",),
         r"transformer\.word_embeddings_layernorm\.(weight|bias)": (r"token_embd_norm.\1",),
         r"transformer\.h\.(\d+)\.post_attention_layernorm\.(weight|bias)": (r"blk.\1.ffn_norm.\2",),
         r".+\.layers\.(\d+)\.self_attn\.(?:W_pack|wqkv)\.(weight|bias)": (r"blk.\1.attn_qkv.\2",),
@@ -62,12 +67,13 @@ class Piece:
 class Source:
     """What a parameter is made of: pieces, one behind the other; then, if groups is set, rows of so many groups of
     queries are put before each one's key and value. added: to every number of it. latent: keys and values out of a
-    latent (see `latent_rows`)."""
+    latent (see `latent_rows`). is_log: the file has the negative powers of e of its numbers."""
 
     pieces: tuple[Piece, ...]
     groups: tuple[int, int] | None = None
     added: float = 0.0
     latent: bool = False
+    is_log: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -102,6 +108,18 @@ class Names:
             return replace(found, added=-1.0)
         return found
 
+    def numbers(self, place: str) -> list[float] | None:
+        """Of a parameter whose numbers stand in a key, with one for each layer; None: it is no such. Raises
+        CheckpointError."""
+        found = _OF_KEYS.fullmatch(place) if self.family == "apertus" else None
+        if found is None:
+            return None
+        key, layer = f"xielu.{found[2]}", int(found[1])
+        values = self.file.metadata.get(key)
+        if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or layer >= len(values):
+            raise CheckpointError(f"{self.file.name}: {key} must be an array with a number for each layer.")
+        return [float(values[layer])]
+
     def _there(self, *tensors: str) -> bool:
         return all(name in self.file.tensors for name in tensors)
 
@@ -118,11 +136,14 @@ class Names:
     def _layer(self, place: str) -> Source | None:
         for pattern, names in _OTHERS:
             found = pattern.fullmatch(place)
-            if found is not None:
-                return self._named([found.expand(name) for name in names])
+            source = None if found is None else self._named([found.expand(name) for name in names])
+            if source is not None:
+                return source
         name = self._map.get_name(place, try_suffixes=(".weight", ".bias"))
         if name is None:
             return None
+        if place.endswith(".A_log"):
+            return Source((Piece(name),), is_log=True) if self._there(name) else None
         if ".attn_kv_b." in name and not self._there(name):
             return self._latent(name)
         return self._named([name])
@@ -196,6 +217,8 @@ def rows_of(source: Source, read: Sequence[Callable[[torch.Tensor], torch.Tensor
         made = parts[0] if len(parts) == 1 else torch.cat(parts)
         if source.groups is not None:
             made = made[grouped_order(len(made), *source.groups)]
+        if source.is_log:
+            return made.neg().log()
         return made + source.added if source.added else made
 
     return make

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire")
 
+_MULTIPLIED = (
+    "the weights of falcon-h1's GGUF files have been multiplied by numbers that are no longer known, and what an "
+    "adapter adds would have to be, too: take the model's safetensors"
+)
 _SERVED = frozenset(int(kind) for kind in RowKind if kind < 1000)
 
 
@@ -71,18 +75,21 @@ class _Planner:
     as_floats: list[str] = field(default_factory=list)
 
     def plan(self) -> QuantizationPlan:
-        names = Names(self.checkpoint.file, self.model.kv_spec.num_layers)
+        names = Names(self.checkpoint.file, self.model.config.num_hidden_layers)
         self.stays = any(self.checkpoint.kind_of(name) not in FLOATS for name in self.checkpoint.names())
         self.own = self.model.checkpoint_parts()
         for place, old in [*self.model.named_parameters(), *self.model.named_buffers()]:
-            source = names.source(place)
+            source, numbers = names.source(place), names.numbers(place)
             if source is not None:
                 self._fill(place, old, source)
+            elif numbers is not None:
+                self.parts[place] = StoredPart({}, partial(torch.tensor(numbers).view, old.shape))
         self._share()
         if self.as_floats:
             logger.warning("%s: held as floats: %s", self.checkpoint.file.name, listed(self.as_floats))
         ignored = [name for name in self.checkpoint.names() if names.is_ignored(name)]
-        return QuantizationPlan(self.layers, self.parts, self.names, ignored, widens_experts=True)
+        why = _MULTIPLIED if self.checkpoint.file.architecture == "falcon-h1" else ""
+        return QuantizationPlan(self.layers, self.parts, self.names, ignored, widens_experts=True, no_adapters=why)
 
     def _fill(self, place: str, old: torch.Tensor, source: Source) -> None:
         self._check_shape(place, old, source)

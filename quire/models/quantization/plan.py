@@ -53,7 +53,8 @@ class QuantizationPlan:
 
     names: a parameter's name for each of the files' names that is another. ignored: the files' names that hold nothing
     to load. Names of tensors that parts are made of need not be in either. widens_experts: on a GPU, which has no
-    kernels for their rows, experts become floats.
+    kernels for their rows, experts become floats. no_adapters: why adapters of the published model would not do here
+    what they do there; "": they would.
     """
 
     layers: Mapping[str, QuantizedLayer] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class QuantizationPlan:
     names: Mapping[str, str] = field(default_factory=dict)
     ignored: Collection[str] = ()
     widens_experts: bool = False
+    no_adapters: str = ""
 
     def for_model(self, model: Model, device: torch.device = _CPU) -> QuantizationPlan:
         """The same, with floats for the layers of which the model, or the device that it is for, takes nothing else:
