@@ -17,15 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from quire.checkpoint.files import SINGLE
-from tests.checkpoint import gguf_states
+from tests.checkpoint import gguf_families, gguf_states
 from tests.checkpoint.gguf_blocks import blocks_like
 
 Kind = gguf.GGMLQuantizationType
-
-
-def turned(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Halves of heads to neighbours."""
-    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def apart(rows: np.ndarray, groups: int, queries: int) -> np.ndarray:
@@ -71,13 +66,12 @@ def _known(name: str) -> str:
 
 def _changed(arch: str, config: Any, name: str, array: np.ndarray) -> Sequence[tuple[str, np.ndarray]]:
     heads = config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
     if arch in ("granitehybrid", "falcon-h1"):
         return [(own, part) for own, part in gguf_states.changed(arch, config, name, array)]
     if arch == "apertus" and ".act_fn." in name:
         return []  # which stand in keys
-    if arch in ("llama", "granite", "mistral3") and re.search(r"\.[qk]_proj\.", name):
-        return [(name, turned(array, heads if ".q_proj." in name else groups))]
+    if arch in gguf_families.ROWS:
+        return gguf_families.ROWS[arch](config, name, array)
     if arch.startswith("gemma") and name.endswith("norm.weight"):
         return [(name, array + 1)]
     if arch == "nemotron" and name.endswith("norm.weight"):
@@ -121,6 +115,10 @@ def metadata_of(arch: str, config: Any) -> dict[str, Any]:
         "expert_used_count": get("num_experts_per_tok"),
         "attention.sliding_window": get("sliding_window") if arch in _WINDOWS else None,
     }
+    if arch not in ("falcon", "gpt2", "phi2", "phi3", "chatglm"):
+        found["attention.value_length"] = found["attention.key_length"]
+    if arch not in ("deepseek2", "phi3"):
+        found.update(gguf_families.scaling_of(full))
     found.update(_SPECIAL.get(arch, lambda config, rope: {})(config, full))
     return {name: one for name, one in found.items() if one is not None}
 
@@ -171,10 +169,6 @@ def _deepseek(config: Any, rope: Pairs) -> Pairs:
 
 _SPECIAL: Mapping[str, Callable[[Any, Pairs], Pairs]] = {
     "llama": lambda c, r: {"vocab_size": c.vocab_size, "rope.dimension_count": _head(c)},
-    "granite": lambda c, r: {
-        "attention.scale": c.attention_multiplier, "embedding_scale": c.embedding_multiplier,
-        "residual_scale": c.residual_multiplier, "logit_scale": c.logits_scaling, "attention.key_length": None,
-    },
     "qwen2moe": lambda c, r: {
         "expert_feed_forward_length": c.moe_intermediate_size,
         "expert_shared_feed_forward_length": c.shared_expert_intermediate_size,
@@ -211,6 +205,7 @@ _SPECIAL: Mapping[str, Callable[[Any, Pairs], Pairs]] = {
     "qwen2vl": lambda c, r: {"rope.dimension_sections": [2, 1, 1, 0]},
     "granitehybrid": gguf_states.granite,
     "falcon-h1": gguf_states.falcon,
+    **gguf_families.KEYS,
 }  # fmt: skip
 
 
@@ -223,7 +218,7 @@ def factors_of(arch: str, config: Any) -> dict[str, np.ndarray]:
     rope = getattr(config, "rope_parameters", None) or {}
     found = {}
     for name in ("long", "short"):
-        if arch == "phi3" and rope.get(f"{name}_factor"):
+        if arch in ("phi3", "minicpm3") and rope.get(f"{name}_factor"):
             found[f"rope_factors_{name}.weight"] = np.array(rope[f"{name}_factor"], np.float32)
     if rope.get("rope_type") == "llama3":
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
