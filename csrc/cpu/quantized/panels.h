@@ -20,6 +20,7 @@ struct TileGroup {
   float scales[kPanelTokens], scaled_sums[kPanelTokens];
   int sums[kPanelTokens], first_sums[kPanelTokens];
   int16_t pairs[kPanelTokens][2];  // the sums of both halves
+  int tokens_with_rest;            // a bit for each token that has second codes here
 
   void put(int64_t token, const GroupCodes& from) {
     from.store(reinterpret_cast<int8_t*>(&codes[0][token]), sizeof codes[0], sizeof codes / 2);
@@ -29,10 +30,11 @@ struct TileGroup {
     pairs[token][1] = static_cast<int16_t>(from.sum - from.first_sum);
   }
 };
-// rest: the second codes, of the tokens that have them there; of others, whatever there was.
+// Of a tile, or of a chain of it. rest: the second codes, of the tokens that have them there; of others, whatever there
+// was. They lie apart, since few groups have any.
 struct TileGroups {
-  TileGroup own, rest;
-  int tokens_with_rest;  // a bit for each
+  TileGroup *own, *rest;
+  TileGroups from(int64_t group) const { return {own + group, rest + group}; }
 };
 
 // What the sums of a group's two halves begin with: they take the offset of unsigned codes off.
@@ -62,12 +64,16 @@ class PanelTiles {
  public:
   explicit PanelTiles(const LinearArgs& args)
       : args_(args), tiles_((args.tokens + kPanelTokens - 1) / kPanelTokens),
-        steps_((args.features + kStep - 1) / kStep), memory_(scratch<TileGroups, PanelTiles>(tiles_ * tile_groups())) {}
+        steps_((args.features + kStep - 1) / kStep),
+        memory_(scratch<TileGroup, PanelTiles>(2 * tiles_ * tile_groups())) {}
 
   int64_t count() const { return tiles_; }
   int64_t steps() const { return steps_; }
   int64_t first_of(int64_t tile) const { return args_.tokens * tile / tiles_; }
-  const TileGroups* operator[](int64_t tile) const { return memory_ + tile * tile_groups(); }
+  TileGroups operator[](int64_t tile) const {
+    TileGroup* own = memory_ + tile * tile_groups();
+    return {own, own + tiles_ * tile_groups()};
+  }
 
   template <class T>
   void quantize_tile(int64_t tile) const {
@@ -76,22 +82,22 @@ class PanelTiles {
       const T* x = static_cast<const T*>(args_.x) + (first + i) * args_.x_stride;
       const float outlier = outlier_square(x, args_.features);
       for (int64_t g = 0; g < kChains * steps_; ++g) {
-        TileGroups& to = memory_[tile * tile_groups() + g % kChains * steps_ + g / kChains];
+        const TileGroups to = (*this)[tile].from(g % kChains * steps_ + g / kChains);
         const GroupSteps group(g * kGroup < args_.features ? x + g * kGroup : nullptr, outlier);
-        if (i == 0) to.tokens_with_rest = 0;
-        to.own.put(i, group.own());
+        if (i == 0) to.own->tokens_with_rest = 0;
+        to.own->put(i, group.own());
         if (!group.outliers) continue;
-        to.tokens_with_rest |= 1 << i;
-        to.rest.put(i, group.rest());
+        to.own->tokens_with_rest |= 1 << i;
+        to.rest->put(i, group.rest());
       }
     }
   }
 
   void start(int64_t tile, int offset, bool halves, TileStarts* starts) const {
-    const TileGroups* own = (*this)[tile];
+    const TileGroups groups = (*this)[tile];
     for (int64_t g = 0; g < tile_groups(); ++g) {
-      starts[g].own.set(own[g].own, offset, halves);
-      if (own[g].tokens_with_rest) starts[g].rest.set(own[g].rest, offset, halves);
+      starts[g].own.set(groups.own[g], offset, halves);
+      if (groups.own[g].tokens_with_rest) starts[g].rest.set(groups.rest[g], offset, halves);
     }
   }
   int64_t tile_groups() const { return kChains * steps_; }
@@ -99,7 +105,7 @@ class PanelTiles {
  private:
   const LinearArgs& args_;
   const int64_t tiles_, steps_;
-  TileGroups* const memory_;
+  TileGroup* const memory_;  // all tiles' own, then all their rests
 };
 
 // The bytes that come next, fetched by and by.
@@ -156,22 +162,22 @@ inline __attribute__((always_inline)) void add_some(const PanelGroup<Form::kHalv
   add_scaled<Form, kFrom, kCount>(w, x, sums, acc);
 }
 
-// The second codes of the tokens that have them.
+// The second codes of the tokens that have them, a bit for each.
 template <class Form, int kFrom, int kCount>
-inline __attribute__((always_inline)) void add_rest(const PanelGroup<Form::kHalves>& w, const TileGroups& x,
-                                                    const TileStart& start, WideFloats (*acc)[kSides]) {
+inline __attribute__((always_inline)) void add_rest(const PanelGroup<Form::kHalves>& w, const TileGroup& x,
+                                                    const TileStart& start, int tokens, WideFloats (*acc)[kSides]) {
   WideFloats with[kFrom + kCount][kSides];
 #pragma GCC unroll 16
   for (int i = kFrom; i < kFrom + kCount; ++i) with[i][0] = acc[i][0], with[i][1] = acc[i][1];
-  add_some<Form, kFrom, kCount>(w, x.rest, start, with);
+  add_some<Form, kFrom, kCount>(w, x, start, with);
 #pragma GCC unroll 16
   for (int i = kFrom; i < kFrom + kCount; ++i)
-    if (x.tokens_with_rest >> i & 1) acc[i][0] = with[i][0], acc[i][1] = with[i][1];
+    if (tokens >> i & 1) acc[i][0] = with[i][0], acc[i][1] = with[i][1];
 }
 
 // One chain of a tile's tokens with a panel's rows.
 template <class Form, int kCount>
-void multiply_chain(const PanelGroup<Form::kHalves>* w, const TileGroups* x, const TileStarts* starts, int64_t steps,
+void multiply_chain(const PanelGroup<Form::kHalves>* w, TileGroups x, const TileStarts* starts, int64_t steps,
                     BytesAhead* ahead, WideFloats (*chain)[kSides]) {
   // With two sums a row and token, half of the tokens are enough for the registers.
   constexpr int kFirst = Form::kHalves || kSignedBytes ? (kCount + 1) / 2 : kCount;
@@ -180,11 +186,13 @@ void multiply_chain(const PanelGroup<Form::kHalves>* w, const TileGroups* x, con
   for (int i = 0; i < kCount; ++i) acc[i][0] = acc[i][1] = WideFloats{};
   for (int64_t s = 0; s < steps; ++s) {
     ahead->fetch();
-    add_some<Form, 0, kFirst>(w[s], x[s].own, starts[s].own, acc);
-    if constexpr (kFirst < kCount) add_some<Form, kFirst, kCount - kFirst>(w[s], x[s].own, starts[s].own, acc);
-    if (__builtin_expect(x[s].tokens_with_rest != 0, 0)) {
-      add_rest<Form, 0, kFirst>(w[s], x[s], starts[s].rest, acc);
-      if constexpr (kFirst < kCount) add_rest<Form, kFirst, kCount - kFirst>(w[s], x[s], starts[s].rest, acc);
+    add_some<Form, 0, kFirst>(w[s], x.own[s], starts[s].own, acc);
+    if constexpr (kFirst < kCount) add_some<Form, kFirst, kCount - kFirst>(w[s], x.own[s], starts[s].own, acc);
+    const int tokens = x.own[s].tokens_with_rest;
+    if (__builtin_expect(tokens != 0, 0)) {
+      add_rest<Form, 0, kFirst>(w[s], x.rest[s], starts[s].rest, tokens, acc);
+      if constexpr (kFirst < kCount)
+        add_rest<Form, kFirst, kCount - kFirst>(w[s], x.rest[s], starts[s].rest, tokens, acc);
     }
   }
 #pragma GCC unroll 16
@@ -192,7 +200,7 @@ void multiply_chain(const PanelGroup<Form::kHalves>* w, const TileGroups* x, con
 }
 
 template <class Form, int kCount = kPanelTokens>
-inline void multiply_some_chains(int64_t count, const PanelGroup<Form::kHalves>* w, const TileGroups* x,
+inline void multiply_some_chains(int64_t count, const PanelGroup<Form::kHalves>* w, TileGroups x,
                                  const TileStarts* starts, int64_t steps, BytesAhead* ahead,
                                  WideFloats (*chain)[kSides]) {
   if (count == kCount) return multiply_chain<Form, kCount>(w, x, starts, steps, ahead, chain);
@@ -211,7 +219,8 @@ class PanelProducts {
 
   explicit PanelProducts(const LinearArgs& args) : args_(args), x_(args) {}
 
-  int64_t row_bytes() const { return args_.features + args_.features / 4; }
+  // Half of a panel's bytes where panels are small: all tokens pass each block.
+  int64_t row_bytes() const { return args_.features * (QUIRE_WIDE == 64 ? 5 : 2) / 4; }
   int64_t tiles() const { return x_.count(); }
   void turn(int64_t begin, int64_t end) const {
     for (int64_t tile = begin; tile < end; ++tile) x_.template quantize_tile<T>(tile);
@@ -255,8 +264,8 @@ class PanelProducts {
     const int64_t first = x_.first_of(tile), count = x_.first_of(tile + 1) - first, steps = x_.steps();
     WideFloats chains[kChains][kPanelTokens][kSides];
     for (int64_t c = 0; c < kChains; ++c)
-      multiply_some_chains<typename Panel<Kind>::Form>(count, panel.chain(c), x_[tile] + c * steps, starts + c * steps,
-                                                       steps, ahead, chains[c]);
+      multiply_some_chains<typename Panel<Kind>::Form>(count, panel.chain(c), x_[tile].from(c * steps),
+                                                       starts + c * steps, steps, ahead, chains[c]);
     for (int64_t row = number * kPanelRows, at = 0; at < kPanelRows / kLanes; row += kLanes, ++at) {
       const int64_t left = block.rows - row;
       if (left <= 0) return;
