@@ -4,7 +4,7 @@ A back end is a module with a function for each row of `table.TABLE`. On the CPU
 of `csrc/cpu`, with the best instruction set that the machine has), or `reference` (plain torch) where the extension was
 not built; a warning says so once. On a GPU it is `cuda` (`csrc/cuda`). For tensors without numbers it is `rehearsal`
 while a model is gone through. QUIRE_KERNELS=reference forces the reference kernels,
-QUIRE_ISA=amx|avx512|avx512vnni|avx512f|avx2|portable an instruction set.
+QUIRE_ISA=amx|avx512|avx512vnni|avx512f|avxvnni|avx2|portable an instruction set.
 """
 
 from __future__ import annotations

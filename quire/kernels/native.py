@@ -47,7 +47,7 @@ if os.environ.get("QUIRE_ISA"):
 
 
 def isa() -> str:
-    """The instruction set in use: amx, avx512 (with bf16), avx512vnni, avx512f, avx2 or portable."""
+    """The instruction set in use: amx, avx512 (with bf16), avx512vnni, avx512f, avxvnni, avx2 or portable."""
     return _C.isa()
 
 

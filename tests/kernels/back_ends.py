@@ -21,7 +21,7 @@ except ImportError as missing:  # test_backend.py fails where it should be there
 # The CPU's, by instruction set, best first; and the GPU's.
 CPU: list[str] = native.available_isas() if native else []
 # Those with kernels of their own for more than quantized weights: another's are tested once.
-OWN = [isa for isa in CPU if isa not in ("avx512vnni", "avxvnni")]
+OWN = [isa for isa in CPU if isa not in ("avx512vnni", "avxvnni", "narrowvnni")]
 CUDA = [pytest.param("emulated", marks=pytest.mark.emulated), pytest.param("gpu", marks=pytest.mark.gpu)]
 
 

@@ -1,5 +1,8 @@
 #include "cpu/common/isa.h"
 
+#if defined(QUIRE_HAS_AVXVNNI)
+#include <cpuid.h>
+#endif
 #if defined(QUIRE_HAS_AMX)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -29,6 +32,16 @@ namespace avx512vnni {
 void integer_linear(const LinearArgs&);
 }
 #endif
+#ifdef QUIRE_HAS_AVXVNNI
+namespace avxvnni {
+void integer_linear(const LinearArgs&);
+}
+#endif
+#ifdef QUIRE_HAS_NARROWVNNI
+namespace narrowvnni {
+void integer_linear(const LinearArgs&);
+}
+#endif
 #ifdef QUIRE_HAS_AVX2
 namespace avx2 {
 extern const Kernels kernels;
@@ -43,6 +56,18 @@ void integer_linear(const LinearArgs&);
 namespace {
 
 // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
+[[maybe_unused]] bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+#ifdef QUIRE_HAS_AVXVNNI
+// Bit 4 of EAX of leaf 7.1 (Intel SDM volume 2, CPUID), since compilers know it by different names.
+bool has_avxvnni() {
+  unsigned eax = 0, ebx, ecx, edx;
+  return has_avx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1);
+}
+#endif
+
 [[maybe_unused]] bool has_avx512f() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma") &&
@@ -80,11 +105,16 @@ const Isa* isas(int* count) {
 #ifdef QUIRE_HAS_AVX512F
       {"avx512f", &avx512f::kernels, avx512f::integer_linear, has_avx512f()},
 #endif
+#ifdef QUIRE_HAS_AVXVNNI
+      {"avxvnni", &avx2::kernels, avxvnni::integer_linear, has_avxvnni()},
+#endif
 #ifdef QUIRE_HAS_AVX2
-      {"avx2", &avx2::kernels, avx2::integer_linear,
-       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")},
+      {"avx2", &avx2::kernels, avx2::integer_linear, has_avx2()},
 #endif
       {"portable", &portable::kernels, portable::integer_linear, true},
+#ifdef QUIRE_HAS_NARROWVNNI  // of tests: avxvnni's products in AVX-512's encoding, for machines that have that alone
+      {"narrowvnni", &avx512f::kernels, narrowvnni::integer_linear, has_avx512vnni()},
+#endif
   };
   *count = static_cast<int>(sizeof table / sizeof table[0]);
   return table;

@@ -43,7 +43,7 @@ inline __m256i add_up(__m256i a, __m256i b, __m256i c, __m256i d) {
 template <int kMost>
 inline __attribute__((always_inline)) __m256i multiply_groups(const __m256i* w, const int8_t* codes) {
   const __m256i* x = reinterpret_cast<const __m256i*>(codes);
-#if defined(__AVXVNNI__)
+#if defined(QUIRE_HAS_DPBUSD)
   const __m256i zero = _mm256_setzero_si256();
   return add_up(add_products(zero, w[0], x[0]), add_products(zero, w[1], x[1]), add_products(zero, w[2], x[2]),
                 add_products(zero, w[3], x[3]));
@@ -140,7 +140,7 @@ constexpr int kRowOffset = kSignedBytes ? 0 : 128;
 
 inline __m256i add_row(__m256i sum, __m256i w, const int8_t* codes) {
   const __m256i x = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes));
-#if defined(__AVXVNNI__)
+#if defined(QUIRE_HAS_DPBUSD)
   return add_products(sum, w, x);
 #else
   return _mm256_add_epi32(sum, sums_of_pairs(pairs_of_products<true>(w, x)));

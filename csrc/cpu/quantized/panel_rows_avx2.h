@@ -36,7 +36,7 @@ struct PanelForm {
 // Four columns kFirst .. of a group's eight times those of some tokens.
 template <class Form, int kFirst, int kQuads, int kCount>
 inline __attribute__((always_inline)) void add_quads(const __m256i (*codes)[8], const int* x, __m256i (*sums)[kSides]) {
-#if defined(__AVXVNNI__)
+#if defined(QUIRE_HAS_DPBUSD)
 #pragma GCC unroll 16
   for (int q = kFirst; q < kFirst + kQuads; ++q) {
     const __m256i own[] = {codes[0][q], codes[1][q]};

@@ -1,16 +1,20 @@
 // The registers that products of bytes are made in, and what is done with them.
 //
-// QUIRE_WIDE: their bytes; not defined without such products. WideInts, WideFloats: lanes of 32 bits. vpdpbusd adds
+// QUIRE_WIDE: their bytes, the most that there are where none are asked for; not defined without such products. WideInts, WideFloats: lanes of 32 bits. vpdpbusd adds
 // products of four unsigned bytes with four signed ones to each lane. Where a processor has it not, vpmaddubsw adds two
 // products in 16 bits, which must suffice: signed codes of eight bits give their signs to the other factor then.
 #pragma once
 
 #include "cpu/quantized/numbers.h"
 
-#if defined(__AVX512VNNI__)
+#if defined(QUIRE_WIDE)
+#elif defined(__AVX512VNNI__)
 #define QUIRE_WIDE 64
 #elif defined(__AVX2__)
 #define QUIRE_WIDE 32
+#endif
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define QUIRE_HAS_DPBUSD
 #endif
 
 #if defined(QUIRE_WIDE)
@@ -57,10 +61,14 @@ inline WideFloats mul(WideFloats a, WideFloats b) { return _mm256_mul_ps(a, b); 
 inline WideFloats fma(WideFloats a, WideFloats b, WideFloats c) { return _mm256_fmadd_ps(a, b, c); }
 inline WideInts mul_pairs(WideInts a, WideInts b) { return _mm256_madd_epi16(a, b); }
 
-#if defined(__AVXVNNI__)
+#if defined(QUIRE_HAS_DPBUSD)
 constexpr bool kSignedBytes = false;
 inline WideInts add_products(WideInts sums, WideInts codes, WideInts x) {
+#if defined(__AVXVNNI__)
   return _mm256_dpbusd_avx_epi32(sums, codes, x);
+#else
+  return _mm256_dpbusd_epi32(sums, codes, x);
+#endif
 }
 #else
 constexpr bool kSignedBytes = true;
