@@ -60,3 +60,16 @@ def random_weight(layout: RowLayout, rows: int, seed: int = 0) -> QuantizedWeigh
     elif kind is RowKind.AFFINE4 and layout.group == 7:
         aux = torch.randint(0, layout.groups, (layout.features,), dtype=torch.int32, generator=generator)
     return QuantizedWeight(data, layout, aux)
+
+
+def extreme_weight(layout: RowLayout, rows: int) -> QuantizedWeight:
+    """Of an integer kind: the least and the largest codes, and such scales within a block, by turns of rows."""
+    size, places = _HALVES.get(layout.kind, (17, (0,)) if layout.kind is RowKind.MXFP4 else (layout.row_bytes, (0, 2)))
+    weight = random_weight(layout, rows)
+    fill = torch.tensor([0x00, 0x7F, 0x80, 0xFF], dtype=torch.uint8)[torch.arange(rows) % 4]
+    data = fill[:, None].expand(rows, layout.row_bytes).clone()
+    blocks, made = data.view(rows, -1, size), weight.data.view(rows, -1, size)
+    width = 1 if layout.kind is RowKind.MXFP4 else 2
+    for place in places:
+        blocks[..., place : place + width] = made[..., place : place + width]
+    return QuantizedWeight(data, layout)

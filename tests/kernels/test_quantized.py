@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_helpers import ROUNDING, assert_close, randn, same_bits, strided_rows
-from quantized_cases import ELEMENTS, GGML, INTEGER, layouts, random_weight
+from quantized_cases import ELEMENTS, GGML, INTEGER, extreme_weight, layouts, random_weight
 
 from quire.kernels import QuantizedWeight, RowKind, RowLayout, quantize_rows, reference
 from quire.kernels.adapters import LoraSegments
@@ -221,6 +221,25 @@ def test_instruction_sets_agree_to_the_last_bit(kind: RowKind, dtype: torch.dtyp
                 found[isa] = native.quantized_linear(x, [weight], [None], F32)
         fused = [y for isa, y in found.items() if isa != "portable"]  # which has no fused multiply-add
         assert all(same_bits(y, fused[0]) for y in fused)
+
+
+@pytest.mark.parametrize("kind", INTEGER, ids=lambda kind: kind.name)
+def test_the_largest_codes_do_not_overflow(kind: RowKind) -> None:
+    features = 512
+    weight = extreme_weight(RowLayout(kind, features), 24)
+    signs = torch.ones(features)
+    signs[1::3] = -1
+    outliers = torch.zeros(features)  # whose second codes are the largest, too
+    outliers[:32] = 100.4999 / 127 * signs[:32]
+    outliers[7] = 1
+    x = torch.stack([signs.abs(), -signs.abs(), signs, -signs, outliers, -outliers]).repeat(4, 1)
+    wanted = reference.quantized_linear(x, [weight], [None], F32)
+    most = x.abs() @ weight.dequantize().abs().T
+    for isa in CPU:
+        with back_end(isa) as native:
+            for tokens in (1, 3, 5, 6, 24):
+                got = native.quantized_linear(x[-tokens:], [weight], [None], F32)
+                assert ((got - wanted[-tokens:]).abs() <= 1e-6 * most[-tokens:]).all(), (isa, tokens)
 
 
 def test_mixed_lists_are_their_parts_side_by_side(kernels: Any, dtype: torch.dtype) -> None:
