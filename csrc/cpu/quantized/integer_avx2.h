@@ -117,16 +117,15 @@ inline __attribute__((always_inline)) Chains add_codes(const Chains& acc, const 
   return {chains[0], chains[1]};
 }
 
+// The second codes' share of the groups that have them.
 template <class Kind>
-inline __attribute__((always_inline)) Chains add_step(const Chains& acc, const Step<Kind::kHalves>& step,
+inline __attribute__((always_inline)) Chains add_rest(const Chains& acc, const Step<Kind::kHalves>& step,
                                                       const StepToken& x) {
-  const Chains own = add_codes<Kind>(acc, step, x.own);
-  if (__builtin_expect(x.groups_with_rest == 0, 1)) return own;
-  const Chains rest = add_codes<Kind>(own, step, x.rest);
+  const Chains all = add_codes<Kind>(acc, step, x.rest);
   const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 1, 2, 4, 8);
   const __m256 there =
       _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all_lanes(x.groups_with_rest), bit), bit));
-  return {_mm256_blendv_ps(own.first, rest.first, there), _mm256_blendv_ps(own.second, rest.second, there)};
+  return {_mm256_blendv_ps(acc.first, all.first, there), _mm256_blendv_ps(acc.second, all.second, there)};
 }
 
 // Bytes of a row of int8; past the first `left`, zeros.

@@ -80,14 +80,11 @@ inline __attribute__((always_inline)) __m512 add_codes(__m512 acc, const Step<Ki
   }
 }
 
+// The second codes' share of the groups that have them.
 template <class Kind>
-inline __attribute__((always_inline)) __m512 add_step(__m512 acc, const Step<Kind::kHalves>& step, const StepToken& x) {
-  acc = add_codes<Kind>(acc, step, x.own);
-  if (__builtin_expect(x.groups_with_rest, 0)) {
-    const auto lanes = static_cast<__mmask16>(x.groups_with_rest * 0x1111);
-    acc = _mm512_mask_mov_ps(acc, lanes, add_codes<Kind>(acc, step, x.rest));
-  }
-  return acc;
+inline __attribute__((always_inline)) __m512 add_rest(__m512 acc, const Step<Kind::kHalves>& step, const StepToken& x) {
+  const auto lanes = static_cast<__mmask16>(x.groups_with_rest * 0x1111);
+  return _mm512_mask_mov_ps(acc, lanes, add_codes<Kind>(acc, step, x.rest));
 }
 
 // Bytes of a row of int8; past the first `left`, whatever is there times a code of zero.

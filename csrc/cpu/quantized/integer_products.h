@@ -3,9 +3,9 @@
 // An element is four chains of additions, group g's in chain g % 4, in rising order: fma(dot product, scale of w * scale
 // of x, chain), and where there is a minimum, fma(minimum of w, scale of x * sum of x's codes, chain) behind it. With
 // factors of halves, the dot product is the sum of both halves', times their factors, and likewise with minimums, which
-// are then scaled by minimum of w * scale of x. Where a group of x has second codes, the same is done with them, right
-// behind. Up to a multiple of four groups, zeros are added. The element is (chain 0 + chain 1) + (chain 2 + chain 3),
-// then the bias. So its bits depend on its row and its token alone.
+// are then scaled by minimum of w * scale of x. Up to a multiple of four groups, zeros are added. The element is
+// (chain 0 + chain 1) + (chain 2 + chain 3); where the token has second codes, plus the same of these in chains of their
+// own; then the bias. So its bits depend on its row and its token alone.
 #pragma once
 
 #include "cpu/linear/linear_cut.h"
@@ -47,15 +47,18 @@ inline float add_group(const Group32& w, const QuantizedGroup& x, float chain) {
 
 template <class Kind>
 inline float multiply_row(const Group32* groups, GroupedTokens::Token x, int64_t count) {
-  float chains[4] = {};
+  float chains[4] = {}, rests[4] = {};
+  bool has_rest = false;
   for (int64_t g = 0; g < count; ++g) {
-    float& chain = chains[g % 4];
-    chain = add_group<Kind>(groups[g], x[g].own, chain);
-    if (x[g].rest.scale != 0.0f) chain = add_group<Kind>(groups[g], x[g].rest, chain);
+    chains[g % 4] = add_group<Kind>(groups[g], x[g].own, chains[g % 4]);
+    if (!x[g].has_rest) continue;
+    rests[g % 4] = add_group<Kind>(groups[g], x[g].rest, rests[g % 4]);
+    has_rest = true;
   }
   // Zeros up to a multiple of four groups.
   for (int64_t g = count; g % 4; ++g) chains[g % 4] += 0.0f;
-  return (chains[0] + chains[1]) + (chains[2] + chains[3]);
+  const float own = (chains[0] + chains[1]) + (chains[2] + chains[3]);
+  return has_rest ? own + ((rests[0] + rests[1]) + (rests[2] + rests[3])) : own;
 }
 
 // kWholeRows: of int8 rows, with one scale a row of x and of w.

@@ -65,14 +65,26 @@ class StepReader {
   const int64_t whole_, features_;
 };
 
+// The chains of kStepRows rows with a token, and those of its second codes, where it has any.
+struct StripChains {
+  Chains own, rest;
+  bool has_rest;
+
+  Vec total() const { return has_rest ? add(add_chains(own), add_chains(rest)) : add_chains(own); }
+};
+
 // The chains of kStepRows rows with some tokens.
 template <class Kind, int kCount>
-void multiply_steps(const StepReader<Kind>& reader, const GroupTokens& tokens, const uint8_t* ahead, Chains* chains) {
+void multiply_steps(const StepReader<Kind>& reader, const GroupTokens& tokens, const uint8_t* ahead,
+                    StripChains* chains) {
   constexpr int kAhead = kStepRows * StepReader<Kind>::kStepBytes;
   GroupTokens::Token x[kCount];
   Chains acc[kCount];
 #pragma GCC unroll 4
-  for (int i = 0; i < kCount; ++i) x[i] = tokens[i], acc[i] = Chains{};
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = tokens[i], acc[i] = Chains{};
+    chains[i].rest = Chains{}, chains[i].has_rest = false;
+  }
   const int64_t steps = tokens.steps();
   for (int64_t number = 0; number < steps; ++number) {
 #pragma GCC unroll 16
@@ -81,22 +93,27 @@ void multiply_steps(const StepReader<Kind>& reader, const GroupTokens& tokens, c
     Step<Kind::kHalves> step;
     reader.take(number, &step);
 #pragma GCC unroll 4
-    for (int i = 0; i < kCount; ++i) acc[i] = add_step<Kind>(acc[i], step, x[i][number]);
+    for (int i = 0; i < kCount; ++i) {
+      acc[i] = add_codes<Kind>(acc[i], step, x[i][number].own);
+      if (__builtin_expect(x[i][number].groups_with_rest == 0, 1)) continue;
+      chains[i].rest = add_rest<Kind>(chains[i].rest, step, x[i][number]);
+      chains[i].has_rest = true;
+    }
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < kCount; ++i) chains[i] = acc[i];
+  for (int i = 0; i < kCount; ++i) chains[i].own = acc[i];
 }
 
 template <class Kind, int kCount = kStepTokens>
 inline void multiply_some_steps(int64_t count, const StepReader<Kind>& reader, const GroupTokens& tokens,
-                                const uint8_t* ahead, Chains* chains) {
+                                const uint8_t* ahead, StripChains* chains) {
   if (count == kCount) return multiply_steps<Kind, kCount>(reader, tokens, ahead, chains);
   if constexpr (kCount > 1) multiply_some_steps<Kind, kCount - 1>(count, reader, tokens, ahead, chains);
 }
 
 // A few tokens with kStepRows rows, the first at w.
 inline void multiply_strip(RowKind kind, const StepRows& rows, int64_t features, const GroupTokens& tokens,
-                           int64_t count, const uint8_t* ahead, Chains* chains) {
+                           int64_t count, const uint8_t* ahead, StripChains* chains) {
   for_kind(kind, [&](auto own) {
     multiply_some_steps(count, StepReader<decltype(own)>(rows, features), tokens, ahead, chains);
   });
@@ -127,16 +144,16 @@ class GroupProducts {
     const int64_t row_bytes = args_.formats[block.weight].row_bytes;
     const int64_t strips = (block.rows + kStepRows - 1) / kStepRows, strip_bytes = kStepRows * row_bytes;
     const auto rows = [&](int64_t s) { return StepRows(block.w + s * strip_bytes, row_bytes, count_of(block, s)); };
-    const auto put = [&](int64_t s, int64_t token, Chains chains) {
+    const auto put = [&](int64_t s, int64_t token, const StripChains& chains) {
       const int64_t row = s * kStepRows;
       const StepResult<T, Out> result{block.bias ? block.bias + row : nullptr, block.y + row, block.y_stride,
                                       count_of(block, s)};
-      result.put(token, add_chains(chains));
+      result.put(token, chains.total());
     };
     for (int64_t s = 0; s < strips; ++s) {
       const uint8_t* w = block.w + s * strip_bytes;
       const uint8_t* ahead = s + 1 < strips ? w + strip_bytes : next ? next->w : w;
-      Chains chains[kStepTokens];
+      StripChains chains[kStepTokens];
       multiply_strip(kind, rows(s), args_.features, x_, args_.tokens, ahead, chains);
       for (int64_t i = 0; i < args_.tokens; ++i) put(s, i, chains[i]);
     }

@@ -78,19 +78,20 @@ struct QuantizedGroup {
   int sum() const { return sums[0] + sums[1]; }
 };
 
-// A group of a row: its codes, and its second ones, whose scale is 0 where there are none.
+// A group of a row: its codes, and the second ones of a group that has outliers.
 struct TokenGroup {
   QuantizedGroup own, rest;
+  bool has_rest;
 
   template <class T>
   void take(const T* x, float outlier) {
     const float size = largest(x, kGroup);
     const TokenScale by(size);
-    const bool outliers = size * size > outlier;
-    quantize(x, kGroup, by.inverse, own.codes, outliers ? rest.codes : nullptr);
-    own.scale = by.scale, rest.scale = outliers ? by.scale * kRestScale : 0.0f;
+    has_rest = size * size > outlier;
+    quantize(x, kGroup, by.inverse, own.codes, has_rest ? rest.codes : nullptr);
+    own.scale = by.scale, rest.scale = by.scale * kRestScale;
     add_up(&own);
-    if (outliers) add_up(&rest);
+    if (has_rest) add_up(&rest);
   }
 
  private:
