@@ -48,6 +48,8 @@ _REFUSED = {
 _ALSO = {
     "llama": ("mistral", "mixtral"), "olmo2": ("olmo3",), "granitemoe": ("granitemoeshared",),
     "deepseek2": ("deepseek_v3", "youtu", "glm4_moe_lite"), "gemma3": ("gemma3",), "mistral3": ("ministral3",),
+    "qwen2vl": ("qwen2_vl_text", "qwen2_5_vl_text"), "qwen3vl": ("qwen3_vl_text",),
+    "qwen3vlmoe": ("qwen3_vl_moe_text",),
 }  # fmt: skip
 # Families whose pairs mean something else -> why.
 _TURNED = "llama.cpp's converter turns their A and B, and what they mean cannot be told"

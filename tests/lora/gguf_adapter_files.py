@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    "mlp.down_proj": "ffn_down", "mamba.in_proj": "ssm_in", "mamba.out_proj": "ssm_out",
 }  # fmt: skip
 KINDS = gguf.GGMLQuantizationType
 
@@ -46,10 +46,10 @@ def write_gguf(
 
 
 def tensors_of(folder: Path, heads: int = 4, groups: int = 2) -> dict[str, torch.Tensor]:
-    """A Llama's adapter under llama.cpp's names."""
+    """A Llama's adapter under llama.cpp's names. heads: 0: rows of queries and keys are in the same order there."""
     made = {}
     for name, tensor in load_file(folder / "adapter_model.safetensors").items():
-        path, _, part = name.removeprefix("base_model.model.").partition(".lora_")
+        path, _, part = name.removeprefix("base_model.model.").replace(".language_model", "").partition(".lora_")
         half = ".lora_a" if part.endswith(("A", "A.weight")) else ".lora_b"
         if path == "model.embed_tokens":
             made["token_embd.weight" + half] = tensor.t() if half == ".lora_a" else tensor
@@ -58,7 +58,7 @@ def tensors_of(folder: Path, heads: int = 4, groups: int = 2) -> dict[str, torch
             made["output.weight" + half] = tensor
             continue
         _, _, layer, module = path.split(".", 3)
-        if half == ".lora_b" and module.endswith(("q_proj", "k_proj")):
+        if heads and half == ".lora_b" and module.endswith(("q_proj", "k_proj")):
             tensor = permuted(tensor, heads if module.endswith("q_proj") else groups)
         made[f"blk.{layer}.{NAMES[module]}.weight{half}"] = tensor
     return made

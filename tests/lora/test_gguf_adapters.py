@@ -115,6 +115,50 @@ def test_a_request_names_the_file(world: World, tmp_path: Path) -> None:
     assert [(one.outputs[0].token_ids, one.prompt_logprobs) for one in outputs] == answers(world.llm, world, path)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "variant", "arch"),
+    [
+        ("Qwen2VLForConditionalGeneration", "mrope", "qwen2vl"),
+        ("Qwen2_5_VLForConditionalGeneration", "windows", "qwen2vl"),
+        ("Qwen3VLForConditionalGeneration", "deepstack", "qwen3vl"),
+        ("Mistral3ForConditionalGeneration", "merged", "mistral3"),
+    ],
+)
+def test_text_models_of_those_that_see(
+    worlds: Worlds, architecture: str, variant: str, arch: str, tmp_path: Path
+) -> None:
+    """Files have the text model's part alone."""
+    world = worlds(architecture, variant)
+    targets = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|up_proj|down_proj)"
+    folder = world.train(LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+    # Of a Mistral's rows alone the order is another.
+    heads = (world.theirs.config.text_config.num_attention_heads, 2) if arch == "mistral3" else None
+    path = write_gguf(tmp_path / "a.gguf", tensors_of(folder, *(heads or (0, 0))), arch)
+    assert world.agree(path, folder)
+    assert answers(world.llm, world, path) == answers(world.llm, world, folder)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "variant", "arch", "heads", "targets"),
+    [
+        ("GraniteMoeHybridForCausalLM", "h_micro", "granitehybrid", 4, ["q_proj", "k_proj", "in_proj", "out_proj"]),
+        ("ApertusForCausalLM", "as_published", "apertus", 0, ["q_proj", "k_proj", "up_proj", "down_proj"]),
+        ("Ministral3ForCausalLM", "ministral", "mistral3", 4, EVERY),
+    ],
+)
+def test_other_families(
+    worlds: Worlds, architecture: str, variant: str, arch: str, heads: int, targets: list[str], tmp_path: Path
+) -> None:
+    world = worlds(architecture, variant)
+    folder = world.train(LoraConfig(r=4, lora_alpha=8, target_modules=targets))
+    path = write_gguf(tmp_path / "a.gguf", tensors_of(folder, heads, 2), arch)
+    world.agree(path, folder)
+    found = answers(world.llm, world, path)
+    assert found == answers(world.llm, world, folder)
+    plain = ask(world.llm, world.prompts, None)
+    assert all(own != one.prompt_logprobs for (_, own), one in zip(found, plain, strict=True))
+
+
 A, B = "blk.0.attn_v.weight.lora_a", "blk.0.attn_v.weight.lora_b"
 PAIR = {A: torch.ones(2, 32), B: torch.ones(16, 2)}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
