@@ -221,7 +221,7 @@ MIXTRAL = ("MixtralForCausalLM", "as_published", "llama")
             "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0, "attention.causal": False,
             "embedding_scale": 2.0, "rope.dimension_count": 4, "rope.scaling.attn_factor": 1.5,
             "of_tomorrow": 1}.items()),
-        (MIXTRAL, "expert_gating_func", 2), (MIXTRAL, "expert_weights_scale", 5.0),
+        (LLAMA, "expert_used_count", 2), (MIXTRAL, "expert_gating_func", 2), (MIXTRAL, "expert_weights_scale", 5.0),
         (MIXTRAL, "expert_weights_norm", False),
         (("Qwen3MoeForCausalLM", "as_published", "qwen3moe"), "expert_weights_norm", False),
         (("Qwen2MoeForCausalLM", "as_published", "qwen2moe"), "expert_weights_norm", True),

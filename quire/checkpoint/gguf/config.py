@@ -56,10 +56,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
             f"{file.name}: GGUF files of general.architecture {file.architecture!r} are not read; read are: {known}. "
             "Take the model's safetensors, if `quire models` has its class."
         )
-    if file.metadata.get("general.type", "model") != "model":
-        raise UnsupportedModelError(
-            f"{file.name}: general.type is {file.metadata['general.type']!r}: it holds no model that answers."
-        )
+    kind = file.metadata.get("general.type", "model")
+    if not isinstance(kind, str) or kind != "model":
+        raise UnsupportedModelError(f"{file.name}: general.type is {repr(kind)[:60]}: it holds no model that answers.")
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [family.architecture]}
     fields = {**FIELDS, **family.fields}
     if fields.get(_LAYER_NORM):
@@ -96,7 +95,9 @@ def _value(file: GgufFile, key: str) -> Any:
         return _head_dim(file)
     # A model of experts alone has no layer of that size; shapes say it.
     sparse = key == "feed_forward_length" and file.says("expert_count")
-    needed = key in _NEEDED and not sparse and (key != "expert_used_count" or bool(file.get("expert_count", 0)))
+    if key == "expert_used_count" and not file.get("expert_count", 0):
+        return None
+    needed = key in _NEEDED and not sparse
     if not needed and not file.says(key):
         return None
     if key in _REALS:

@@ -36,15 +36,16 @@ _ENDS = frozenset({
 
 def has_tokenizer(file: GgufFile) -> bool:
     """Whether there is one at all."""
-    return file.metadata.get(f"{_KEY}model", "none") not in ("none", "no_vocab")
+    kind = file.metadata.get(f"{_KEY}model", "none")
+    return not isinstance(kind, str) or kind not in ("none", "no_vocab")
 
 
 def write_tokenizer(file: GgufFile, folder: Path) -> None:
     """Write its files. Raises CheckpointError for one that cannot be made exactly."""
     kind = file.metadata[f"{_KEY}model"]
-    if kind not in ("gpt2", "llama"):
+    if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
         raise CheckpointError(
-            f"{file.name}: its tokenizer is of the kind {kind!r}; gpt2 and llama are read; {_WAY_OUT}."
+            f"{file.name}: its tokenizer is of the kind {repr(kind)[:60]}; gpt2 and llama are read; {_WAY_OUT}."
         )
     suppressed = file.metadata.get(f"{_KEY}suppress_tokens")
     if suppressed is not None and (not isinstance(suppressed, np.ndarray) or suppressed.size):
