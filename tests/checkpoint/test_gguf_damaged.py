@@ -27,6 +27,10 @@ MODELS = {
     "gemma3": ("Gemma3ForCausalLM", "as_published", PIECES),
     "deepseek2": ("DeepseekV3ForCausalLM", "v3", WORDS),
     "exaone-moe": ("ExaoneMoeForCausalLM", "window", WORDS),
+    "granitehybrid": ("GraniteMoeHybridForCausalLM", "h_tiny", WORDS),
+    "falcon-h1": ("FalconH1ForCausalLM", "as_published", WORDS),
+    "mistral3": ("Ministral3ForCausalLM", "ministral", WORDS),
+    "apertus": ("ApertusForCausalLM", "as_published", WORDS),
     "minicpm3": ("MiniCPM3ForCausalLM", "as_published", WORDS),
 }
 ODD: list[Any] = ["text", "", -1, 0, 1 << 31, 1 << 62, 0.0, -1.0, float("nan"), float("inf"), True, False]
