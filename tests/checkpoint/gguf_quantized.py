@@ -71,7 +71,7 @@ class _Rounding(TorchFunctionMode):
     """Inputs of every product are rounded."""
 
     def __torch_function__(self, function: Any, types: Any, given: Any = (), settings: Any = None) -> Any:
-        if function is nn.functional.linear:
+        if function in (nn.functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__):
             given = (RoundedLinear.rounded(given[0]), *given[1:])
         return function(*given, **(settings or {}))
 

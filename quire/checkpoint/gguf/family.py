@@ -15,9 +15,10 @@ More = Callable[[GgufFile], Mapping[str, Any]]
 class Family:
     """What one general.architecture is in transformers.
 
-    fields: keys -> fields, beyond those of all (`config.FIELDS`); "" leaves one of those
-    out. fixed: fields that no key has. present: fields
-    that are true where a tensor is there. more: what takes a closer look; it may name another class.
+    fields: keys -> fields, beyond those of all (`config.FIELDS`); "" leaves one of those out. fixed: fields that no key
+    has. present: fields that are true where a tensor is there. more: what takes a closer look; it may name another
+    class. rotates: whether positions turn heads; turns_partly: or a part of each. facts: keys whose values say what the
+    class computes anyway; others are refused.
     """
 
     model_type: str
