@@ -252,6 +252,18 @@ def test_what_asks_for_nothing_is_read(tmp_path):
     assert (run_model.logits(load_model(gguf_folder(path)), ids) - expected).abs().max() < 1e-4
 
 
+def test_what_is_of_images_alone(tmp_path):
+    """As files of Gemma 3 have it that others than llama.cpp's converter wrote, for a tower that stands elsewhere."""
+    change = {
+        "mm.tokens_per_image": 256, "vision.block_count": 27, "vision.attention.layer_norm_epsilon": 1e-6,
+        "rope.local.freq_base": 10000.0, "rope.global.freq_base": 1e6,
+    }  # fmt: skip
+    gemma = ("Gemma3ForCausalLM", "as_published", "gemma3")
+    gguf_folder(built(tmp_path, *gemma, change))
+    with pytest.raises(UnsupportedModelError, match=r"rope\.local\.freq_base"):
+        gguf_folder(built(tmp_path, *gemma, {**change, "rope.local.freq_base": 5000.0}))
+
+
 @pytest.mark.parametrize(("architecture", "arch"), [("Gemma2ForCausalLM", "gemma2"), ("Gemma3ForCausalLM", "gemma3")])
 @pytest.mark.parametrize("pattern", [1, 3, [False, True, True, False, True, True, True]])
 def test_which_layers_have_windows(tmp_path, architecture, arch, pattern):

@@ -25,6 +25,8 @@ _NOTES = frozenset({
     "rope.scaling.finetuned", "rope.scaling.original_context_length",
     "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 })  # fmt: skip
+# Of towers for images and sounds, whose tensors stand in files of their own: a model's text model is served alone.
+_OTHER_PARTS = ("vision.", "audio.", "mm.")
 _WAY_OUT = "Take the model's safetensors, if `quire models` has its class."
 _NONE = (0, 0.0)
 _ONCE = (0.0, 1.0)
@@ -60,7 +62,7 @@ def check_keys(file: GgufFile, family: Family) -> None:
 def _is_neutral(file: GgufFile, family: Family, key: str, value: Any) -> bool:
     if key in family.facts:
         return _is_one_of(value, family.facts[key])
-    if key in _NOTES:
+    if key in _NOTES or key.startswith(_OTHER_PARTS):
         return True
     if key == "attention.sliding_window_pattern":
         return not file.value("attention.sliding_window")
