@@ -107,6 +107,7 @@ struct GroupedLinearArgs {
   const LoraTable* tables;      // [experts, count]; not looked at without segments
   const LoraSegment* segments;  // of the step's tokens
   int64_t num_segments;
+  const RowFormat* formats = nullptr;  // [experts, count]; null: weights are elements of `dtype`
 };
 
 // What an expert is chosen by and counts: its share among all, a number of its own, or the same of the chosen alone.

@@ -11,8 +11,7 @@ from quire.kernels.backends import backend, backend_of, cuda_backend
 from quire.kernels.expert_ops import combine, grouped_linear, route, sort_by_expert
 from quire.kernels.ops import linear, paged_attention, write_kv
 from quire.kernels.quantized import QuantizedWeight, RowKind, RowLayout, quantize_rows
-from quire.kernels.quantized_experts import quantized_grouped_linear
-from quire.kernels.quantized_ops import quantized_embedding, quantized_linear
+from quire.kernels.quantized_ops import quantized_embedding, quantized_grouped_linear, quantized_linear
 from quire.kernels.row_ops import (
     ACTIVATION_KINDS,
     activation,

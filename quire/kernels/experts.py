@@ -13,7 +13,7 @@ from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
 from quire.kernels.transfer import send
 
 # The rows of csrc/arguments.h's Weight and LoraTable.
-_WEIGHT = np.dtype([("data", "<u8"), ("bias", "<u8"), ("rows", "<i8")])
+WEIGHT = np.dtype([("data", "<u8"), ("bias", "<u8"), ("rows", "<i8")])
 _TABLE = np.dtype([("entries", "<u8"), ("slots", "<i8")])
 SCORES = ("softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer")  # in the order of arguments.h
 
@@ -96,7 +96,7 @@ class ExpertWeights:
         self.out_features = sum(self.rows)
         self.aligned = all(weight.data_ptr() % 16 == 0 for own in weights for weight in own)
         self._tables: tuple[Any, ...] = ()  # what the device's copy was made of
-        entries = np.zeros(len(weights) * self.count, _WEIGHT)
+        entries = np.zeros(len(weights) * self.count, WEIGHT)
         for e, (own, own_biases) in enumerate(zip(weights, self.biases, strict=True)):
             for i, (weight, bias) in enumerate(zip(own, own_biases, strict=True)):
                 self._check(f"weights[{e}][{i}]", weight, (self.shapes[i][0], self.in_features))

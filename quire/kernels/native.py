@@ -20,6 +20,7 @@ from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
 from quire.kernels.binding import Numbers, column
 from quire.kernels.experts import ExpertWeights
 from quire.kernels.quantized import QuantizedWeight
+from quire.kernels.quantized_experts import QuantizedExpertWeights
 
 # B of an adapter lies packed (`adapters.pack`).
 ROW_MAJOR_B = False
@@ -122,9 +123,25 @@ def _grouped_linear(
     _C.grouped_linear(*numbers, entries, segments.address, len(segments.entries), segments.num_rows)
 
 
+def _quantized_grouped_linear(
+    numbers: Numbers,
+    weights: QuantizedExpertWeights,
+    tables: Sequence[Sequence[LoraTable | None]],
+    segments: LoraSegments | None,
+    dtype: torch.dtype,
+) -> None:
+    if segments is None:
+        _C.quantized_grouped_linear(*numbers, (), 0, 0, 0)
+        return
+    weights.check_tables(tables, dtype)
+    entries = _entries([table for own in tables for table in own])
+    _C.quantized_grouped_linear(*numbers, entries, segments.address, len(segments.entries), segments.num_rows)
+
+
 _DONE_BY: dict[str, Callable[..., None]] = {
     "linear": _linear,
     "grouped_linear": _grouped_linear,
     "quantized_linear": _quantized_linear,
+    "quantized_grouped_linear": _quantized_grouped_linear,
 }
 globals().update(column("cpu", _C, done_by=_DONE_BY))

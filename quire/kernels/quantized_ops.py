@@ -1,10 +1,10 @@
 """The rows of the table (see `ops.py`) about quantized weights, whose rows are bytes (`quantized.py`).
 
-Shapes: T tokens, K in-features, N out-features, C channels, V rows of a table. Which arithmetic a weight has, its kind
-says. F32, F16, BF16, affine and table rows become x's dtype, each number rounded once, and are multiplied as `linear`
-does; on a GPU, rows of all kinds are. On a CPU the others are multiplied as whole numbers: x is made int8, each token
-by itself, by groups of 32 columns with a scale each (INT8_ROWS: with one scale), the products within a group are exact,
-and groups are added up in float32.
+Shapes: T tokens, R rows, K in-features, N out-features, C channels, V rows of a table, E experts. Which arithmetic a
+weight has, its kind says. F32, F16, BF16, affine and table rows become x's dtype, each number rounded once, and are
+multiplied as `linear` does; on a GPU, rows of all kinds are. On a CPU the others are multiplied as whole numbers: x is
+made int8, each token by itself, by groups of 32 columns with a scale each (INT8_ROWS: with one scale), the products
+within a group are exact, and groups are added up in float32.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quire.kernels.adapters import LoraSegments, LoraTable
     from quire.kernels.binding import Place
     from quire.kernels.quantized import QuantizedWeight
+    from quire.kernels.quantized_experts import QuantizedExpertWeights
 
 
 def _check_rows(place: Place, name: str, weight: QuantizedWeight) -> int:
@@ -87,6 +88,41 @@ def quantized_linear(
     Returns [T, sum N_i] in `out_dtype` (float32 or, by default, x's dtype). Raises what `linear` raises.
     """
     return backend_of(x).quantized_linear(x, weights, biases, out_dtype, tables, segments)
+
+
+def _of_experts(
+    place: Place, weights: QuantizedExpertWeights, features: int, dtype: torch.dtype
+) -> tuple[int, int, int, int, int]:
+    """(experts, weights of each, their address, that of their formats, out-features)"""
+    if weights.in_features != features or weights.dtype not in (None, dtype) or weights.device.type != place.device:
+        raise ValueError(
+            f"weights: expected experts of rows of {features} columns on {place.device}, with biases of {dtype}, got "
+            f"{weights.in_features} columns on {weights.device} with biases of {weights.dtype}"
+        )
+    return len(weights), weights.count, weights.address, weights.formats, weights.out_features
+
+
+@kernel(
+    cpu_only="experts of quantized weights",
+    tensors={"x": Rows("R K"), "starts": Contiguous("E+1", "int32"), "tokens": Contiguous("R", "int64")},
+    lets=(Let("E, count, weights_at, formats_at, N", _of_experts, "place, weights, K, dtype"),),
+    out="R N",
+    passes="x_at, R, K, x_stride, starts_at, tokens_at, E, count, weights_at, formats_at, N, y_at, code",
+)
+def quantized_grouped_linear(
+    x: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    weights: QuantizedExpertWeights,
+    tables: Sequence[Sequence[LoraTable | None]] = (),
+    segments: LoraSegments | None = None,
+) -> torch.Tensor:
+    """`grouped_linear` with quantized weights, each of a layout of its own: a row has the bits of `quantized_linear`.
+
+    x, starts, tokens, tables, segments: as `grouped_linear` takes them. Returns [R, N], N the sum of one expert's
+    weights' rows. Raises what `grouped_linear` raises.
+    """
+    return backend_of(x).quantized_grouped_linear(x, starts, tokens, weights, tables, segments)
 
 
 def _table(place: Place, weight: QuantizedWeight) -> tuple[tuple[int, ...], int]:

@@ -18,6 +18,7 @@ from quire.kernels import exact
 from quire.kernels.adapters import LoraSegments, LoraTable, unpack
 from quire.kernels.experts import ExpertWeights, expert_segments
 from quire.kernels.quantized import QuantizedWeight
+from quire.kernels.quantized_experts import QuantizedExpertWeights
 from quire.kernels.reference_attention import paged_attention as paged_attention
 from quire.kernels.reference_attention import tanh
 from quire.kernels.reference_attention import write_kv as write_kv
@@ -108,11 +109,34 @@ def grouped_linear(
     tables: Sequence[Sequence[LoraTable | None]] = (),
     segments: LoraSegments | None = None,
 ) -> torch.Tensor:
+    return _by_expert(linear, x, starts, tokens, weights, tables, segments)
+
+
+def quantized_grouped_linear(
+    x: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    weights: QuantizedExpertWeights,
+    tables: Sequence[Sequence[LoraTable | None]] = (),
+    segments: LoraSegments | None = None,
+) -> torch.Tensor:
+    return _by_expert(quantized_linear, x, starts, tokens, weights, tables, segments)
+
+
+def _by_expert(
+    product: Callable[..., torch.Tensor],
+    x: torch.Tensor,
+    starts: torch.Tensor,
+    tokens: torch.Tensor,
+    weights: ExpertWeights | QuantizedExpertWeights,
+    tables: Sequence[Sequence[LoraTable | None]],
+    segments: LoraSegments | None,
+) -> torch.Tensor:
     y = torch.empty((x.shape[0], weights.out_features), dtype=x.dtype)
     for expert, (first, end) in enumerate(pairwise(starts.tolist())):
         own = None if segments is None else expert_segments(segments, tokens[first:end])
         own_tables = () if segments is None else tables[expert]
-        y[first:end] = linear(x[first:end], weights.weights[expert], weights.biases[expert], None, own_tables, own)
+        y[first:end] = product(x[first:end], weights.weights[expert], weights.biases[expert], None, own_tables, own)
     return y
 
 

@@ -6,7 +6,6 @@ All of it is done by kernels, the sorting and counting too, so that a step with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import torch
 from torch import nn
@@ -14,7 +13,7 @@ from torch import nn
 from quire import kernels
 from quire.kernels.adapters import LoraTable
 from quire.kernels.experts import ExpertWeights, Routing
-from quire.kernels.quantized import QuantizedWeight
+from quire.kernels.quantized_experts import QuantizedExpertWeights
 from quire.layers.activation import gated_activation
 from quire.layers.adapters import LinearAdapters
 from quire.layers.linear import Linear
@@ -23,9 +22,6 @@ from quire.layers.weight_formats import FLOAT_ROWS
 
 # The expert with the largest logit, which counts 1.
 _WHOLE = Routing("softmax_of_chosen")
-
-# Of each expert, the weights of its layers, and their biases.
-Rows = tuple[list[list[QuantizedWeight]], list[list[torch.Tensor | None]]]
 
 
 class ExpertLinear(Linear):
@@ -120,8 +116,7 @@ class GroupedLinear:
     def __init__(self, linears: Sequence[Sequence[Linear]]) -> None:
         self.linears = linears
         self._ends = linears[0][0], linears[-1][-1]
-        self._weights: ExpertWeights | None = None
-        self._rows: Rows | None = None
+        self._weights: ExpertWeights | QuantizedExpertWeights | None = None
         self._read_from: tuple[object, ...] = ()
 
     def __call__(self, x: torch.Tensor, starts: torch.Tensor, rows: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -130,38 +125,25 @@ class GroupedLinear:
         adapters = self._adapters()
         segments = None if adapters is None else adapters.context.for_rows(tokens, adapters.name)
         tables = () if adapters is None else self._tables()
-        if self.is_quantized:
-            return kernels.quantized_grouped_linear(x, starts, rows, *self._own_rows(), tables, segments)
-        return kernels.grouped_linear(x, starts, rows, self._own_weights(), tables, segments)
+        weights = self._own_weights()
+        if isinstance(weights, QuantizedExpertWeights):
+            return kernels.quantized_grouped_linear(x, starts, rows, weights, tables, segments)
+        return kernels.grouped_linear(x, starts, rows, weights, tables, segments)
 
-    @cached_property
-    def is_quantized(self) -> bool:
-        """Whether any expert's weights are rows of bytes. Formats do not change once a model runs."""
-        return any(linear.format is not FLOAT_ROWS for own in self.linears for linear in own)
-
-    def _own_weights(self) -> ExpertWeights:
+    def _own_weights(self) -> ExpertWeights | QuantizedExpertWeights:
         """Looked up once: there may be thousands. They do not move once they are loaded."""
-        read_from = self._address()
-        if self._weights is None or read_from != self._read_from:
-            weights = [[linear.weight for linear in own] for own in self.linears]
-            self._weights, self._read_from = ExpertWeights(weights, self._biases()), read_from
-        return self._weights
-
-    def _own_rows(self) -> Rows:
-        """The same of rows of bytes, with their biases."""
-        read_from = self._address()
-        if self._rows is None or read_from != self._read_from:
-            weights = [[weight_of(linear) for linear in own] for own in self.linears]
-            self._rows, self._read_from = (weights, self._biases()), read_from
-        return self._rows
-
-    def _biases(self) -> list[list[torch.Tensor | None]]:
-        return [[linear._parameters["bias"] for linear in own] for own in self.linears]
-
-    def _address(self) -> tuple[object, ...]:
         first, last = (one._parameters["weight"] for one in self._ends)
         assert first is not None and last is not None
-        return first.data_ptr(), last.data_ptr(), first.dtype, first.device
+        read_from = first.data_ptr(), last.data_ptr(), first.dtype, first.device
+        if self._weights is None or read_from != self._read_from:
+            biases = [[linear._parameters["bias"] for linear in own] for own in self.linears]
+            if any(linear.format is not FLOAT_ROWS for own in self.linears for linear in own):
+                rows = [[weight_of(linear) for linear in own] for own in self.linears]
+                self._weights = QuantizedExpertWeights(rows, biases)
+            else:
+                self._weights = ExpertWeights([[linear.weight for linear in own] for own in self.linears], biases)
+            self._read_from = read_from
+        return self._weights
 
     def _adapters(self) -> LinearAdapters | None:
         """Of some layer that adapters change, if there are any in the step."""

@@ -10,6 +10,7 @@ from kernel_helpers import randn
 
 from quire.kernels import QuantizedWeight, RowKind, RowLayout
 from quire.kernels.experts import ExpertWeights, Routing
+from quire.kernels.quantized_experts import QuantizedExpertWeights
 from quire.kernels.table import TABLE
 from tests.kernels.back_ends import CPU
 
@@ -41,10 +42,13 @@ def state_arguments(rows: torch.Tensor, starts: torch.Tensor) -> dict[str, dict[
 def quantized_arguments(rows: torch.Tensor) -> dict[str, dict[str, Any]]:
     """The calls of the kernels of quantized weights."""
     weight = QuantizedWeight(torch.zeros(7, 34, dtype=torch.uint8), RowLayout(RowKind.Q8_0, 32))
+    experts = QuantizedExpertWeights([[weight], [weight]], [[None], [randn(7, dtype=F32)]])
     return {
         "quantized_linear": {"x": rows, "weights": [weight], "biases": [randn(7, dtype=F32)]},
         "quantized_embedding": {"ids": torch.arange(5), "weight": weight, "dtype": F32, "added": rows},
-    }
+        "quantized_grouped_linear": {"x": rows, "starts": torch.tensor([0, 2, 5], dtype=torch.int32),
+                                     "tokens": torch.arange(5), "weights": experts},
+    }  # fmt: skip
 
 
 def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
@@ -246,6 +250,14 @@ WRONG_QUANTIZED = [
      "weights: expected rows of 32 columns, got 64"),
     ("quantized_embedding", {"weight": QuantizedWeight(torch.zeros(7, 68, dtype=torch.uint8), _Q8_0)}, ValueError,
      r"added: .*\[5, 64\]"),
+    ("quantized_grouped_linear", {"weights": QuantizedExpertWeights([[QuantizedWeight(
+        torch.zeros(7, 68, dtype=torch.uint8), _Q8_0)]])}, ValueError, "weights: .* 32 columns .*got 64 columns"),
+    ("quantized_grouped_linear", {"weights": QuantizedExpertWeights([[QuantizedWeight(
+        torch.zeros(7, 34, dtype=torch.uint8), RowLayout(RowKind.Q8_0, 32))]], [[torch.zeros(7).half()]])}, ValueError,
+     "weights: .*biases of torch.float32, got .*biases of torch.float16"),
+    ("quantized_grouped_linear", {"starts": torch.tensor([0, 2, 5, 5]).int()}, ValueError, "starts: .*3"),
+    ("quantized_grouped_linear", {"starts": torch.tensor([0, 6, 5]).int()}, ValueError, "starts: must not"),
+    ("quantized_grouped_linear", {"tokens": torch.tensor([1, 0, 2, 3, 4])}, ValueError, "tokens: "),
     ("quantized_embedding", {"dtype": torch.float64}, TypeError, "dtype: expected float32, .*got torch.float64"),
     ("quantized_embedding", {"ids": torch.tensor([0, 1, 2, 3, 7])}, IndexError, "ids: "),
     ("quantized_embedding", {"ids": torch.tensor([0, 1, 2, 3, -1])}, IndexError, "ids: "),

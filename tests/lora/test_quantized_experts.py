@@ -1,4 +1,4 @@
-"""Experts of rows of bytes, of several kinds in one layer: their products, and adapters on them."""
+"""Adapters on experts of rows of bytes, of several kinds in one layer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from quire import LLM, LoRARequest, SamplingParams, kernels
-from quire.kernels import QuantizedWeight, RowKind, RowLayout
-from quire.kernels.adapters import LoraSegments, LoraTable, LoraWeights, pack
-from quire.kernels.experts import expert_segments
-from tests.kernels.quantized_cases import random_weight
+from quire import LLM, LoRARequest, SamplingParams
 from tests.lora.adapter_files import nothing_left, write
 from tests.lora.quantized_world import Kinds, QuantizedWorld, quantized_checkpoint
 
@@ -29,48 +25,6 @@ ANY: Kinds = {
 }  # fmt: skip
 LAYERS = ("gate_proj", "up_proj", "down_proj")
 Worlds = Callable[..., QuantizedWorld]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_row_has_its_own_experts_product(dtype: torch.dtype) -> None:
-    """Bit by bit that of `quantized_linear` alone, with what adapters add."""
-    generator = torch.Generator().manual_seed(0)
-    kinds = (RowKind.Q8_0, RowKind.Q4_K, RowKind.AFFINE8, RowKind.F16)
-    weights = [
-        [random_weight(RowLayout(kinds[(expert + place) % 4], 256), 24 + 8 * place, expert) for place in range(2)]
-        for expert in range(4)
-    ]
-    biases: list[list[torch.Tensor | None]] = [[torch.randn(24, generator=generator).to(dtype), None] for _ in range(4)]
-    tables = [[LoraTable(256, len(weight), dtype) for weight in own] for own in weights]
-    for own in tables:
-        for table in own:
-            a, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((3, 256), (table.out_features, 3)))
-            table.put(1, LoraWeights(a, pack(b), 0.5))
-    starts = torch.tensor([0, 3, 3, 8, 12], dtype=torch.int32)
-    tokens = torch.tensor([0, 2, 5, 0, 1, 2, 3, 4, 1, 3, 4, 5])
-    x = torch.randn(12, 256, generator=generator).to(dtype)
-    segments = LoraSegments.of([(0, 2, 1, 1.0), (3, 5, 1, -0.5)], 6)
-    found = kernels.quantized_grouped_linear(x, starts, tokens, weights, biases, tables, segments)
-    plain = kernels.quantized_grouped_linear(x, starts, tokens, weights, biases)
-    assert found.shape == (12, 56) and not torch.equal(found, plain)
-    for expert in range(4):
-        for row in range(int(starts[expert]), int(starts[expert + 1])):
-            own = expert_segments(segments, tokens[row : row + 1])
-            alone = kernels.quantized_linear(
-                x[row : row + 1], weights[expert], biases[expert], None, tables[expert], own
-            )
-            assert torch.equal(found[row], alone[0])
-            alone = kernels.quantized_linear(x[row : row + 1], weights[expert], biases[expert])
-            assert torch.equal(plain[row], alone[0])
-
-
-def test_a_layout_that_does_not_fit_is_named() -> None:
-    weight = QuantizedWeight(torch.zeros(4, 34, dtype=torch.uint8), RowLayout(RowKind.Q8_0, 32))
-    starts = torch.tensor([0, 1], dtype=torch.int32)
-    with pytest.raises(ValueError, match="rows of 64 columns, got 32"):
-        kernels.quantized_grouped_linear(
-            torch.zeros(1, 64), starts, torch.zeros(1, dtype=torch.int64), [[weight]], [[None]]
-        )
 
 
 @pytest.mark.parametrize(

@@ -19,38 +19,45 @@ extern const Kernels kernels;
 namespace avx512 {
 extern const Kernels kernels;
 void integer_linear(const LinearArgs&);
+void integer_grouped_linear(const GroupedLinearArgs&);
 }  // namespace avx512
 #endif
 #ifdef QUIRE_HAS_AVX512F
 namespace avx512f {
 extern const Kernels kernels;
 void integer_linear(const LinearArgs&);
+void integer_grouped_linear(const GroupedLinearArgs&);
 }  // namespace avx512f
 #endif
 #ifdef QUIRE_HAS_AVX512VNNI
 namespace avx512vnni {
 void integer_linear(const LinearArgs&);
-}
+void integer_grouped_linear(const GroupedLinearArgs&);
+}  // namespace avx512vnni
 #endif
 #ifdef QUIRE_HAS_AVXVNNI
 namespace avxvnni {
 void integer_linear(const LinearArgs&);
-}
+void integer_grouped_linear(const GroupedLinearArgs&);
+}  // namespace avxvnni
 #endif
 #ifdef QUIRE_HAS_NARROWVNNI
 namespace narrowvnni {
 void integer_linear(const LinearArgs&);
-}
+void integer_grouped_linear(const GroupedLinearArgs&);
+}  // namespace narrowvnni
 #endif
 #ifdef QUIRE_HAS_AVX2
 namespace avx2 {
 extern const Kernels kernels;
 void integer_linear(const LinearArgs&);
+void integer_grouped_linear(const GroupedLinearArgs&);
 }  // namespace avx2
 #endif
 namespace portable {
 extern const Kernels kernels;
 void integer_linear(const LinearArgs&);
+void integer_grouped_linear(const GroupedLinearArgs&);
 }  // namespace portable
 
 namespace {
@@ -94,26 +101,28 @@ bool has_amx() {
 const Isa* isas(int* count) {
   static const Isa table[] = {
 #ifdef QUIRE_HAS_AMX
-      {"amx", &amx::kernels, avx512::integer_linear, has_amx()},
+      {"amx", &amx::kernels, avx512::integer_linear, avx512::integer_grouped_linear, has_amx()},
 #endif
 #ifdef QUIRE_HAS_AVX512
-      {"avx512", &avx512::kernels, avx512::integer_linear, has_avx512()},
+      {"avx512", &avx512::kernels, avx512::integer_linear, avx512::integer_grouped_linear, has_avx512()},
 #endif
 #ifdef QUIRE_HAS_AVX512VNNI
-      {"avx512vnni", &avx512f::kernels, avx512vnni::integer_linear, has_avx512vnni()},
+      {"avx512vnni", &avx512f::kernels, avx512vnni::integer_linear, avx512vnni::integer_grouped_linear,
+       has_avx512vnni()},
 #endif
 #ifdef QUIRE_HAS_AVX512F
-      {"avx512f", &avx512f::kernels, avx512f::integer_linear, has_avx512f()},
+      {"avx512f", &avx512f::kernels, avx512f::integer_linear, avx512f::integer_grouped_linear, has_avx512f()},
 #endif
 #ifdef QUIRE_HAS_AVXVNNI
-      {"avxvnni", &avx2::kernels, avxvnni::integer_linear, has_avxvnni()},
+      {"avxvnni", &avx2::kernels, avxvnni::integer_linear, avxvnni::integer_grouped_linear, has_avxvnni()},
 #endif
 #ifdef QUIRE_HAS_AVX2
-      {"avx2", &avx2::kernels, avx2::integer_linear, has_avx2()},
+      {"avx2", &avx2::kernels, avx2::integer_linear, avx2::integer_grouped_linear, has_avx2()},
 #endif
-      {"portable", &portable::kernels, portable::integer_linear, true},
+      {"portable", &portable::kernels, portable::integer_linear, portable::integer_grouped_linear, true},
 #ifdef QUIRE_HAS_NARROWVNNI  // of tests: avxvnni's products in AVX-512's encoding, for machines that have that alone
-      {"narrowvnni", &avx512f::kernels, narrowvnni::integer_linear, has_avx512vnni()},
+      {"narrowvnni", &avx512f::kernels, narrowvnni::integer_linear, narrowvnni::integer_grouped_linear,
+       has_avx512vnni()},
 #endif
   };
   *count = static_cast<int>(sizeof table / sizeof table[0]);

@@ -10,6 +10,7 @@ struct Isa {
   const Kernels* kernels;
   // Of weights that are whole numbers. Sets that differ in their products of bytes alone have one table of kernels.
   void (*integer_linear)(const LinearArgs&);
+  void (*integer_grouped_linear)(const GroupedLinearArgs&);
   bool supported;  // by this processor and its operating system
 };
 

@@ -28,6 +28,7 @@ struct Kernels {
   void (*gated_norm)(const GatedNormArgs&);
   void (*unpacked_linear)(const LinearArgs&);
   void (*quantized_embedding)(const EmbeddingArgs&);
+  void (*unpacked_grouped_linear)(const GroupedLinearArgs&);
 };
 
 // Defined by the files that are compiled once for each instruction set.
@@ -55,6 +56,7 @@ void selective_scan(const SelectiveScanArgs&);
 void gated_norm(const GatedNormArgs&);
 void unpacked_linear(const LinearArgs&);
 void quantized_embedding(const EmbeddingArgs&);
+void unpacked_grouped_linear(const GroupedLinearArgs&);
 
 extern const Kernels kernels;
 

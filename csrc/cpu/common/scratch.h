@@ -8,9 +8,36 @@ namespace quire {
 namespace QUIRE_ISA {
 namespace {
 
+// While one lives, what `scratch` gives its thread lies one behind the other in given memory, rather than each time in the
+// same place for a User: for things of one kind that are there together. Without memory, it is only counted.
+class Apart {
+ public:
+  explicit Apart(char* memory) : memory_(memory), before_(current()) { current() = this; }
+  ~Apart() { current() = before_; }
+  Apart(const Apart&) = delete;
+
+  int64_t bytes() const { return bytes_; }
+
+  void* take(int64_t bytes) {
+    char* own = memory_ ? memory_ + bytes_ : nullptr;
+    bytes_ += (bytes + 63) / 64 * 64;
+    return own;
+  }
+  static Apart*& current() {
+    static thread_local Apart* one = nullptr;
+    return one;
+  }
+
+ private:
+  char* const memory_;
+  Apart* const before_;
+  int64_t bytes_ = 0;
+};
+
 // At least `count` elements, 64-byte aligned, with what the last call for the same User left in them or anything else.
 template <class T, class User>
 inline T* scratch(int64_t count) {
+  if (Apart* apart = Apart::current()) return static_cast<T*>(apart->take(count * static_cast<int64_t>(sizeof(T))));
   struct Buffer {
     T* data = nullptr;
     int64_t size = 0;

@@ -27,6 +27,7 @@ const Kernels kernels = {
     gated_norm,
     unpacked_linear,
     quantized_embedding,
+    unpacked_grouped_linear,
 };
 
 }  // namespace QUIRE_ISA

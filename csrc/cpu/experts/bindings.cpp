@@ -1,5 +1,6 @@
 // The functions about experts of the Python module quire.kernels._C: see common/calls.h.
 #include "cpu/common/calls.h"
+#include "cpu/quantized/quantized_linear.h"
 
 namespace quire {
 namespace {
@@ -57,32 +58,37 @@ void check_sorted(const GroupedLinearArgs& args) {
 }
 
 // tables: (entries, slots) for each weight of each expert, flat, or empty; entries 0: no adapter changes its product.
-void grouped_linear(uintptr_t x, int64_t rows, int64_t features, int64_t x_stride, uintptr_t starts, uintptr_t tokens,
-                    int64_t experts, int64_t count, uintptr_t weights, int64_t columns, uintptr_t y, int dtype,
-                    const py::tuple& tables, uintptr_t segments, int64_t num_segments, int64_t num_tokens) {
+void make_grouped(const GroupedLinearArgs& args, int64_t columns, const py::tuple& tables, int64_t num_tokens) {
   const Numbers table(tables);
   std::vector<LoraTable> adapters(table.size() / 2);
   for (size_t i = 0; i < adapters.size(); ++i) adapters[i] = {at<LoraEntry>(table[2 * i]), table[2 * i + 1]};
   const auto call = [=, adapters = std::move(adapters)] {
-    const GroupedLinearArgs args{at<void>(x),
-                                 at<void>(y),
-                                 at<int32_t>(starts),
-                                 at<int64_t>(tokens),
-                                 at<Weight>(weights),
-                                 experts,
-                                 count,
-                                 rows,
-                                 features,
-                                 x_stride,
-                                 static_cast<DType>(dtype),
-                                 adapters.data(),
-                                 at<LoraSegment>(segments),
-                                 num_segments};
-    check_sorted(args);
-    check_segments(args.segments, num_segments, num_tokens, adapters);
-    current->kernels->grouped_linear(args);
+    GroupedLinearArgs own = args;
+    own.tables = adapters.data();
+    check_sorted(own);
+    check_segments(own.segments, own.num_segments, num_tokens, adapters);
+    own.formats ? multiply_quantized_experts(*current, own) : current->kernels->grouped_linear(own);
   };
-  make(call, columns * features * rows);
+  make(call, columns * args.features * args.rows);
+}
+
+void grouped_linear(uintptr_t x, int64_t rows, int64_t features, int64_t x_stride, uintptr_t starts, uintptr_t tokens,
+                    int64_t experts, int64_t count, uintptr_t weights, int64_t columns, uintptr_t y, int dtype,
+                    const py::tuple& tables, uintptr_t segments, int64_t num_segments, int64_t num_tokens) {
+  make_grouped({at<void>(x), at<void>(y), at<int32_t>(starts), at<int64_t>(tokens), at<Weight>(weights), experts, count,
+                rows, features, x_stride, static_cast<DType>(dtype), nullptr, at<LoraSegment>(segments), num_segments},
+               columns, tables, num_tokens);
+}
+
+// formats: of each weight of each expert.
+void quantized_grouped_linear(uintptr_t x, int64_t rows, int64_t features, int64_t x_stride, uintptr_t starts,
+                              uintptr_t tokens, int64_t experts, int64_t count, uintptr_t weights, uintptr_t formats,
+                              int64_t columns, uintptr_t y, int dtype, const py::tuple& tables, uintptr_t segments,
+                              int64_t num_segments, int64_t num_tokens) {
+  make_grouped({at<void>(x), at<void>(y), at<int32_t>(starts), at<int64_t>(tokens), at<Weight>(weights), experts, count,
+                rows, features, x_stride, static_cast<DType>(dtype), nullptr, at<LoraSegment>(segments), num_segments,
+                at<RowFormat>(formats)},
+               columns, tables, num_tokens);
 }
 
 void combine(uintptr_t x, int64_t rows, int64_t channels, int64_t x_stride, uintptr_t places, int64_t tokens,
@@ -113,6 +119,7 @@ void bind_experts(py::module_& module) {
   module.def("route", &route);
   module.def("sort_by_expert", &sort_by_expert);
   module.def("grouped_linear", &grouped_linear);
+  module.def("quantized_grouped_linear", &quantized_grouped_linear);
   module.def("combine", &combine);
 }
 

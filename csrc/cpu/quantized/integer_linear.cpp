@@ -4,35 +4,11 @@
 // own for each, all of whose other kernels are another's (isa.h).
 #include "cpu/common/kernels.h"
 #include "cpu/linear/linear_run.h"
-#include "cpu/quantized/integer_products.h"
-#include "cpu/quantized/panels.h"
-#include "cpu/quantized/row_products.h"
+#include "cpu/quantized/integers.h"
 
 namespace quire {
 namespace QUIRE_ISA {
 namespace {
-
-#if defined(QUIRE_WIDE)
-template <class T, class Out, bool kWholeRows>
-struct Integers {
-  using Products = GroupProducts<T, Out>;
-  using OfMany = PanelProducts<T, Out>;
-  static bool many(int64_t tokens) { return tokens > kStepTokens; }
-};
-template <class T, class Out>
-struct Integers<T, Out, true> {
-  using Products = RowProducts<T, Out>;
-  using OfMany = Products;
-  static bool many(int64_t) { return false; }
-};
-#else
-template <class T, class Out, bool kWholeRows>
-struct Integers {
-  using Products = IntegerProducts<T, Out, kWholeRows>;
-  using OfMany = Products;
-  static bool many(int64_t) { return false; }
-};
-#endif
 
 template <class Products, class T, class Out>
 void integer_by(const LinearArgs& args, Adapters<T, Out>& adapters) {

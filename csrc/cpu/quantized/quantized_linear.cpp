@@ -1,28 +1,12 @@
 // y = x W^T + b for a list of weights whose rows are bytes, each of a format of its own.
 //
-// There are three ways: elements of x's own dtype are the linear kernel's; whole numbers in groups, or one scale a row,
-// are multiplied by x in int8; all others become elements of x's dtype first. Neighbours in the list that go the same way
-// go together.
+// Neighbours in the list that go the same way go together. Of experts, all whole numbers do, and then all others.
 #include "cpu/quantized/quantized_linear.h"
+
+#include "cpu/quantized/ways.h"
 
 namespace quire {
 namespace {
-
-enum class Way { elements, unpacked, groups, rows };
-
-inline Way way_of(RowKind kind, DType dtype) {
-  switch (kind) {
-    case RowKind::f32: return dtype == DType::float32 ? Way::elements : Way::unpacked;
-    case RowKind::f16: return dtype == DType::float16 ? Way::elements : Way::unpacked;
-    case RowKind::bf16: return dtype == DType::bfloat16 ? Way::elements : Way::unpacked;
-    case RowKind::affine4:
-    case RowKind::affine8:
-    case RowKind::table4:
-    case RowKind::table8: return Way::unpacked;
-    case RowKind::int8_rows: return Way::rows;
-    default: return Way::groups;
-  }
-}
 
 void run_by(const Isa& isa, Way way, const LinearArgs& args) {
   switch (way) {
@@ -50,6 +34,17 @@ void multiply_quantized(const Isa& isa, const LinearArgs& args) {
       column += args.weights[first + run.count++].rows;
     run_by(isa, way, run);
   }
+}
+
+void multiply_quantized_experts(const Isa& isa, const GroupedLinearArgs& args) {
+  if (args.rows == 0) return;
+  bool floats = false, integers = false;
+  for (const RowFormat* format = args.formats; format < args.formats + args.experts * args.count; ++format) {
+    const bool integer = is_integer(way_of(format->kind, args.dtype));
+    integers |= integer, floats |= !integer;
+  }
+  if (integers) isa.integer_grouped_linear(args);
+  if (floats) isa.kernels->unpacked_grouped_linear(args);
 }
 
 }  // namespace quire

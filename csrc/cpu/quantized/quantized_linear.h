@@ -6,5 +6,6 @@
 namespace quire {
 
 void multiply_quantized(const Isa& isa, const LinearArgs& args);
+void multiply_quantized_experts(const Isa& isa, const GroupedLinearArgs& args);
 
 }  // namespace quire
