@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 
 from quire.kernels import QuantizedWeight, RowKind, RowLayout, native
+from quire.kernels.experts import ExpertWeights
+from quire.kernels.quantized_experts import QuantizedExpertWeights
 
 PERCENTILE = 0.1
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
@@ -28,6 +30,8 @@ LINEARS = (
 )
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_K", "Q6_K", "Q5_0", "MXFP4", "INT8_ROWS")
 QUANTIZED_SHAPE, QUANTIZED_TOKENS = (2816, 1024), (1, 8, 32, 512)
+EXPERTS, CHOSEN, EXPERT_SHAPE = 32, 4, (1536, 2048)  # of a gate and an up
+EXPERT_KINDS = ("Q8_0", "Q4_0", "Q4_K", "AFFINE4", "TABLE4")
 REPEATS = 2000  # of the calls that are all overhead
 
 
@@ -87,6 +91,38 @@ def quantized_table(kind: RowKind, rounds: int) -> None:
         print(f"{line}  {spent['bf16'] / spent['packed']:5.2f}", flush=True)
 
 
+def experts_table(kind: RowKind, rounds: int) -> None:
+    """Experts of one kind of quantized rows beside those of bf16: each token with some of them, drawn by chance."""
+    rows, features = EXPERT_SHAPE
+    packed_kind = kind >= RowKind.INT8_ROWS
+    layout = RowLayout(kind, features, 32 if packed_kind else 0)
+    table = torch.randn(16) if kind is RowKind.TABLE4 else None
+    made = torch.randint(0, 48, (EXPERTS, rows, layout.row_bytes), dtype=torch.uint8)
+    if packed_kind:
+        made[..., : 4 * layout.groups] = torch.full((layout.groups,), 0.01).view(torch.uint8)
+    packed = QuantizedExpertWeights([[QuantizedWeight(own, layout, table)] for own in made])
+    plain = ExpertWeights([[(torch.randn(rows, features) * 0.02).bfloat16()] for _ in range(EXPERTS)])
+    for count in QUANTIZED_TOKENS:
+        experts = torch.rand(count, EXPERTS).topk(CHOSEN).indices.int()
+        starts, places = torch.empty(EXPERTS + 1, dtype=torch.int32), torch.empty_like(experts)
+        tokens = torch.empty(count * CHOSEN, dtype=torch.int64)
+        native.sort_by_expert(experts, starts, tokens, places)
+        x = torch.randn(count, features).bfloat16()[tokens]
+
+        def bytes_(i: int, x: torch.Tensor = x, starts: torch.Tensor = starts, own: torch.Tensor = tokens) -> object:
+            return native.quantized_grouped_linear(x, starts, own, packed)
+
+        def elements(i: int, x: torch.Tensor = x, starts: torch.Tensor = starts, own: torch.Tensor = tokens) -> object:
+            return native.grouped_linear(x, starts, own, plain)
+
+        spent = alternate({"packed": bytes_, "bf16": elements}, max(10, int(rounds * 16 / (1 + count / 8))))
+        read = len(experts.unique()) * rows
+        work, line = 2e-9 * count * CHOSEN * rows * features, f"{kind.name:9} {count:4}"
+        for name, size in (("packed", layout.row_bytes), ("bf16", 2 * features)):
+            line += f"  {work / spent[name]:6.0f} GOP/s {read * size / spent[name] * 1e-9:5.1f} GB/s"
+        print(f"{line}  {spent['bf16'] / spent['packed']:5.2f}", flush=True)
+
+
 def pool_table(rounds: int) -> None:
     """torch's product and ours in turns against each alone: near 1 where both run on the same threads."""
     x, big = torch.randn(8, 1024).bfloat16(), torch.randn(256, 512)
@@ -137,6 +173,9 @@ def main() -> None:
     print(f"quantized rows {QUANTIZED_SHAPE}, tokens, quantized, bf16, bf16's time by the quantized one's")
     for kind in QUANTIZED:
         quantized_table(RowKind[kind], rounds)
+    print(f"{CHOSEN} of {EXPERTS} experts {EXPERT_SHAPE} a token, tokens, quantized, bf16, bf16's time by the other's")
+    for kind in EXPERT_KINDS:
+        experts_table(RowKind[kind], rounds)
 
 
 if __name__ == "__main__":

@@ -152,12 +152,13 @@ def _quantize(
     quantization.check_wanted(wanted, raw)
     found = quantization.method_of(raw)
     if found is not None:
-        model.quantization = found[0](model, checkpoint, found[1]).for_model(model, device)
+        plan = found[0](model, checkpoint, found[1])
     elif wanted is not None:
-        matches = _matches(model, checkpoint, filled_by_files(model))
-        model.quantization = plan_of_floats(model, checkpoint, matches, wanted)
-    if model.quantization is not None:
-        model.quantization.apply(model, dtype)
+        plan = plan_of_floats(model, checkpoint, _matches(model, checkpoint, filled_by_files(model)), wanted)
+    else:
+        return
+    model.quantization = plan.for_model(model, device)
+    model.quantization.apply(model, dtype)
 
 
 def _check_size(file: Path, model: CausalLM) -> None:

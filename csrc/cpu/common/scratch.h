@@ -20,7 +20,7 @@ class Apart {
 
   void* take(int64_t bytes) {
     char* own = memory_ ? memory_ + bytes_ : nullptr;
-    bytes_ += (bytes + 63) / 64 * 64;
+    bytes_ += (bytes + 127) / 64 * 64;  // vectors may be put over the end
     return own;
   }
   static Apart*& current() {

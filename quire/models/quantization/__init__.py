@@ -16,6 +16,7 @@ from quire.models.quantization.checkpoints import quantizer_of
 from quire.models.quantization.compressed_tensors import CompressedTensors
 from quire.models.quantization.float8 import Float8
 from quire.models.quantization.gptq import Gptq
+from quire.models.quantization.mxfp4 import mxfp4
 from quire.models.quantization.plan import QuantizationPlan as QuantizationPlan
 from quire.models.quantization.plan import QuantizedLayer as QuantizedLayer
 from quire.models.quantization.plan import dequantized_part as dequantized_part
@@ -29,11 +30,6 @@ ON_THE_FLY = ("int8", "int4")
 
 # Of a model on the meta device, its files and its quantization_config: what is to be done.
 Quantizer = Callable[["CausalLM", "Checkpoint", Mapping[str, Any]], QuantizationPlan]
-
-
-def _by_the_class(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> QuantizationPlan:
-    """Of "mxfp4" are gpt-oss's experts, which its class makes floats of when they are loaded."""
-    return QuantizationPlan()
 
 
 def _gguf(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str, Any]) -> QuantizationPlan:
@@ -58,7 +54,7 @@ METHODS: Mapping[str, Quantizer] = MappingProxyType(
         "compressed-tensors": quantizer_of(CompressedTensors),
         "fp8": quantizer_of(Float8),
         "gptq": quantizer_of(Gptq),
-        "mxfp4": _by_the_class,
+        "mxfp4": mxfp4,
         "quire": _kept,
         METHOD: _gguf,
     }

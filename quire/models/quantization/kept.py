@@ -54,7 +54,7 @@ def plan_of_kept(model: CausalLM, checkpoint: Checkpoint, settings: Mapping[str,
         if place in shapes and place.removesuffix(".weight") not in layers and (place in parts or turned):
             others[place] = StoredPart({place: tensor.shape}, _itself)
     names = {stored: stored for stored in shapes}
-    return QuantizationPlan(layers, others, names)
+    return QuantizationPlan(layers, others, names, widens_experts=True)
 
 
 def _itself(stored: torch.Tensor) -> torch.Tensor:

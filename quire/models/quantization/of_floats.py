@@ -20,7 +20,7 @@ from quire.checkpoint.matching import Matches
 from quire.checkpoint.weights import StoredPart, StoredWeight
 from quire.errors import CheckpointError
 from quire.kernels.quantized import RowKind, RowLayout, quantize_rows
-from quire.layers import Embedding, ExpertLinear, LatentProjection, Linear, Router
+from quire.layers import Embedding, LatentProjection, Linear, Router
 from quire.models.base import CausalLM
 from quire.models.quantization.plan import QuantizationPlan, QuantizedLayer
 
@@ -38,8 +38,8 @@ logger = logging.getLogger("quire")
 def plan_of_floats(model: CausalLM, checkpoint: Checkpoint, matches: Matches, name: str) -> QuantizationPlan:
     """What `quantization=name`, one of KINDS, does to a model on the meta device.
 
-    matches: of its places, before any is quantized. Routers, experts (whose product takes floats), towers, latent
-    attention's absorbed weights, and layers whose inputs are no multiple of 32 stay floats.
+    matches: of its places, before any is quantized. Routers, towers, latent attention's absorbed
+    weights, and layers whose inputs are no multiple of 32 stay floats.
     """
     kinds, odd = _kinds(model, name)
     layers: dict[str, QuantizedLayer] = {}
@@ -65,7 +65,7 @@ def plan_of_floats(model: CausalLM, checkpoint: Checkpoint, matches: Matches, na
     used = {stored for one in matches.wanted for stored in one.tensors}
     # What files have besides, a tied tensor's second copy among it, fills no place.
     unused = {stored: f"{stored} (unused)" for stored in checkpoint.names() if stored not in used}
-    return QuantizationPlan(layers, names=unused, ignored=tuple(unused.values()))
+    return QuantizationPlan(layers, names=unused, ignored=tuple(unused.values()), widens_experts=True)
 
 
 def _kinds(model: CausalLM, name: str) -> tuple[dict[str, tuple[RowKind, int]], list[str]]:
@@ -90,7 +90,7 @@ def columns_of(model: CausalLM, path: str, module: torch.nn.Module) -> int | Non
         return None
     if isinstance(module, Embedding):
         return module.size
-    if not isinstance(module, Linear) or isinstance(module, (ExpertLinear, LatentProjection, Router)):
+    if not isinstance(module, Linear) or isinstance(module, (LatentProjection, Router)):
         return None
     return module.in_features if module.out_features > 1 else None  # a gate, which says how much of something counts
 

@@ -14,7 +14,7 @@ from torch import nn
 from quire.checkpoint.files import SINGLE, Checkpoint
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.kernels.quantized import RowKind, quantize_rows
-from quire.layers import Embedding, ExpertLinear, LatentProjection, Linear, Router
+from quire.layers import Embedding, LatentProjection, Linear, Router
 from quire.models.base import CausalLM
 from quire.models.loader import fill_again, load_model
 from quire.models.quantization import ON_THE_FLY
@@ -51,7 +51,7 @@ def floats(layer: Linear | Embedding) -> torch.Tensor:
 
 def may_be_quantized(model: CausalLM, path: str, layer: nn.Module) -> bool:
     """By the words of docs/quantization.md."""
-    if isinstance(layer, (ExpertLinear, LatentProjection, Router)) or model.keeps_float32(f"{path}.weight"):
+    if isinstance(layer, (LatentProjection, Router)) or model.keeps_float32(f"{path}.weight"):
         return False
     return columns(layer) % 32 == 0 and not (isinstance(layer, Linear) and layer.out_features == 1)
 
