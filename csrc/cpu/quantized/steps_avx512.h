@@ -173,13 +173,23 @@ struct Steps<Q5_1> {
   }
 };
 
+// 32 bytes of each of two blocks.
+inline __m512i two_blocks(const uint8_t* one, const uint8_t* other) {
+  const auto at = [](const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); };
+  return _mm512_inserti64x4(_mm512_castsi256_si512(at(one)), at(other), 1);
+}
+
 template <>
 struct Steps<Q8_0> {
   static constexpr int kOffset = 128;
   static void take(Rows rows, int, Step<false>* to) {
-    for (int r = 0; r < kStepRows; ++r)
-      for (int half = 0; half < 2; ++half)
-        to->codes[r][half] = _mm512_xor_si512(by_turns(quads<34>(rows[r] + 2 + 16 * half)), bytes(128));
+    const __m512i first = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
+    for (int r = 0; r < kStepRows; ++r) {
+      const __m512i a = two_blocks(rows[r] + 2, rows[r] + 36), b = two_blocks(rows[r] + 70, rows[r] + 104);
+      to->codes[r][0] = _mm512_xor_si512(_mm512_permutex2var_epi32(a, first, b), bytes(128));
+      to->codes[r][1] = _mm512_xor_si512(_mm512_permutex2var_epi32(a, second, b), bytes(128));
+    }
     to->scale = halves_at<34, 0>(rows);
   }
 };
