@@ -74,7 +74,7 @@ class RowLayout:
     def __post_init__(self) -> None:
         kind, features = RowKind(self.kind), self.features
         columns = 2 if _BITS.get(kind) == 4 else _BLOCKS.get(kind, (1, 0))[0]
-        if features < 0 or features % columns:
+        if features < 1 or features % columns:
             raise ValueError(f"features: {kind.name} rows have a multiple of {columns} columns, got {features}")
         if kind is RowKind.INT8_ROWS and features > _MOST_INT8:
             raise ValueError(f"features: {kind.name} rows have at most {_MOST_INT8} columns, got {features}")
@@ -215,28 +215,30 @@ def _inverse(scale: torch.Tensor) -> torch.Tensor:
 
 
 def _fit_four_bits(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """groups: [n, 32] float32; -> scales [n] float16, and levels [n, 32] uint8, from 0 to 15."""
+    """groups: [n, 32] float32; -> scales [n] float16, inf where none holds a group; and levels [n, 32] uint8, to 15."""
     extreme = groups.gather(1, groups.abs().argmax(1, keepdim=True)).squeeze(1)
     best = torch.full_like(extreme, torch.inf)
-    best_scale = torch.zeros_like(extreme).half()
+    best_scale = torch.full_like(extreme, torch.inf).half()
     for steps in (-8.0, -7.0, -7.25, -7.5, -7.75, -8.25, -8.5, 7.0, 7.25, 7.5, 7.75, 8.0):
         scale = (extreme / steps).half()
         levels = (groups * _inverse(scale)).round().clamp(-8, 7)
         error = (levels * scale.float().unsqueeze(1) - groups).square().sum(1)
         better = error < best
         best, best_scale = torch.where(better, error, best), torch.where(better, scale, best_scale)
-    return best_scale, ((groups * _inverse(best_scale)).round().clamp(-8, 7) + 8).to(torch.uint8)
+    levels = (groups * _inverse(best_scale)).round().clamp(-8, 7) + 8
+    return best_scale, levels.nan_to_num(8).to(torch.uint8)
 
 
 def _fit_sixteen_levels(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """groups: [n, 32] float32; -> steps and least numbers [n, 2] float16, and levels [n, 32] uint8, from 0 to 15.
 
+    Where float16 has no such numbers, both are inf.
     Tried are 16 levels from the least number to the largest, and somewhat closer ones, each once as they are and once
     with the line through the numbers that least squares then draws over their levels. What was made of 16 such levels
     is found again.
     """
     low, high = groups.amin(1, keepdim=True), groups.amax(1, keepdim=True)
-    best, kept = torch.full_like(low, torch.inf), torch.zeros((len(groups), 2)).half()
+    best, kept = torch.full_like(low, torch.inf), torch.full((len(groups), 2), torch.inf).half()
     centred = groups - groups.mean(1, keepdim=True)
     for share in (1.0, 0.9):
         step = ((high - low) * (share / 15)).half()
@@ -254,7 +256,7 @@ def _fit_sixteen_levels(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
             better = error < best
             best = torch.where(better, error, best)
             kept = torch.where(better, torch.cat((step, least), 1), kept)
-    return kept, _levels(groups, kept[:, :1], kept[:, 1:]).to(torch.uint8)
+    return kept, _levels(groups, kept[:, :1], kept[:, 1:]).nan_to_num(0).to(torch.uint8)
 
 
 def _levels(groups: torch.Tensor, step: torch.Tensor, least: torch.Tensor) -> torch.Tensor:

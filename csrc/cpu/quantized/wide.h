@@ -1,8 +1,9 @@
 // The registers that products of bytes are made in, and what is done with them.
 //
-// QUIRE_WIDE: their bytes, the most that there are where none are asked for; not defined without such products. WideInts, WideFloats: lanes of 32 bits. vpdpbusd adds
-// products of four unsigned bytes with four signed ones to each lane. Where a processor has it not, vpmaddubsw adds two
-// products in 16 bits, which must suffice: signed codes of eight bits give their signs to the other factor then.
+// QUIRE_WIDE: their bytes, the most that there are where none are asked for; not defined without such products. WideInts,
+// WideFloats: lanes of 32 bits. vpdpbusd adds products of four unsigned bytes with four signed ones to each lane. Where a
+// processor has it not, vpmaddubsw adds two products in 16 bits, which must suffice: signed codes of eight bits give
+// their signs to the other factor then.
 #pragma once
 
 #include "cpu/quantized/numbers.h"

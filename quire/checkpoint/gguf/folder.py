@@ -153,9 +153,9 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 def _move(making: Path, folder: Path) -> None:
     try:
         making.rename(folder)
-    except OSError:
+    except OSError as error:
         if not (folder / "config.json").exists():  # else another process was faster
-            raise
+            raise CheckpointError(f"{folder}: cannot be written: {error.strerror or error}; remove it") from error
 
 
 def _tidy(parent: Path) -> None:

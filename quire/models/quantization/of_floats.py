@@ -116,7 +116,9 @@ def _rows(label: str, kind: RowKind, make: Callable[..., torch.Tensor], *stored:
     step = max(1, _PIECE // max(1, layout.features))
     for first in range(0, len(floats), step):
         piece = quantize_rows(floats[first : first + step], kind)
-        scales = piece.view(-1, layout.row_bytes * GROUP // layout.features)[:, :2].contiguous().view(torch.float16)
+        numbers = 4 if kind is RowKind.Q4_1 else 2  # bytes: a scale, and a least number
+        scales = piece.view(-1, layout.row_bytes * GROUP // layout.features)[:, :numbers]
+        scales = scales.contiguous().view(torch.float16)
         if not bool(scales.isfinite().all()):
             raise CheckpointError(f"{label} has numbers that are not finite, or too large for a scale in float16.")
         rows[first : first + step] = piece

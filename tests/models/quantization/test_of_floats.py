@@ -146,13 +146,14 @@ def test_what_stays_in_floats_is_named(checkpoint, caplog):
     assert "stay floats: groups of 32 columns" in caplog.text and "model.embed_tokens" in caplog.text
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-def test_numbers_that_no_scale_holds_are_refused(checkpoint, tmp_path, value):
+@pytest.mark.parametrize("label", ["int8", "int4"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38, 1e7])
+def test_numbers_that_no_scale_holds_are_refused(checkpoint, tmp_path, value, label):
     tensors = load_file(copied(checkpoint(LLAMA, "gqa"), tmp_path) / SINGLE)
     tensors["model.layers.1.self_attn.k_proj.weight"][3, 5] = value
     save_file(tensors, tmp_path / SINGLE, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"k_proj\.weight has numbers that are not finite"):
-        load_model(tmp_path, quantized="int8")
+        load_model(tmp_path, quantized=label)
 
 
 @pytest.mark.parametrize(
