@@ -15,8 +15,9 @@ from typing import Any
 
 from dialogues import CHATTER, _allowed, _balanced, _training_scene, _typed
 from json_answers import ANSWERS, Asked, Chat, asked_question, asked_shapes, noise
+from questions import scene_questions
 from toolbox import ACTIONS, Request, Tool, clash, make_request, make_tool, make_tools, plain_tool, tool_schema
-from world import describe, say, scene_questions
+from world import describe, say
 
 NO_TOOL = "I have no tool for that."
 

@@ -8,7 +8,8 @@ from random import Random
 
 from clips import CHANGES, Clip, make_clip, towards, training_clip
 from dialogues import Conversation, _balanced, _exchange, _opening, _typed
-from world import COLORS, KINDS, NUMBERS, Asked, Question, Shape, _worded, _yes, describe, say
+from questions import Asked, Question, _worded, _yes
+from world import COLORS, KINDS, NUMBERS, Shape, describe, say
 
 VIDEO = "<|video|>"  # stands for the clip in a message
 _WHAT = ("What changed?", "What changed?", "What happened?", "What changed in the clip?", "What changed in the video?",

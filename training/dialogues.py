@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 
+from questions import Question, scene_questions, story_questions
 from world import (
     ACTIONS,
     COLORS,
@@ -19,7 +20,6 @@ from world import (
     NAMES,
     PLACES,
     THINGS,
-    Question,
     Scene,
     Shape,
     Story,
@@ -30,8 +30,6 @@ from world import (
     make_scene,
     make_story,
     say,
-    scene_questions,
-    story_questions,
     tell,
 )
 

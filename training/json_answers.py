@@ -13,18 +13,8 @@ from random import Random
 from typing import Any
 
 from dialogues import _allowed, _balanced, _training_scene, _training_story, _typed
-from world import (
-    Question,
-    Scene,
-    Shape,
-    Story,
-    describe,
-    is_held_out,
-    make_scene,
-    scene_questions,
-    story_questions,
-    tell,
-)
+from questions import Question, scene_questions, story_questions
+from world import Scene, Shape, Story, describe, is_held_out, make_scene, tell
 
 Message = dict[str, Any]
 Chat = list[Message]

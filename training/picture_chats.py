@@ -7,7 +7,8 @@ from random import Random
 
 from dialogues import Conversation, _allowed, _balanced, _exchange, _opening, _typed
 from pictures import Picture, make_picture
-from world import Question, describe, is_held_out, say, scene_questions
+from questions import Question, scene_questions
+from world import describe, is_held_out, say
 
 IMAGE = "<|image|>"  # stands for the picture in a message
 KINDS = ("color", "shape", "count", "count kind", "exists", "absent", "describe")

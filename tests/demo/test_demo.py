@@ -17,6 +17,7 @@ TRAINING = Path(__file__).resolve().parents[2] / "training"
 sys.path.insert(0, str(TRAINING))
 
 import dialogues  # noqa: E402
+import questions  # noqa: E402
 import world  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ def test_scene_answers_follow_from_the_description() -> None:
     for _ in range(300):
         scene = world.make_scene(rng)
         shapes = SHAPE.findall(world.describe(scene, rng))
-        for question in world.scene_questions(scene, rng):
+        for question in questions.scene_questions(scene, rng):
             assert _answer_from(shapes, question.text) == question.answer, question
 
 
@@ -75,14 +76,14 @@ def test_story_answers_follow_from_the_events() -> None:
     for _ in range(300):
         story = world.make_story(rng, world.make_cast(rng))
         text = world.tell(story, rng)
-        for question in world.story_questions(story, rng):
+        for question in questions.story_questions(story, rng):
             assert question.answer in _story_answers(story, question), (text, question)
             assert len(_story_answers(story, question)) == 1, (text, question)
             if question.kind != "count":
                 assert question.answer.removeprefix("the ") in text
 
 
-def _story_answers(story: world.Story, question: world.Question) -> set[str]:
+def _story_answers(story: world.Story, question: questions.Question) -> set[str]:
     """Every answer that the facts allow, by comparing each fact with the question's words."""
     scene, asked = story.scene, question.text
     if question.kind == "count":
@@ -130,7 +131,7 @@ def test_about_one_question_in_five_is_held_out() -> None:
     rng, held, total = Random(7), 0, 0
     for _ in range(300):
         scene = world.make_scene(rng)
-        for question in world.scene_questions(scene, rng):
+        for question in questions.scene_questions(scene, rng):
             held += world.is_held_out(scene, question)
             total += 1
     assert 0.12 < held / total < 0.26  # 10 % of the scenes and 10 % of the other questions
@@ -141,8 +142,8 @@ def test_the_split_ignores_order_and_wording() -> None:
     for _ in range(100):
         scene = world.make_scene(rng)
         turned = world.Scene(scene.shapes[::-1])
-        first = {q.key: world.is_held_out(scene, q) for q in world.scene_questions(scene, rng)}
-        again = {q.key: world.is_held_out(turned, q) for q in world.scene_questions(turned, rng)}
+        first = {q.key: world.is_held_out(scene, q) for q in questions.scene_questions(scene, rng)}
+        again = {q.key: world.is_held_out(turned, q) for q in questions.scene_questions(turned, rng)}
         assert first == again
 
 
