@@ -8,13 +8,6 @@
 
 namespace quire {
 namespace QUIRE_ISA {
-namespace {
-
-// Products that take weights as they lie.
-template <class Products>
-using AsTheyLie = Products;
-
-}  // namespace
 
 void linear(const LinearArgs& args) {
   switch (args.dtype) {

@@ -13,6 +13,10 @@ namespace quire {
 namespace QUIRE_ISA {
 namespace {
 
+// A `Wrap` of products: they take weights as they lie.
+template <class Products>
+using AsTheyLie = Products;
+
 template <class T, class Out, class Products>
 void linear_by(const LinearArgs& args, const Products& products, Adapters<T, Out>& adapters) {
   const int64_t step = adapters.none() ? Products::kBlockRows : kLoraColumns;

@@ -1,9 +1,9 @@
 // Products of experts' weights that are whole numbers, with x in int8: of a row by its own expert's, which have the bits
 // of integer_linear on that expert's weights and that row alone. Other weights of the call are passed by.
 #include "cpu/common/kernels.h"
+#include "cpu/common/ways.h"
 #include "cpu/experts/grouped_run.h"
 #include "cpu/quantized/integers.h"
-#include "cpu/quantized/ways.h"
 
 namespace quire {
 namespace QUIRE_ISA {

@@ -1,9 +1,9 @@
 // y = x W^T + b for a list of weights whose rows are bytes, each of a format of its own.
 //
-// Neighbours in the list that go the same way go together. Of experts, all whole numbers do, and then all others.
+// Neighbours in the list that go the same way go together. Of experts, all that go the same way do.
 #include "cpu/quantized/quantized_linear.h"
 
-#include "cpu/quantized/ways.h"
+#include "cpu/common/ways.h"
 
 namespace quire {
 namespace {
@@ -38,13 +38,14 @@ void multiply_quantized(const Isa& isa, const LinearArgs& args) {
 
 void multiply_quantized_experts(const Isa& isa, const GroupedLinearArgs& args) {
   if (args.rows == 0) return;
-  bool floats = false, integers = false;
+  bool elements = false, unpacked = false, integers = false;
   for (const RowFormat* format = args.formats; format < args.formats + args.experts * args.count; ++format) {
-    const bool integer = is_integer(way_of(format->kind, args.dtype));
-    integers |= integer, floats |= !integer;
+    const Way way = way_of(format->kind, args.dtype);
+    elements |= way == Way::elements, unpacked |= way == Way::unpacked, integers |= is_integer(way);
   }
+  if (elements) isa.kernels->grouped_linear(args);
+  if (unpacked) isa.kernels->unpacked_grouped_linear(args);
   if (integers) isa.integer_grouped_linear(args);
-  if (floats) isa.kernels->unpacked_grouped_linear(args);
 }
 
 }  // namespace quire

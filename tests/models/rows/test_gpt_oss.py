@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from quire.errors import CheckpointError
+from quire.errors import CheckpointError, UnsupportedModelError
 from quire.models.loader import load_model
 from tests.models.tiny import make, save
 from tests.platform.engine.parity import check_greedy
@@ -61,3 +61,11 @@ def test_damaged_numbers_are_refused(tmp_path: Path) -> None:
         save_file({key: value.contiguous() for key, value in kept.items()}, path / "model.safetensors")
         with pytest.raises(CheckpointError, match=message):
             load_model(path)
+
+
+def test_rows_that_do_not_fill_shared_powers_are_refused(tmp_path: Path) -> None:
+    _, path = published(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(UnsupportedModelError, match=r"down_proj: 32 numbers of MXFP4 share .* its rows have 48"):
+        load_model(path)
