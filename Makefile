@@ -44,7 +44,7 @@ test: $(READY) ## what every change needs, in minutes (8 at most on two cores), 
 .PHONY: test-all
 test-all: $(READY) ## all tests that need no GPU: fuzzing, all variants, the GPU's kernels in an emulation (40 minutes at most)
 	$(BIN)/python -m pytest -m emulated
-	$(BIN)/python -m pytest -m "not gpu and not emulated" -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu and not emulated and not browser" -n $(JOBS) --dist loadfile
 
 .PHONY: test-gpu
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU
@@ -58,6 +58,10 @@ test-gpu: $(READY) ## the tests that need an NVIDIA GPU
 .PHONY: test-clients
 test-clients: $(READY) ## clients of OpenAI's API (from PyPI and npm, into .clients) call a server of the bundled model
 	$(BIN)/python clients/run.py
+
+.PHONY: test-page
+test-page: $(READY) ## the page in a real Chromium (Debian's, where root; playwright and axe-core come into .page)
+	$(BIN)/python tests/browser/run.py
 
 .PHONY: lint
 lint: $(READY) ## ruff: rules and format; clang-format
@@ -104,7 +108,7 @@ bench: $(READY) ## throughput beside transformers, and the start (MODEL=folder o
 
 .PHONY: clean
 clean: ## remove the environment and all that was built
-	rm -rf $(VENV) .clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) .clients .page build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	  quire/kernels/_C*.so quire/kernels/_cuda*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

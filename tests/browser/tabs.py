@@ -1,0 +1,93 @@
+"""A tab of the browser that remembers all that went wrong in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tests.browser.run import AXE
+
+if TYPE_CHECKING:
+    from playwright.sync_api import ConsoleMessage, Locator, Page, Request
+
+PATIENCE = 60_000  # milliseconds, on a machine that does much else
+SERIOUS = ("serious", "critical")
+
+
+class Tab:
+    """A page, its faults, and what it asked for.
+
+    A fault is an error or a warning in the console, an exception that nobody catches, a page that crashed, a dialog, or
+    a request to another origin than the page's own. Those that `expect_fault` names are none, but they must come.
+    """
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.faults: list[str] = []
+        self._expected: dict[str, bool] = {}
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self._note(f"exception: {error}"))
+        page.on("crash", lambda _: self._note("the page crashed"))
+        page.on("dialog", lambda dialog: (self._note(f"a dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("request", self._on_request)
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning", "assert"):
+            self._note(f"console: {message.type}: {message.text} ({message.location.get('url', '')})")
+
+    def _on_request(self, request: Request) -> None:
+        asked, own = urlsplit(request.url), urlsplit(self.url)
+        if asked.scheme not in ("data", "blob", "about") and (asked.scheme, asked.netloc) != (own.scheme, own.netloc):
+            self._note(f"a request to another origin: {request.url}")
+
+    def _note(self, fault: str) -> None:
+        matching = [pattern for pattern in self._expected if re.search(pattern, fault)]
+        self._expected.update(dict.fromkeys(matching, True))
+        if not matching:
+            self.faults.append(fault)
+
+    def expect_fault(self, pattern: str) -> None:
+        """From now on, a fault that this matches is meant to come: the browser notes each answer of 401 as an error."""
+        self._expected[pattern] = False
+
+    def check(self) -> None:
+        """Fail if anything went wrong, or if what was expected to did not."""
+        assert not self.faults, "\n".join(["faults in the page:", *self.faults])
+        absent = [pattern for pattern, came in self._expected.items() if not came]
+        assert not absent, f"faults that were expected and did not come: {absent}"
+
+    def open(self, path: str = "") -> Tab:
+        """Go to a path below the page's address: "#engine"."""
+        self.page.goto(self.url + path)
+        return self
+
+    def find(self, name: str, **options: Any) -> Locator:
+        """All elements whose data-test attribute is this, the visible and the others."""
+        return self.page.get_by_test_id(name, **options)
+
+    def accessibility_faults(self) -> list[str]:
+        """What axe-core calls serious or critical in the page as it is now."""
+        self.page.evaluate(AXE.read_text())
+        rules = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+        found = self.page.evaluate("rules => axe.run(document, {runOnly: rules})", rules)
+        return [
+            f"{one['id']} ({one['impact']}): {one['help']}: {json.dumps([node['html'] for node in one['nodes']])}"
+            for one in found["violations"]
+            if one["impact"] in SERIOUS
+        ]
+
+    def check_accessibility(self) -> None:
+        found = self.accessibility_faults()
+        assert not found, "\n".join(found)
+
+    def picture(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=path)
+
+
+OpenTab = Callable[..., Tab]  # see conftest.py
