@@ -39,6 +39,9 @@ class DeviceAdapterBudget:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, uid: int) -> bool:
+        return uid in self._entries
+
     def hold(self, use: AdapterUse, urgent: bool = True) -> bool:
         """Add a reference to each adapter, bringing in those that are missing; False: not in this step.
 

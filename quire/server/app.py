@@ -21,6 +21,7 @@ from quire.server.routes import (
     chat,
     completions,
     control,
+    events,
     generate,
     info,
     invocations,
@@ -61,7 +62,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     )
     app.state.context = ServerContext(engine, config, served, metrics, format)
     install_handlers(app)
-    for part in (status, info, completions, chat, responses, tokens, adapters, control, generate, invocations):
+    for part in (status, info, completions, chat, responses, tokens, adapters, events, control, generate, invocations):
         app.include_router(part.router, responses=DOCUMENTED)
     app.include_router(messages.router, responses=DOCUMENTED_ANTHROPIC)
     app.add_middleware(BodyLimits, most=config.max_request_bytes, seconds=config.body_timeout)

@@ -16,6 +16,7 @@ from quire.errors import OverloadedError
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.platform.outputs.messages.message_format import MessageFormat
 from quire.server.deferred import DeferredAnswers
+from quire.server.events.hub import EngineEvents
 from quire.server.metrics import Metrics
 from quire.server.response_store import ResponseStore
 from quire.server.responses.errors import ApiError
@@ -32,7 +33,7 @@ _MOST_NAMED, _LONGEST_NAME = 16, 64  # of fields that were passed over
 @dataclass
 class ServerContext:
     """One server: its engine, its settings, the names that it serves, its metrics, how its model writes messages, how
-    many sequences it has, the answers that nobody waits for, and the responses that are kept.
+    many sequences it has, the answers that nobody waits for, the responses that are kept, and who watches the engine.
     """
 
     engine: AsyncEngine
@@ -43,10 +44,12 @@ class ServerContext:
     sequences: int = field(default=0)
     deferred: DeferredAnswers = field(default_factory=DeferredAnswers)
     responses: ResponseStore = field(init=False)
+    events: EngineEvents = field(init=False)
     _longest: int | None = None
 
     def __post_init__(self) -> None:
         self.responses = ResponseStore(self.config.response_store_bytes)
+        self.events = EngineEvents(self.engine, self.served.names[0])
 
     def longest_token(self) -> int:
         """Characters of the tokenizer's longest token."""

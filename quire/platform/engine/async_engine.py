@@ -23,6 +23,7 @@ from quire.platform.engine.llm_engine import LLMEngine
 from quire.platform.engine.output_stream import OutputQueues, Outputs
 from quire.platform.engine.stats import EngineStats
 from quire.platform.engine.step_loop import Delivery, StepLoop
+from quire.platform.engine.watching.watch import EngineWatch
 from quire.platform.inputs.prepared import PreparedRequest
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.outputs import Output
@@ -60,7 +61,7 @@ class AsyncEngine:
     on_step: called in the engine's thread after each step, with its times and its outputs; it
         must be quick.
 
-    llm_engine: the engine. step_loop: its thread, which tells whether it is alive.
+    llm_engine: the engine. step_loop: its thread, which tells whether it is alive. watch: for who looks at it.
 
     Raises what LLMEngine raises for a `config` that cannot be served.
     """
@@ -72,6 +73,7 @@ class AsyncEngine:
     ) -> None:
         self.llm_engine = LLMEngine(config)
         self.step_loop = StepLoop(self.llm_engine, on_step, self._deliver)
+        self.watch = EngineWatch(self.llm_engine, self.step_loop)
         self._readers = ThreadPoolExecutor(_READERS, "quire-readers")
         self._shape_readers = ThreadPoolExecutor(_SHAPE_READERS, "quire-shape-readers")
         self._output_queues = OutputQueues()
@@ -108,6 +110,7 @@ class AsyncEngine:
         if self._closing:
             return
         self._closing = True
+        self.watch.close()
         if self._idle is not None and not self._idle.is_set() and not self.step_loop.failed:
             try:
                 await asyncio.wait_for(self._idle.wait(), timeout)
@@ -270,6 +273,7 @@ class AsyncEngine:
     def _deliver(self, delivery: Delivery) -> None:
         if isinstance(delivery, BaseException):
             self._output_queues.fail_all(delivery)
+            self.watch.close()
         else:
             self._output_queues.deliver(delivery)
 

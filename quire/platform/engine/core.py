@@ -24,6 +24,7 @@ class EngineCore:
     its tokens: the GPU never waits for Python then. Such a step is in flight between two calls of `LLMEngine.step`.
 
     requests: those that run or wait to run, by id. failed: those that have failed since `take_failed`.
+    num_ended: how many have ended, in whatever way.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, lora: LoRAAdmin) -> None:
@@ -33,6 +34,7 @@ class EngineCore:
         self._lora = lora
         self._recovery = Recovery(scheduler, executor, self.fail)
         self.failed: list[Request] = []
+        self.num_ended = 0
         self._in_flight: Execution | None = None
         self._step_interrupted = False  # whether the last step ended by an exception
         self._not_started: StepPlan | None = None  # the plan that was prepared, until it was started too
@@ -64,6 +66,7 @@ class EngineCore:
         """A request has finished: it holds nothing any more. Twice is once."""
         if self.runs(request):
             del self.requests[request.request_id]
+            self.num_ended += 1
         self._lora.release(request.arrival)
 
     def runs(self, request: Request) -> bool:

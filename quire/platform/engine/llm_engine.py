@@ -20,6 +20,7 @@ from quire.platform.engine.lora_admin import LoRAAdmin
 from quire.platform.engine.media_arrivals import MediaArrivals
 from quire.platform.engine.sleep import Sleep
 from quire.platform.engine.stats import EngineStats, engine_stats
+from quire.platform.engine.watching.steps import StepRecorder
 from quire.platform.inputs.prepared import PreparedRequest
 from quire.platform.inputs.processor import InputProcessor, PromptType
 from quire.platform.kv.manager import KVManager
@@ -44,7 +45,8 @@ class LLMEngine:
 
     Not thread-safe: one thread adds, aborts and steps, and others may call only what says so.
 
-    notify: lets a step that waits for an image or an adapter return; any thread may call it.
+    notify: lets a step that waits for an image or an adapter return; any thread may call it. recorder: what steps are
+    written down by, while somebody watches.
 
     Raises UnsupportedModelError, CheckpointError or QuireError when `config` cannot be served.
     """
@@ -53,6 +55,7 @@ class LLMEngine:
         self.config = config or EngineConfig()
         self._wakeup = threading.Event()  # set when a step that waits may find something to do
         self.notify = self._wakeup.set
+        self.recorder: StepRecorder | None = None
         plugins = load_plugins(self.config.logits_processors, check=self.config.debug)  # a fault shows at once
         parts = load(self.config, self.notify)
         self.path = parts.path
@@ -174,15 +177,22 @@ class LLMEngine:
 
     def step(self) -> list[Output]:
         """Plan, execute, commit; return an output for each request that has something new to show."""
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.begin()
         outputs = self._respond(self.core.finish_interrupted())
         self.media.take_ready()
         plan = self.core.schedule()
+        if recorder is not None:
+            recorder.planned(plan, self.scheduler)
         if self.core.is_idle(plan):
             self._wait_for_arrivals()
         execution = self.core.execute(plan)
         outputs += self._respond(self.core.finish_in_flight())
         outputs += self._respond(self.core.commit(plan, execution))
         self.media.reprocess(self.scheduler.take_images_to_reprocess())
+        if recorder is not None:
+            recorder.end()
         if self.config.debug:
             self.check_integrity()
         return outputs

@@ -58,6 +58,10 @@ class BlockPool:
     def references(self, block: int) -> int:
         return self._references[block]
 
+    def copy_references(self) -> list[int]:
+        """How many sequences hold each block, of states first."""
+        return self._references.copy()
+
     def allocate(self, count: int) -> list[int]:
         """Take `count` blocks, cached ones last. The caller has made sure that `num_free` suffices."""
         if count > self.num_free:

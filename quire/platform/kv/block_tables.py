@@ -29,6 +29,10 @@ class BlockTables:
         """A sequence's blocks, in the order of its tokens; none while it waits."""
         return self._tables.get(sequence_id, _NO_BLOCKS)
 
+    def copy_table(self, sequence_id: int) -> list[int]:
+        """A copy of them."""
+        return list(self.blocks(sequence_id))
+
     def new_blocks(self, sequence_id: int) -> tuple[int, tuple[int, ...]]:
         """What the worker does not know of a table, and its place; it knows that from here on."""
         table, place = self._tables[sequence_id], self._told[sequence_id]

@@ -62,6 +62,11 @@ class GroupTables:
         table = self._tables.get(sequence_id)
         return _NO_BLOCKS if table is None else table.held()
 
+    def copy_table(self, sequence_id: int) -> list[int]:
+        """A copy of its table, NO_BLOCK where a group has none: sifting takes long."""
+        table = self._tables.get(sequence_id)
+        return [] if table is None else table.blocks.copy()
+
     def new_blocks(self, sequence_id: int) -> tuple[int, tuple[int, ...]]:
         """What the worker does not know of a table, and its place; it knows that from here on.
 

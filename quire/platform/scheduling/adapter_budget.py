@@ -55,6 +55,10 @@ class AdapterBudget:
             for blocked in self._blocked:
                 blocked.passed()
 
+    def lacks(self, request: Request) -> bool:
+        """Whether some adapter of a request is not on the device."""
+        return self.device is not None and any(ref.uid not in self.device for ref, _ in request.adapters)
+
     def share(self, sequence: SequenceState) -> None:
         """A sequence that runs has forked: hold its adapters once more."""
         if self.device is not None:
