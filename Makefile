@@ -97,6 +97,13 @@ docs-serve: $(READY) ## the site on http://127.0.0.1:8001, made anew when a page
 picture: $(READY) ## record the README's picture again, from a real run
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/record_terminal.py docs/images/terminal.svg
 
+##@ The page
+
+.PHONY: page
+page: ## build the page that `quire serve` shows, from page/ into quire/server/page (needs node 20 or newer)
+	@command -v npm >/dev/null || { echo "npm is missing: install node 20 or newer (https://nodejs.org)" >&2; exit 1; }
+	cd page && npm ci --silent && npm run --silent build
+
 ##@ Measure
 
 .PHONY: bench
@@ -108,7 +115,7 @@ bench: $(READY) ## throughput beside transformers, and the start (MODEL=folder o
 
 .PHONY: clean
 clean: ## remove the environment and all that was built
-	rm -rf $(VENV) .clients .page build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) .clients .page page/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 	  quire/kernels/_C*.so quire/kernels/_cuda*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

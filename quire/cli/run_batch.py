@@ -34,7 +34,7 @@ _EVERY = 30.0  # seconds between two lines about progress, where no bar is seen
 
 # Of the server's settings those that are about connections, keys and lines for each request.
 _OF_A_SERVER = {
-    "host", "port", "uds", "root_path", "ssl_keyfile", "ssl_certfile", "api_key", "admin_api_key",
+    "host", "port", "uds", "root_path", "page", "ssl_keyfile", "ssl_certfile", "api_key", "admin_api_key",
     "enable_admin_routes", "allowed_origins", "header_timeout", "body_timeout", "timeout_keep_alive", "send_timeout",
     "max_connections", "unload_timeout", "shutdown_timeout", "step_timeout", "uvicorn_log_level",
     "disable_access_log", "log_probes", "metrics_prefix",

@@ -64,6 +64,12 @@ class ServerConfig(Checked):
         variables=("VLLM_SERVER_DEV_MODE",),
         vllm="enable_sleep_mode",
     )
+    page: bool = setting(
+        True,
+        "The page for browsers at / (the default).",
+        more="Its files need no key; what it asks of the API does.",
+        group=_ADDRESS,
+    )
     allowed_origins: tuple[str, ...] = setting(
         (), "Whose web pages may call (CORS); * is all.", group=_ADDRESS, metavar="ORIGIN", vllm=True
     )

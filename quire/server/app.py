@@ -26,6 +26,7 @@ from quire.server.routes import (
     info,
     invocations,
     messages,
+    page,
     responses,
     status,
     tokens,
@@ -49,7 +50,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     app = FastAPI(
         title="quire", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False
     )
-    app.root_path = config.root_path
+    app.root_path = config.root_path.rstrip("/")  # with a slash at its end, starlette finds nothing under it
     metrics.watch(engine)
     served = ServedModels(engine, config)
     if config.metrics_prefix:
@@ -62,11 +63,13 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     )
     app.state.context = ServerContext(engine, config, served, metrics, format)
     install_handlers(app)
+    if config.page:
+        app.include_router(page.router)  # before info's: it has the same /, for others than browsers
     for part in (status, info, completions, chat, responses, tokens, adapters, events, control, generate, invocations):
         app.include_router(part.router, responses=DOCUMENTED)
     app.include_router(messages.router, responses=DOCUMENTED_ANTHROPIC)
     app.add_middleware(BodyLimits, most=config.max_request_bytes, seconds=config.body_timeout)
-    app.add_middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_api_key)
+    app.add_middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_api_key, page=config.page)
     if config.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

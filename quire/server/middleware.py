@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server.context import IGNORED, REQUEST_ID, ignored_fields
 from quire.server.metrics import Metrics
-from quire.server.paths import given_keys, route_path, speaks_anthropic
+from quire.server.paths import asks_for_page, given_keys, route_path, speaks_anthropic
 from quire.server.responses.errors import ApiError, remember, response_to
 
 access = logging.getLogger("quire.server.access")
@@ -82,8 +82,10 @@ class RequestLog:
 class ApiKeys:
     """Lets only those in who know a key."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], admin_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], admin_key: str | None, page: bool) -> None:
+        """page: it is served; its files say nothing of this server, and everybody may have them."""
         self._app = app
+        self._page = page
         self._keys = [key.encode() for key in keys]
         self._admin = admin_key.encode() if admin_key is not None else None
 
@@ -97,7 +99,7 @@ class ApiKeys:
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         path = route_path(scope)
-        if path in OPEN:
+        if path in OPEN or (self._page and asks_for_page(scope)):
             return None
         given = given_keys(scope)
         is_admin = self._admin is not None and any([hmac.compare_digest(one, self._admin) for one in given])

@@ -1,0 +1,5 @@
+import "./adapters.css";
+
+export function AdaptersView() {
+  return <h1>Adapters</h1>;
+}

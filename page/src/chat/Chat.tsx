@@ -1,0 +1,3 @@
+export function Chat() {
+  return <h1 class="unseen">Playground</h1>;
+}

@@ -1,0 +1,5 @@
+import "./engine.css";
+
+export function EngineView() {
+  return <h1>Engine</h1>;
+}

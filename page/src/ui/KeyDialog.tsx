@@ -1,0 +1,52 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import { key, keyWanted, setKey } from "../api";
+
+/** Asks for the API key when the server has refused to go on without one. */
+export function KeyDialog() {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const [value, setValue] = useState("");
+  const [remember, setRemember] = useState(false);
+  const why = keyWanted.value;
+  useEffect(() => {
+    if (why !== null && !dialog.current?.open) {
+      setValue(key.value);
+      dialog.current?.showModal();
+    } else if (why === null && dialog.current?.open) dialog.current.close();
+  }, [why]);
+
+  const submit = (event: Event) => {
+    event.preventDefault();
+    setKey(value, remember);
+  };
+  return (
+    <dialog ref={dialog} class="sheet dialog" aria-labelledby="key-title" onClose={() => (keyWanted.value = null)}>
+      <form onSubmit={submit}>
+        <h2 id="key-title">A key, please</h2>
+        <p class="hint">{why}</p>
+        <label class="field">
+          <span>API key</span>
+          <input
+            type="password"
+            autocomplete="off"
+            spellcheck={false}
+            data-test="key"
+            value={value}
+            onInput={(event) => setValue(event.currentTarget.value)}
+          />
+        </label>
+        <label class="check">
+          <input type="checkbox" checked={remember} onChange={(event) => setRemember(event.currentTarget.checked)} />
+          <span>Remember it on this device (else for this tab)</span>
+        </label>
+        <div class="row end">
+          <button type="button" class="quiet" onClick={() => (keyWanted.value = null)}>
+            Not now
+          </button>
+          <button type="submit" class="primary" data-test="key-save">
+            Go on
+          </button>
+        </div>
+      </form>
+    </dialog>
+  );
+}

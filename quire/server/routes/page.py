@@ -1,0 +1,77 @@
+"""GET / for browsers, and the files of the page that it shows: a playground, the engine live, its adapters.
+
+The files lie in quire/server/page, built from page/ by `make page`. They ask for no key; what the page calls does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from quire.server.paths import PAGE_FILES, asks_for_page
+from quire.server.responses.errors import ApiError
+from quire.server.routes import info
+
+router = APIRouter(include_in_schema=False)
+
+FOLDER = Path(__file__).parents[1] / "page"
+
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+# The page runs its own script and talks to its own server; pictures may come from the conversation itself.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # kept, and asked about: a new version shows at once
+}
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes
+    kind: str
+    etag: str
+
+
+@cache
+def _file(name: str) -> _File:
+    """One of the page's files. Raises OSError where the installation has lost it."""
+    content = (FOLDER / name).read_bytes()
+    kind = _TYPES.get(Path(name).suffix, "text/plain")
+    return _File(content, f"{kind}; charset=utf-8", f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+@router.api_route("/", methods=["GET", "HEAD"])
+async def root(request: Request) -> Response:
+    """The page, for who asks for HTML; for others what this is, as JSON."""
+    answer = _answer(request, "index.html") if asks_for_page(request.scope) else await info.root()
+    answer.headers["Vary"] = "Accept"
+    return answer
+
+
+@router.api_route("/page/{name}", methods=["GET", "HEAD"])
+async def file(name: str, request: Request) -> Response:
+    """One of the page's files."""
+    if name not in PAGE_FILES:
+        raise ApiError(404, f"the page has no file {name[:200]!r}.")
+    return _answer(request, name)
+
+
+def _answer(request: Request, name: str) -> Response:
+    found = _file(name)
+    headers = {**_HEADERS, "ETag": found.etag}
+    given = request.headers.get("if-none-match", "")
+    if found.etag in {tag.strip().removeprefix("W/") for tag in given.split(",")}:
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, media_type=found.kind, headers=headers)
