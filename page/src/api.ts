@@ -48,7 +48,7 @@ export function messageOf(error: unknown): string {
 /** A response that is a success. Raises ApiError, or what an abort raises. path: without a slash before it. */
 export async function call(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
-  if (key.value) headers.set("Authorization", `Bearer ${key.value}`);
+  authorise(headers);
   let response: Response;
   try {
     response = await fetch(path, { ...init, headers, cache: "no-store", credentials: "same-origin" });
@@ -62,6 +62,17 @@ export async function call(path: string, init: RequestInit = {}): Promise<Respon
   const error = await errorOf(response);
   if (response.status === 401 || error.code === "admin_key_needed") keyWanted.value = error.message;
   throw error;
+}
+
+/** Raises ApiError where the key has characters that no header can carry, and asks for another. */
+function authorise(headers: Headers): void {
+  if (!key.value) return;
+  try {
+    headers.set("Authorization", `Bearer ${key.value}`);
+  } catch {
+    keyWanted.value = "The key has characters that cannot be sent: keys are of letters, digits and signs of ASCII.";
+    throw new ApiError(401, keyWanted.value);
+  }
 }
 
 async function errorOf(response: Response): Promise<ApiError> {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.browser.run import HOME, PACKAGES, chromium, missing
+from tests.browser.servers import *  # noqa: F403
 from tests.browser.tabs import PATIENCE, OpenTab, Tab
 
 if TYPE_CHECKING:

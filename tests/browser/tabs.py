@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from tests.browser.run import AXE
 
 if TYPE_CHECKING:
-    from playwright.sync_api import ConsoleMessage, Locator, Page, Request
+    from playwright.sync_api import ConsoleMessage, Locator, LocatorAssertions, Page, Request
 
 PATIENCE = 60_000  # milliseconds, on a machine that does much else
 SERIOUS = ("serious", "critical")
@@ -70,6 +70,21 @@ class Tab:
         """All elements whose data-test attribute is this, the visible and the others."""
         return self.page.get_by_test_id(name, **options)
 
+    def expect(self, what: str | Locator) -> LocatorAssertions:
+        """What is to become true of an element, by its data-test attribute: `tab.expect("banner").to_be_visible()`."""
+        from playwright.sync_api import expect  # which the tests' own set-up installs
+
+        return expect(self.find(what) if isinstance(what, str) else what)
+
+    def knows_its_model(self, name: str) -> None:
+        """Wait until the page's head names the model that is served."""
+        self.expect(self.page.locator(".served")).to_contain_text(name)
+
+    def give_key(self, key: str) -> None:
+        """Into the dialog that asks for it."""
+        self.find("key").fill(key)
+        self.find("key-save").click()
+
     def accessibility_faults(self) -> list[str]:
         """What axe-core calls serious or critical in the page as it is now."""
         self.page.evaluate(AXE.read_text())
@@ -84,6 +99,16 @@ class Tab:
     def check_accessibility(self) -> None:
         found = self.accessibility_faults()
         assert not found, "\n".join(found)
+
+    def check_width(self) -> None:
+        """Nothing makes the page itself wider than the window."""
+        wide, window = self.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert wide <= window, f"the page is {wide} pixels wide, and the window {window}"
+
+    def settle(self) -> None:
+        """Wait until what was asked for has come and is drawn. Not where a stream is open."""
+        self.page.wait_for_load_state("networkidle")
+        self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
 
     def picture(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

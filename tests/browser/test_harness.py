@@ -82,8 +82,7 @@ def test_what_goes_wrong_is_a_fault_unless_it_is_expected(open_tab: OpenTab, pag
 
 def until_clean(tab: Tab) -> None:
     """What the page did has been told when the browser answers a question after the last load."""
-    tab.page.wait_for_load_state("networkidle")
-    tab.page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+    tab.settle()
     tab.check()
 
 

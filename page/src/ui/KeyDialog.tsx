@@ -7,19 +7,27 @@ export function KeyDialog() {
   const [value, setValue] = useState("");
   const [remember, setRemember] = useState(false);
   const why = keyWanted.value;
+  const ours = useRef(false); // the event of a close comes later, and a key may be wanted again by then
   useEffect(() => {
     if (why !== null && !dialog.current?.open) {
       setValue(key.value);
       dialog.current?.showModal();
-    } else if (why === null && dialog.current?.open) dialog.current.close();
+    } else if (why === null && dialog.current?.open) {
+      ours.current = true;
+      dialog.current.close();
+    }
   }, [why]);
 
+  const closed = () => {
+    if (!ours.current) keyWanted.value = null;
+    ours.current = false;
+  };
   const submit = (event: Event) => {
     event.preventDefault();
     setKey(value, remember);
   };
   return (
-    <dialog ref={dialog} class="sheet dialog" aria-labelledby="key-title" onClose={() => (keyWanted.value = null)}>
+    <dialog ref={dialog} class="sheet dialog" aria-labelledby="key-title" onClose={closed}>
       <form onSubmit={submit}>
         <h2 id="key-title">A key, please</h2>
         <p class="hint">{why}</p>
