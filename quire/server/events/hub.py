@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from quire.errors import EngineClosedError
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.platform.engine.watching.snapshot import EngineSnapshot
-from quire.server.events.rates import Rates
-from quire.server.events.state import StateEvent, engine_facts, state_event
+from quire.server.events.state import StateEvent, StateWriter, engine_facts
 from quire.server.responses.errors import ApiError, as_json
 
 logger = logging.getLogger("quire.server")
@@ -24,7 +23,7 @@ LEAST_RATE, USUAL_RATE, MOST_RATE = 0.2, 4.0, 10.0  # events a second
 
 # What watching may take, however large the pool is: of the engine's thread, and of one core elsewhere, where it has
 # Python's lock. Events become rarer where that is not enough.
-_COPYING_SHARE, _CODING_SHARE = 1 / 200, 1 / 50
+_COPYING_SHARE, _CODING_SHARE = 1 / 200, 1 / 100
 _LATE = 0.05  # seconds; what is later has lost its turn
 _KEEP_ALIVE = 10.0  # seconds without an event, after which a comment is sent
 _COMMENT = b": nothing new\n\n"
@@ -70,7 +69,7 @@ class EngineEvents:
             )
         self._engine.step_loop.check_runs()
         if self._look is None:
-            self._look = _Look()
+            self._look = _Look(StateWriter(self._facts, self._engine.watch.began))
             self._engine.watch.begin()
             self._look.task = asyncio.ensure_future(self._keep_looking(self._look))
         watcher = Watcher(1 / rate, asyncio.get_running_loop().time(), self._look.event)
@@ -120,7 +119,7 @@ class EngineEvents:
                 await self._until_due(look)
                 snapshot = await self._engine.watch.snapshot()
                 loop = asyncio.get_running_loop()
-                event, seconds = await loop.run_in_executor(look.coder, self._code, look.rates, snapshot)
+                event, seconds = await loop.run_in_executor(look.coder, self._code, look.writer, snapshot)
                 self._costs = self._costs[1], max(snapshot.cost / _COPYING_SHARE, seconds / _CODING_SHARE)
                 look.tell(event)
         except EngineClosedError:
@@ -144,12 +143,10 @@ class EngineEvents:
             with suppress(TimeoutError):
                 await asyncio.wait_for(look.changed.wait(), due - now)
 
-    def _code(self, rates: Rates, snapshot: EngineSnapshot) -> tuple[StateEvent, float]:
+    def _code(self, writer: StateWriter, snapshot: EngineSnapshot) -> tuple[StateEvent, float]:
         """The event, and the seconds that it has taken. In a thread of its own."""
         begun = time.thread_time()
-        told = rates.take(snapshot.time, snapshot.counts)
-        adapters = self._engine.list_lora_adapters()
-        event = state_event(snapshot, adapters, self._facts, told, self._engine.watch.began)
+        event = writer.write(snapshot, self._engine.list_lora_adapters())
         return event, time.thread_time() - begun
 
     def _wake(self) -> None:
@@ -165,13 +162,13 @@ class _Look:
     the engine ends. fault: how streams end that can tell nothing any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, writer: StateWriter) -> None:
+        self.writer = writer
         self.event: StateEvent | None = None
         self.news = asyncio.Event()
         self.changed = asyncio.Event()
         self.ended = False
         self.fault: bytes | None = None
-        self.rates = Rates()
         self.coder = ThreadPoolExecutor(1, "quire-events")
         self.task: asyncio.Task[None] | None = None
 

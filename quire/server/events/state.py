@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire import __version__
@@ -13,6 +13,7 @@ from quire.platform.engine.watching.block_map import BlockMap, block_maps
 from quire.platform.engine.watching.snapshot import EngineSnapshot
 from quire.platform.engine.watching.steps import StepRecord
 from quire.platform.kv.group_tables import NO_BLOCK
+from quire.server.events.rates import Rates
 
 MOST_ADAPTERS = 256  # that are told one by one
 
@@ -24,10 +25,11 @@ class StateEvent:
     """An event in the making: watchers get the same bytes but for the steps that they have seen. last: the newest one's
     number."""
 
-    def __init__(self, state: dict[str, Any], steps: Sequence[tuple[int, dict[str, Any]]], last: int) -> None:
-        self.last = last
+    def __init__(self, state: dict[str, Any], steps: Mapping[int, bytes]) -> None:
+        """steps: by their numbers, in order."""
+        self.last = max(steps, default=0)
         self._head = b"event: state\ndata: " + _json(state)[:-1] + b',"steps":['
-        self._steps = [(number, _json(step)) for number, step in steps]
+        self._steps = list(steps.items())
         self._made: dict[int, bytes] = {}
 
     def after(self, number: int) -> bytes:
@@ -52,28 +54,35 @@ def engine_facts(engine: LLMEngine, name: str) -> dict[str, Any]:
     }
 
 
-def state_event(
-    snapshot: EngineSnapshot,
-    adapters: Iterable[AdapterInfo],
-    facts: dict[str, Any],
-    rates: dict[str, float | None],
-    began: float,
-) -> StateEvent:
-    """began: what times are told from, by `time.monotonic()`. For a thread of its own: it takes milliseconds."""
-    listed = sorted(adapters, key=lambda one: (-one.requests, one.tier != "device", one.tier != "host", one.name))
-    state = {
-        "time": round(snapshot.time - began, 3),
-        "sleeping": snapshot.sleeping,
-        "engine": facts,
-        "pools": _pools(snapshot),
-        "requests": _requests(snapshot),
-        "more_requests": snapshot.more_requests,
-        "adapters": [_adapter(one) for one in listed[:MOST_ADAPTERS]],
-        "more_adapters": max(0, len(listed) - MOST_ADAPTERS),
-        "rates": rates,
-    }
-    last = snapshot.steps[-1].number if snapshot.steps else 0
-    return StateEvent(state, [(one.number, _step(one, began)) for one in snapshot.steps], last)
+class StateWriter:
+    """Makes events of snapshots, one after the other. For a thread of its own: each takes about a millisecond.
+
+    facts: `engine_facts`. began: what times are told from, by `time.monotonic()`.
+    """
+
+    def __init__(self, facts: dict[str, Any], began: float) -> None:
+        self._facts = facts
+        self._began = began
+        self._rates = Rates()
+        self._steps: dict[int, bytes] = {}
+
+    def write(self, snapshot: EngineSnapshot, adapters: Iterable[AdapterInfo]) -> StateEvent:
+        """The event of a snapshot that is newer than those before."""
+        listed = sorted(adapters, key=lambda one: (-one.requests, one.tier != "device", one.tier != "host", one.name))
+        state = {
+            "time": round(snapshot.time - self._began, 3),
+            "sleeping": snapshot.sleeping,
+            "engine": self._facts,
+            "pools": _pools(snapshot),
+            "requests": _requests(snapshot),
+            "more_requests": snapshot.more_requests,
+            "adapters": [_adapter(one) for one in listed[:MOST_ADAPTERS]],
+            "more_adapters": max(0, len(listed) - MOST_ADAPTERS),
+            "rates": self._rates.take(snapshot.time, snapshot.counts),
+        }
+        known, began = self._steps, self._began
+        self._steps = {one.number: known.get(one.number) or _json(_step(one, began)) for one in snapshot.steps}
+        return StateEvent(state, self._steps)
 
 
 def _pools(snapshot: EngineSnapshot) -> list[dict[str, Any]]:

@@ -33,12 +33,12 @@ class BlockMap:
 @dataclass(frozen=True, slots=True)
 class _Owners:
     owners: np.ndarray  # [blocks] int64
-    shared: np.ndarray  # [blocks] int64
+    shared: np.ndarray  # [blocks], of some integer type
 
 
 def block_maps(snapshot: EngineSnapshot) -> tuple[BlockMap, BlockMap | None]:
     """Of the blocks of keys and values; and of those of states, where the model has such layers."""
-    shared = np.array(snapshot.references, dtype=np.int64)
+    shared = _numbers(snapshot.references)
     owners = np.full(len(shared), FREE, dtype=np.int64)
     if snapshot.findable:
         owners[np.array(snapshot.findable, dtype=np.int64)] = CACHED
@@ -50,6 +50,14 @@ def block_maps(snapshot: EngineSnapshot) -> tuple[BlockMap, BlockMap | None]:
         return _map(parts, snapshot.num_free), None
     states = _Owners(owners[: snapshot.num_states], shared[: snapshot.num_states])
     return _map(parts, snapshot.num_free), _map(states, snapshot.num_free_states)
+
+
+def _numbers(references: list[int]) -> np.ndarray:
+    """[blocks]; by way of bytes, which takes a third of the time, where they are small, as nearly always."""
+    try:
+        return np.frombuffer(bytes(references), dtype=np.uint8)
+    except ValueError:
+        return np.array(references, dtype=np.int64)
 
 
 def _map(part: _Owners, unowned: int) -> BlockMap:
@@ -71,7 +79,7 @@ def _starts(part: _Owners) -> np.ndarray:
     """The first block of each run."""
     if not len(part.owners):
         return np.zeros(0, dtype=np.int64)
-    changes = (np.diff(part.owners) != 0) | (np.diff(part.shared) != 0)
+    changes = (part.owners[1:] != part.owners[:-1]) | (part.shared[1:] != part.shared[:-1])
     return np.concatenate(([0], np.flatnonzero(changes) + 1))
 
 
