@@ -31,7 +31,11 @@ def _routes(server: LocalServer) -> list[tuple[str, str]]:
     listed = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
     for route in server.app.routes:
         listed |= {(method, route.path) for method in getattr(route, "methods", None) or ()}
-    return sorted((method, path.replace("{model:path}", "x").replace("{model}", "x")) for method, path in listed)
+    # The engine's events have no end, but where they are asked for wrongly.
+    named = {"{model:path}": "x", "{model}": "x", "/v1/engine/events": "/v1/engine/events?rate=0"}
+    for name, other in named.items():
+        listed = {(method, path.replace(name, other)) for method, path in listed}
+    return sorted(listed)
 
 
 def test_every_route_but_the_probes_needs_a_key(guarded: LocalServer) -> None:
