@@ -18,6 +18,7 @@ from quire.cli.run import run
 from quire.cli.run_batch import RunBatchCommand, run_batch
 from quire.cli.serve import ServeCommand, serve
 from quire.cli.terminal import usable_streams
+from quire.cli.top import top
 
 
 class _Commands(TyperGroup):
@@ -54,5 +55,5 @@ def main(
 app.command()(run)
 app.command(cls=ServeCommand)(serve)
 app.command("run-batch", cls=RunBatchCommand)(run_batch)
-for verb in (chat, complete, models, doctor, bench, quantize):
+for verb in (chat, complete, top, models, doctor, bench, quantize):
     app.command()(verb)

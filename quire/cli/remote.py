@@ -10,26 +10,17 @@ from typing import Any
 import openai
 import typer
 
+from quire.cli.address import api_url
 from quire.cli.conversation import BASE, Answer, Conversation, Dialogue, Message, report
 from quire.cli.pictures import picture_part, read_image
 from quire.cli.terminal import INTERRUPTED, note, write
 from quire.errors import QuireError
 
-_PATH = "/v1"
 _CONNECT = 10.0  # seconds; an answer may take as long as it takes
 _LONGEST = 64 << 20  # bytes of an event, or of an answer in one piece
 
 # What the client raises, or we do, over an answer that is none of this API's.
 _NOT_THE_API = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
-
-def api_url(given: str) -> str:
-    """What was given as a client has it: `localhost:8000` is http://localhost:8000/v1."""
-    url = given.strip().rstrip("/")
-    if "://" not in url:
-        url = f"http://{url}"
-    host = url.partition("://")[2]
-    return url if "/" in host else url + _PATH
 
 
 class _Client(openai.DefaultHttpxClient):

@@ -13,8 +13,8 @@ from click.testing import Result
 from openai import OpenAI
 from typer.testing import CliRunner
 
+from quire.cli.address import api_url
 from quire.cli.app import app
-from quire.cli.remote import api_url
 from quire.demo import picture_path
 from tests.cli.test_run import PROMPT, Terminal
 from tests.server.api_server import ServerProcess

@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -251,8 +252,10 @@ def test_contradicting_options_are_a_usage_error(plain_model: Path) -> None:
 class Terminal:
     """A program on a pseudo terminal."""
 
-    def __init__(self, *args: str) -> None:
+    def __init__(self, *args: str, size: tuple[int, int] = (80, 24)) -> None:
+        """size: columns and lines."""
         ours, theirs = pty.openpty()
+        termios.tcsetwinsize(theirs, size[::-1])
         command = [sys.executable, "-m", "quire", *args]
         # On a terminal Ctrl-C is heard, whether or not these tests are a background job, which ignores it.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
