@@ -21,34 +21,39 @@ class Glyphs:
 
     free: str
     cached: str
+    partly: str
     owned: str
     shared: str
     bars: str
     letters: bool
 
-    def of(self, owner: int, shared: int) -> str:
-        if owner in (FREE, CACHED):
-            return self.cached if owner == CACHED else self.free
+    def of(self, cell: Cell) -> str:
+        if cell.owner in (FREE, CACHED):
+            return self.cached if cell.owner == CACHED else self.free
         if self.letters:
-            letter = chr(ord("a") + owner % 26)
-            return letter.upper() if shared > 1 else letter
-        return self.shared if shared > 1 else self.owned
+            letter = chr(ord("a") + cell.owner % 26)
+            return letter.upper() if cell.shared > 1 else letter
+        if cell.shared > 1:
+            return self.shared
+        return self.partly if cell.partly else self.owned
 
 
 def glyphs(colours: bool, unicode: bool) -> Glyphs:
     """What a terminal can show."""
     bars = "▁▂▃▄▅▆▇█" if unicode else ".:-=+*%#"
     if not unicode:
-        return Glyphs(".", "-", "o", "O", bars, not colours)
-    return Glyphs("·", "░", "█", "▓", bars, not colours)
+        return Glyphs(".", "-", "o", "O", "#", bars, not colours)
+    return Glyphs("·", "░", "▄", "█", "▓", bars, not colours)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A character's place: what most of its blocks are, and by how many sequences these are held at most."""
+    """A character's place, whose blocks stand for one: the owner, by how many sequences its blocks here are held at
+    most, and whether requests own less than half."""
 
     owner: int
     shared: int
+    partly: bool = False
 
 
 def layout(pool: Pool, width: int, most_rows: int) -> tuple[int, int]:
@@ -90,9 +95,11 @@ def _pieces(pool: Pool, per: int) -> Iterator[tuple[int, Run]]:
 
 
 def _most(weights: dict[int, int], shared: dict[int, int]) -> Cell:
-    """What most blocks are; of equals, a request's rather than what is cached, and that rather than what is free."""
-    owner = max(weights, key=lambda one: (weights[one], one))
-    return Cell(owner, shared[owner])
+    """Whose most of a cell's blocks are, where requests own any: a short one must be seen in a large pool. Else what
+    most are; of equals, what is cached rather than what is free."""
+    owned = {owner: count for owner, count in weights.items() if owner not in (FREE, CACHED)}
+    owner = max(owned or weights, key=lambda one: (weights[one], one))
+    return Cell(owner, shared[owner], 2 * sum(owned.values()) < sum(weights.values()))
 
 
 def rows(found: Sequence[Cell], width: int) -> Iterator[Sequence[Cell]]:
@@ -107,6 +114,6 @@ def stretches(row: Sequence[Cell], style_of: Callable[[int], str], shapes: Glyph
         if of_cell != style and text:
             yield text, style
             text = ""
-        text, style = text + shapes.of(cell.owner, cell.shared), of_cell
+        text, style = text + shapes.of(cell), of_cell
     if text:
         yield text, style

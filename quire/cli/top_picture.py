@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from quire.cli.top_map import CACHED, FREE, PALETTE, UNKNOWN, Glyphs, cells, layout, rows, stretches
+from quire.cli.top_map import CACHED, FREE, PALETTE, UNKNOWN, Cell, Glyphs, cells, layout, rows, stretches
 from quire.cli.top_state import Adapter, Number, Pool, Rates, Request, State, Step
 from quire.cli.top_table import Column, beside, table
 
@@ -205,7 +205,7 @@ def _requests(state: State, view: View, width: int, room: int | None) -> list[Te
         head.append(f", {amount(state.max_num_seqs)} sequences at once", style="not bold dim")
     order = {name: place for place, name in enumerate(_STATES)}
     shown = sorted(state.requests, key=lambda one: order.get(one.state, len(order)))
-    own = [f"{view.glyphs.of(one.number or 2, 1)} {'-' if one.number is None else one.number}" for one in shown]
+    own = [f"{view.glyphs.of(Cell(one.number or 2, 1))} {'-' if one.number is None else one.number}" for one in shown]
     columns = [
         Column("#", own, [view.request_style(one) for one in shown], keep=9),
         Column("state", [one.state for one in shown], [_STATES.get(one.state, "") for one in shown], keep=8),

@@ -106,6 +106,7 @@ RUNS = {
     "run": ["--image", str(picture_path()), "What do you see?"],
     "chat": ["URL", "-q", "What do you see?", "--image", str(picture_path())],
     "complete": ["URL", "Once upon a time", "--max-tokens", "4"],
+    "top": ["URL", "--once"],
     "models": [],
     "doctor": [],
     "bench": ["--requests", "1", "--rounds", "1"],  # of the bundled model, which sees: transformers must know that

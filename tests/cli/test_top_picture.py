@@ -113,11 +113,21 @@ def test_a_wide_terminal_has_requests_and_adapters_side_by_side() -> None:
     more=st.integers(0, 20),
     per=st.integers(1, 40),
 )
-def test_a_cell_is_what_most_of_its_blocks_are(runs: list[tuple[int, int, int]], more: int, per: int) -> None:
+def test_a_cell_is_whose_most_of_its_blocks_are(runs: list[tuple[int, int, int]], more: int, per: int) -> None:
     blocks = [owner for count, owner, _ in runs for _ in range(count)] + [0] * more
     found = cells(pool(len(blocks), *map(list, runs)), per)
     parts = [blocks[at : at + per] for at in range(0, len(blocks), per)]
-    assert [one.owner for one in found] == [max(part, key=lambda one: (part.count(one), one)) for part in parts]
+    assert len(found) == len(parts)
+    for cell, part in zip(found, parts, strict=True):
+        owned = [one for one in part if one > 1]
+        assert cell.owner == max(owned or part, key=lambda one: (part.count(one), one))
+        assert cell.partly == (len(owned) < len(part) / 2)
+
+
+def test_a_short_request_is_seen_in_a_large_pool() -> None:
+    given = {"total": 16000, "map": [[7000, 0, 0], [1, 3, 1], [8999, 0, 0]]}
+    assert sum(line.count("▄") for line in drawn(state(pools=[given], steps=[]), 80, 24, COLOURS)) == 1
+    assert sum(line.count("d") == 1 and "·" in line for line in drawn(state(pools=[given]), 80, 24)) == 1
 
 
 @given(total=st.integers(0, 10**15), width=st.integers(1, 300), most=st.integers(1, 50))
