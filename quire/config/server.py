@@ -102,7 +102,7 @@ class ServerConfig(Checked):
     allow_runtime_lora: bool = setting(
         False,
         "Let adapters be loaded and unloaded over HTTP.",
-        more="From under `--lora-root` alone.",
+        more="From under `--lora-root` alone, or as an upload.",
         group=_LORA,
         variables=("VLLM_ALLOW_RUNTIME_LORA_UPDATING",),
     )
@@ -114,6 +114,23 @@ class ServerConfig(Checked):
     )
     lora_resolver: bool = setting(
         True, "With --allow-runtime-lora: load an adapter when it is first named (the default).", group=_LORA
+    )
+    adapter_store_dir: str | None = setting(
+        None,
+        "The folder in which uploaded adapters lie until they are unloaded; None: the system's for temporary files.",
+        group=_LORA,
+        metavar="FOLDER",
+    )
+    adapter_store_bytes: int = setting(
+        16 << 30, "Disk for adapters that were uploaded.", group=_LORA, kind=Kind.SIZE, at_least=1
+    )
+    max_adapter_upload_bytes: int = setting(
+        1 << 30,
+        "Most bytes of an adapter that is uploaded, packed and unpacked.",
+        more="`--max-request-bytes` is for all other bodies.",
+        group=_LORA,
+        kind=Kind.SIZE,
+        at_least=1,
     )
     max_queue: int = setting(1024, "Sequences that may wait; more are answered with 429.", group=_LIMITS, at_least=0)
     max_request_bytes: int = setting(

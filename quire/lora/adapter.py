@@ -7,8 +7,9 @@ The format is PEFT's (`files.py`), with Hugging Face's module names
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,11 +32,26 @@ from quire.lora.files import (
 )
 from quire.lora.fused import fused_parameters, split_parts
 from quire.lora.gguf import bound_pairs, described, gguf_adapter, is_gguf, own_names, pairs_of, read_numbers
-from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, read_config
+from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, base_model_of, read_config
 from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
 from quire.models.base import CausalLM
 
 _MOST_PLANS = 64
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What of an adapter's files was bound to what, for who wants to know.
+
+    tensors: of its file. targets: the last part of a changed layer's published name -> how many such layers. alphas,
+    scalings: of its LoRA. base_model: what its configuration says that it was trained on; nothing depends on that.
+    """
+
+    tensors: int = 0
+    targets: Mapping[str, int] = field(default_factory=dict)
+    alphas: tuple[float, ...] = ()
+    scalings: tuple[float, ...] = ()
+    base_model: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +68,7 @@ class Adapter:
     parameters: Mapping[str, torch.Tensor]
     visual: bool
     ranks: tuple[int, ...]
+    bound: Bound
 
     @property
     def modules(self) -> int:
@@ -100,6 +117,8 @@ class LoadedAdapter(Protocol):
     def ranks(self) -> tuple[int, ...]: ...
     @property
     def mixable(self) -> bool: ...
+    @property
+    def bound(self) -> Bound: ...
 
 
 class Reader(Protocol):
@@ -124,7 +143,7 @@ class AdapterReader:
         # By what transformers' newer versions call the modules: the older ones have no such parameters.
         self._fused = {model.published_names(name)[-1]: own for name, own in fused_parameters(model).items()}
         self._base = Base(model)
-        self._plans: dict[tuple[bytes, int], tuple[Any, Targets]] = {}
+        self._plans: dict[tuple[bytes, int], tuple[Any, Targets, str | None]] = {}
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -143,7 +162,8 @@ class AdapterReader:
             Binding(self._base, Kinds(), targets, naming, parts, {}, said.where).check_sizes({})
             digest, tensors = read_numbers(file, said)
         parts, targets = bound_pairs(said, self._base, pairs_of(said, tensors))
-        return self._bound(Binding(self._base, Kinds(), targets, naming, parts, {}, said.where), digest)
+        told = Bound(len(tensors), alphas=(said.alpha,) if said.alpha else ())
+        return self._made(Binding(self._base, Kinds(), targets, naming, parts, {}, said.where), digest, told)
 
     def _read_folder(self, directory: Path) -> Adapter:
         where = str(directory)
@@ -152,17 +172,21 @@ class AdapterReader:
             # What the header says is looked at first: nobody's file is read whole to be refused.
             parts, plain = self._sorted(said, where)
             naming = choose_naming(self._namings, parts, plain)
-            config, targets = self._plan(config_data, naming, where)
+            config, targets, base_model = self._plan(config_data, naming, where)
             kinds = Kinds(config.use_dora, config.lora_bias)
             Binding(self._base, kinds, targets, naming, parts, plain, where).check_sizes(unused_tensors(said))
             digest, tensors = read_tensors(file, config_data, where)
         parts, plain = self._sorted(tensors, where)
-        return self._bound(Binding(self._base, kinds, targets, naming, parts, plain, where), digest)
+        alphas = {config.lora_alpha, *config.alpha_pattern.values()} if targets.lora else set()
+        told = Bound(len(tensors), alphas=tuple(sorted(alphas)), base_model=base_model)
+        return self._made(Binding(self._base, kinds, targets, naming, parts, plain, where), digest, told)
 
-    def _bound(self, binding: Binding, digest: bytes) -> Adapter:
+    def _made(self, binding: Binding, digest: bytes, told: Bound) -> Adapter:
         changes, parameters = binding.run()
         changes, parameters, nbytes = in_one_block(changes, parameters, self._max_bytes, binding.where)
         names = [*changes, *(name.rpartition(".")[0] for name in parameters)]
+        published = {own: name for name, own in binding.naming.modules.items()}
+        layers = dict.fromkeys(names)
         return Adapter(
             digest=digest,
             nbytes=nbytes,
@@ -170,6 +194,11 @@ class AdapterReader:
             parameters=parameters,
             visual=any(self._model.is_visual(name) for name in names),
             ranks=tuple(sorted({target.rank for target in binding.targets.lora.values()})),
+            bound=replace(
+                told,
+                targets=dict(sorted(Counter(published.get(name, name).rpartition(".")[2] for name in layers).items())),
+                scalings=tuple(sorted({target.scaling for target in binding.targets.lora.values()})),
+            ),
         )
 
     def _sorted(
@@ -178,13 +207,13 @@ class AdapterReader:
         parts, plain = sorted_tensors(tensors, where)
         return split_parts(parts, self._fused, where), plain
 
-    def _plan(self, data: bytes, naming: Naming, where: str) -> tuple[Any, Targets]:
+    def _plan(self, data: bytes, naming: Naming, where: str) -> tuple[Any, Targets, str | None]:
         """The configuration and what it means; remembered, since many adapters have the same."""
         key = hashlib.sha256(data).digest(), self._namings.index(naming)
         plan = self._plans.get(key)
         if plan is None:
             config = read_config(data, f"{where}/{CONFIG_FILE}")
-            plan = config, find_targets(config, naming, self._model, where)
+            plan = config, find_targets(config, naming, self._model, where), base_model_of(data)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             self._plans[key] = plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,13 +18,20 @@ from quire.types import AdapterRef, AdapterUse
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What was loaded. modules: layers that it changes; ranks: of their LoRA; bytes: in memory."""
+    """What was loaded. modules: layers that it changes; ranks: of their LoRA; bytes: in memory. What its files had and
+    said is as `Bound` has it: tensors, targets, alphas, scalings, base_model.
+    """
 
     name: str
     modules: int
     ranks: tuple[int, ...]
     bytes: int
     seconds: float
+    tensors: int
+    targets: Mapping[str, int]
+    alphas: tuple[float, ...]
+    scalings: tuple[float, ...]
+    base_model: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class AdapterVersion:
 
     source: what its path was called. adapter: its weights, while they are in main memory. users: requests that hold it.
     resident: on the device, so that its weights must stay. fetching: being read. retired: without a name. stamp: larger
-    ones were used later.
+    ones were used later. gone: called when nobody can want its files any more.
     """
 
     ref: AdapterRef
@@ -68,6 +75,7 @@ class AdapterVersion:
     pinned: bool = False
     stamp: int = 0
     error: str | None = None
+    gone: Callable[[], object] | None = None
 
     @property
     def size(self) -> int:

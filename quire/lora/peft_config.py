@@ -20,6 +20,7 @@ MAX_CONFIG_BYTES = 4 << 20
 MAX_RANK = 4096
 _MOST_ALPHA = 1e9
 _MOST_NAMES = 20_000  # in a list
+_LONGEST_NAME = 256  # characters
 
 # What quire does; PEFT's class checks them against each other.
 _APPLIED_FIELDS = frozenset({
@@ -57,6 +58,12 @@ def read_config(data: bytes, where: str) -> LoraConfig:
     return _build(
         {field: value for field, value in raw.items() if field in _APPLIED_FIELDS and value is not None}, where
     )
+
+
+def base_model_of(data: bytes) -> str | None:
+    """What a configuration that was read says that the adapter was trained on."""
+    named = _parse(data, CONFIG_FILE).get("base_model_name_or_path")
+    return named[:_LONGEST_NAME] if isinstance(named, str) and named else None
 
 
 def _parse(data: bytes, where: str) -> dict[str, Any]:

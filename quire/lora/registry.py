@@ -81,11 +81,13 @@ class AdapterRegistry:
         pinned: bool = False,
         int_id: int | None = None,
         source: str | None = None,
+        gone: Callable[[], object] | None = None,
     ) -> LoadReport:
         """Read an adapter and let `name` stand for it from now on.
 
         replace: for a name that is taken; requests that run go on with the version that they have, and a pin stays.
-        source: what the caller calls the path, where that is something else (a hub id).
+        source: what the caller calls the path, where that is something else (a hub id). gone: called under the lock,
+        once nobody has the version, neither its name nor a request.
         """
         if not isinstance(name, str) or not name:
             raise AdapterError(f"adapter name {name!r}: must be a non-empty string.")
@@ -93,13 +95,8 @@ class AdapterRegistry:
         begin = time.monotonic()
         path = allowed_folder(path, self._config.roots)
         adapter = self._read_new(path)
-        report = LoadReport(
-            name,
-            adapter.modules,
-            adapter.ranks,
-            adapter.nbytes,
-            time.monotonic() - begin,
-        )
+        seconds = time.monotonic() - begin
+        report = LoadReport(name, adapter.modules, adapter.ranks, adapter.nbytes, seconds, **vars(adapter.bound))
         with self._changed:
             self._check_free(name, int_id, replace)
             ref = AdapterRef(name, next(self._uids), adapter.digest, adapter.visual)
@@ -107,7 +104,7 @@ class AdapterRegistry:
             old = self._names.get(name)
             pinned = pinned or (old is not None and old.pinned)
             self._memory.check(version, pinned, old, self._mixed())
-            version.pinned, version.stamp = pinned, next(self._stamps)
+            version.pinned, version.stamp, version.gone = pinned, next(self._stamps), gone
             if old is not None:
                 version.int_id = int_id if int_id is not None else old.int_id
                 self._retire(old)
@@ -146,10 +143,11 @@ class AdapterRegistry:
         with self._changed:
             return name in self._names
 
-    def loaded(self) -> list[AdapterInfo]:
+    def loaded(self) -> list[tuple[AdapterInfo, LoadReport]]:
         """All that have names, in the order of loading."""
         with self._changed:
-            return [version.info() for version in sorted(self._names.values(), key=lambda version: version.ref.uid)]
+            versions = sorted(self._names.values(), key=lambda version: version.ref.uid)
+            return [(version.info(), version.report) for version in versions]
 
     def ensure(self, request: LoRARequest, resolve: Callable[[str], Path]) -> None:
         """Load what a request names by its path (`resolve` says where that leads), unless it is loaded."""
@@ -365,6 +363,8 @@ class AdapterRegistry:
             if version.ref.uid in self._freed:
                 self._freed[version.ref.uid] = version.size if version.adapter is not None else 0
             version.adapter = None
+            if version.gone is not None:
+                version.gone()
             self._changed.notify_all()
 
     def _read_new(self, path: Path) -> LoadedAdapter:

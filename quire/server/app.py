@@ -32,19 +32,37 @@ from quire.server.routes import (
     tokens,
 )
 from quire.server.served_models import ServedModels
+from quire.server.uploads.store import AdapterStore, adapter_store
 
 
-def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, access_log: bool = True) -> FastAPI:
+def create_app(
+    engine: AsyncEngine,
+    config: ServerConfig,
+    metrics: Metrics,
+    access_log: bool = True,
+    store: AdapterStore | None = None,
+) -> FastAPI:
     """All routes. The engine starts and, if nobody has closed it, ends with the application.
+
+    store: where uploaded adapters go, of which the engine may read adapters; None: one of its own, where it is needed.
 
     Raises QuireError for a format of messages that there is not.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if store is not None:
+            await store.open()
         await engine.start()
-        yield
-        await engine.close()
+        try:
+            yield
+            await engine.close()
+        finally:
+            if store is not None:
+                await store.close()
+
+    if store is None and config.allow_runtime_lora:
+        store = adapter_store(config)
 
     # No pages of documentation: they would fetch their scripts from elsewhere. /openapi.json is there.
     app = FastAPI(
@@ -52,7 +70,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     )
     app.root_path = config.root_path.rstrip("/")  # with a slash at its end, starlette finds nothing under it
     metrics.watch(engine)
-    served = ServedModels(engine, config)
+    served = ServedModels(engine, config, store)
     if config.metrics_prefix:
         metrics.twin(engine, config.metrics_prefix, served.names[0])
     format = formats_of(
@@ -68,7 +86,12 @@ def create_app(engine: AsyncEngine, config: ServerConfig, metrics: Metrics, acce
     for part in (status, info, completions, chat, responses, tokens, adapters, events, control, generate, invocations):
         app.include_router(part.router, responses=DOCUMENTED)
     app.include_router(messages.router, responses=DOCUMENTED_ANTHROPIC)
-    app.add_middleware(BodyLimits, most=config.max_request_bytes, seconds=config.body_timeout)
+    app.add_middleware(
+        BodyLimits,
+        most=config.max_request_bytes,
+        upload=config.max_adapter_upload_bytes,
+        seconds=config.body_timeout,
+    )
     app.add_middleware(ApiKeys, keys=config.api_keys, admin_key=config.admin_api_key, page=config.page)
     if config.allowed_origins:
         app.add_middleware(

@@ -40,6 +40,7 @@ from quire.server.cores import use_share
 from quire.server.http.server import HttpServer, tls
 from quire.server.logs import configure
 from quire.server.metrics import Metrics
+from quire.server.uploads.store import AdapterStore, adapter_store
 
 logger = logging.getLogger("quire.server")
 
@@ -121,14 +122,16 @@ def load(task: Task) -> Service:
         logger.info("%d threads compute: as many as there are cores for this process", threads)
     modules = _modules(launch, task.settings)
     requests = make(RequestDefaults, task.settings)
-    config = _engine_config(task, modules)
-    server = replace(make(ServerConfig, task.settings), **{name: getattr(requests, name) for name in _OF_CHAT})
+    server = make(ServerConfig, task.settings)
+    store = adapter_store(server) if server.allow_runtime_lora else None
+    config = _engine_config(task, modules, store)
+    server = replace(server, **{name: getattr(requests, name) for name in _OF_CHAT})
     metrics = Metrics()
     engine = AsyncEngine(config, metrics.on_step)
     sampling = default_sampling(engine.llm_engine.path, requests)
     server = replace(server, default_sampling=sampling)
     _check_sampling(sampling)
-    app = create_app(engine, server, metrics, not launch.disable_access_log)
+    app = create_app(engine, server, metrics, not launch.disable_access_log, store)
     served = app.state.context.served
     for module in modules:
         if module.name in served.names:
@@ -151,12 +154,12 @@ def _modules(launch: LaunchConfig, settings: Mapping[str, Any]) -> list[Module]:
     return _found(modules, _hub(settings))
 
 
-def _engine_config(task: Task, modules: Sequence[Module]) -> EngineConfig:
+def _engine_config(task: Task, modules: Sequence[Module], store: AdapterStore | None) -> EngineConfig:
     """With LoRA where there are adapters; where more may be loaded over HTTP, they come from these folders alone."""
     settings, given = task.settings, task.engine
     if modules:
         given["enable_lora"] = True
-    roots = tuple(settings.get("lora_root") or ())
+    roots = tuple(settings.get("lora_root") or ()) + (() if store is None else (str(store.folder),))
     from_hub = settings.get("lora_hub")
     if roots or from_hub or settings.get("allow_runtime_lora"):
         given["lora_roots"] = _readable(modules, roots, _hub(settings) if from_hub else None)

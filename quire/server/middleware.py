@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -28,6 +29,9 @@ access = logging.getLogger("quire.server.access")
 OPEN = frozenset({"/health", "/ready", "/ping"})  # without a key, and answered when there is no room for others
 _PROBES = frozenset({*OPEN, "/metrics"})  # asked for every few seconds
 _ADMIN = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/reset_prefix_cache"})
+_ADAPTERS = "/v1/adapters"  # adapters are uploaded here, and unloaded below it
+_PROGRESS = 1 << 20  # bytes of an upload that must come within the time for a body
+_FRAME = 1 << 20  # bytes of a form beside its files
 _BODIES = 8  # of the largest size, that there may be at once
 _LONGEST_PATH = 256  # characters in the log
 
@@ -103,7 +107,7 @@ class ApiKeys:
             return None
         given = given_keys(scope)
         is_admin = self._admin is not None and any([hmac.compare_digest(one, self._admin) for one in given])
-        needs_admin = path in _ADMIN and self._admin is not None
+        needs_admin = self._admin is not None and (path in _ADMIN or _changes_adapters(scope))
         if is_admin or not (self._keys or needs_admin):
             return None
         known = any([hmac.compare_digest(one, key) for one in given for key in self._keys])
@@ -117,12 +121,34 @@ class ApiKeys:
         return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
+def _changes_adapters(scope: Scope) -> bool:
+    path = route_path(scope)
+    below = path == _ADAPTERS or path.startswith(f"{_ADAPTERS}/")
+    return below and scope["method"] not in ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """Of a body: most bytes, by which setting. held: it is held in memory until the request is answered, and must come
+    whole in time; else it goes to a disk, and must go on coming.
+    """
+
+    most: int
+    setting: str
+    held: bool
+
+    def error(self) -> ApiError:
+        return ApiError(413, f"the body has more than {self.most} bytes, which is the limit ({self.setting}).")
+
+
 class BodyLimits:
     """Bounds what bodies take: bytes of one, of all requests at once, and seconds until all of one is here."""
 
-    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+    def __init__(self, app: ASGIApp, most: int, upload: int, seconds: float) -> None:
+        """upload: most bytes of an adapter's; seconds: for a whole body, or for each MiB of an adapter's."""
         self._app = app
-        self._most = most
+        self._limit = _Limit(most, "--max-request-bytes", held=True)
+        self._upload = _Limit(upload + _FRAME, "--max-adapter-upload-bytes", held=False)
         self._seconds = seconds
         self._taken = 0  # bytes of bodies whose requests have not been answered
 
@@ -130,23 +156,26 @@ class BodyLimits:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
+        is_upload = scope["method"] == "POST" and route_path(scope) == _ADAPTERS
+        limit = self._upload if is_upload else self._limit
         declared = headers.get("content-length", "")
-        if declared.isdigit() and (len(declared) > 18 or int(declared) > self._most):
-            remember(scope, self._too_large())
-            return await response_to(scope, self._too_large())(scope, receive, send)
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > limit.most):
+            remember(scope, limit.error())
+            return await response_to(scope, limit.error())(scope, receive, send)
         brings_one = declared not in ("", "0") or "transfer-encoding" in headers
-        if brings_one and self._taken > _BODIES * self._most:
+        if brings_one and limit.held and self._taken > _BODIES * limit.most:
             full = ApiError(429, "large requests wait: try again later.", headers={"Retry-After": "1"})
             remember(scope, full)
             return await response_to(scope, full)(scope, receive, send)
-        taken, complete = 0, False
-        deadline = asyncio.get_running_loop().time() + self._seconds
+        taken, complete, held = 0, False, 0
+        loop = asyncio.get_running_loop()
+        deadline, due = loop.time() + self._seconds, _PROGRESS
 
         async def limited() -> Message:
-            nonlocal taken, complete
+            nonlocal taken, complete, held, deadline, due
             if complete:
                 return await receive()
-            left = deadline - asyncio.get_running_loop().time()
+            left = deadline - loop.time()
             try:
                 received: Any = await asyncio.wait_for(receive(), max(left, 0.0))
             except TimeoutError:
@@ -154,17 +183,17 @@ class BodyLimits:
                 message = f"the body did not come within {self._seconds:g} s"
                 raise HTTPException(408, message, {"Connection": "close"}) from None  # nobody reads the rest
             taken += len(received.get("body", b""))
-            self._taken += len(received.get("body", b""))
+            if limit.held:
+                self._taken, held = self._taken + taken - held, taken
+            elif taken >= due:
+                deadline, due = loop.time() + self._seconds, taken + _PROGRESS
             complete = not received.get("more_body", False)
-            if taken > self._most:
+            if taken > limit.most:
                 complete = True
-                raise HTTPException(413, self._too_large().message)
+                raise HTTPException(413, limit.error().message)
             return dict(received)
 
         try:
             await self._app(scope, limited, send)
         finally:
-            self._taken -= taken
-
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body has more than {self._most} bytes, which is the limit (--max-request-bytes).")
+            self._taken -= held

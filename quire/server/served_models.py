@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from quire.config import ServerConfig
-from quire.errors import QuireError
-from quire.lora import LoRARequest
+from quire.errors import AdapterError, QuireError
+from quire.lora import AdapterInfo, LoadReport, LoRARequest
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.server.adapter_resolver import AdapterResolver
 from quire.server.adapter_sources import AdapterSources
 from quire.server.responses.errors import ApiError
 from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
+from quire.server.uploads.store import AdapterStore, Upload
 
 _OWNER = "quire"
+_UPLOAD = "upload"  # what the folder of an uploaded adapter is called, to those who ask
 
 
 class ServedModels:
     """The table of names. Adapters are the engine's; mixtures are names of the server's for requests to it."""
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig) -> None:
+    def __init__(self, engine: AsyncEngine, config: ServerConfig, store: AdapterStore | None = None) -> None:
+        """store: for adapters that are uploaded."""
         self._engine = engine
         self._config = config
+        self._store = store
         self._created = int(time.time())
         self._mixtures: dict[str, LoRARequest] = {}
         self._parents: dict[str, str] = {}  # adapter -> the name of the base model that its loader gave
@@ -75,7 +80,8 @@ class ServedModels:
         listed = [self._model(name, self._root, None) for name in self.names]
         for info in self._engine.list_lora_adapters():
             parent = self._parents.get(info.name, self.names[0])
-            listed.append({**self._model(info.name, info.path, parent), "adapter": asdict(info)})
+            shown = replace(info, path=_UPLOAD) if self._is_uploaded(info) else info
+            listed.append({**self._model(info.name, shown.path, parent), "adapter": asdict(shown)})
         for name, mixture in self._mixtures.items():
             parts = [{"name": part, "weight": weight} for part, weight in mixture.adapters or ()]
             listed.append({**self._model(name, "", self.names[0]), "root": None, "adapters": parts})
@@ -92,6 +98,54 @@ class ServedModels:
             "max_model_len": self._engine.llm_engine.limits.max_model_len,
         }
 
+    def adapters(self) -> dict[str, Any]:
+        """Adapters and mixtures with all that is known of them, and what an upload may be."""
+        lora = self._engine.llm_engine.lora
+        loaded = lora.loaded() if lora.registry is not None else []
+        store = self._store if lora.registry is not None else None
+        limits = {"max_bytes": 0, "stored_bytes": 0, "store_bytes": 0}
+        if store is not None:
+            limits = {"max_bytes": store.upload_bytes, "stored_bytes": store.bytes, "store_bytes": store.total_bytes}
+        return {
+            "object": "list",
+            "data": [self._described(info, report) for info, report in loaded],
+            "mixtures": [
+                {
+                    "name": name,
+                    "adapters": [{"name": part, "weight": weight} for part, weight in mixture.adapters or ()],
+                }
+                for name, mixture in self._mixtures.items()
+            ],
+            "runtime_changes": self._config.allow_runtime_lora and lora.registry is not None,
+            "uploads": limits,
+        }
+
+    def _described(self, info: AdapterInfo, report: LoadReport) -> dict[str, Any]:
+        return {
+            "name": info.name,
+            "source": _UPLOAD if self._is_uploaded(info) else Path(info.path).name,
+            "parent": self._parents.get(info.name, self.names[0]),
+            "tier": info.tier,
+            "bytes": info.bytes,
+            "requests": info.requests,
+            "pinned": info.pinned,
+            "lora_int_id": info.lora_int_id,
+            "rank": max(report.ranks, default=None),
+            "alpha": report.alphas[0] if len(report.alphas) == 1 else None,
+            "scaling": report.scalings[0] if len(report.scalings) == 1 else None,
+            "base_model_name_or_path": report.base_model,
+            "report": asdict(report),
+        }
+
+    def _is_uploaded(self, info: AdapterInfo) -> bool:
+        return self._store is not None and self._store.has(info.path)
+
+    def store(self) -> AdapterStore:
+        """Where uploads go. Raises ApiError where there is no use for them."""
+        if self._store is None or self._engine.llm_engine.adapters is None:
+            raise ApiError(400, "adapters are not served: start the server with --enable-lora.")
+        return self._store
+
     # -- changes --------------------------------------------------------------------------------------------------
 
     async def load(self, body: LoadAdapterRequest) -> dict[str, Any]:
@@ -104,6 +158,25 @@ class ServedModels:
         assert body.lora_path is not None
         folder = await asyncio.to_thread(self._places.folder, body.lora_path)
         report = await self._engine.load_lora_adapter(body.lora_name, str(folder), body.load_inplace)
+        return self._took(body, report)
+
+    async def load_uploaded(self, body: LoadAdapterRequest, upload: Upload) -> dict[str, Any]:
+        """Load what has come; its folder lives as long as the version does that is made of it. Raises ApiError and
+        AdapterError; then the folder goes.
+        """
+        self._check_name(body)
+        upload.hand_over()
+        try:
+            name, path = body.lora_name, str(upload.folder)
+            report = await self._engine.load_lora_adapter(name, path, body.load_inplace, gone=upload.remove)
+        except BaseException as error:
+            await asyncio.wrap_future(upload.remove())
+            if isinstance(error, AdapterError):
+                raise AdapterError(self.store().hide(str(error))) from None
+            raise
+        return self._took(body, report)
+
+    def _took(self, body: LoadAdapterRequest, report: LoadReport) -> dict[str, Any]:
         self._mixtures.pop(body.lora_name, None)
         self._name_parent(body)
         return asdict(report)
@@ -175,4 +248,6 @@ class ServedModels:
             raise ApiError(400, f"lora_name: the mixture {needed[0]!r} needs it: unload that first.", "lora_name")
         self._parents.pop(name, None)
         freed = await self._engine.unload_lora_adapter(name, self._config.unload_timeout)
+        if self._store is not None:
+            await self._store.idle()
         return {"name": name, "freed_bytes": freed, "draining": freed is None}

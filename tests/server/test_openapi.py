@@ -42,6 +42,7 @@ ROUTES = {
     "/v1/messages/count_tokens": "POST", "/v1/responses": "POST",
     "/v1/responses/{response_id}": "GET DELETE", "/v1/responses/{response_id}/cancel": "POST",
     "/v1/responses/{response_id}/input_items": "GET", "/v1/engine/events": "GET",
+    "/v1/adapters": "GET POST", "/v1/adapters/{name}": "DELETE",
 }  # fmt: skip
 # The others have nothing to get wrong.
 OPERATIONS = [(path, method) for path, methods in ROUTES.items() for method in methods.split()]

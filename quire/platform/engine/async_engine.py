@@ -279,10 +279,15 @@ class AsyncEngine:
 
     # -- adapters -------------------------------------------------------------------------------------------------
 
-    async def load_lora_adapter(self, name: str, path: str, load_inplace: bool = False) -> LoadReport:
-        """As `LLMEngine.load_lora_adapter`, off the event loop and off the step loop. Raises AdapterError."""
+    async def load_lora_adapter(
+        self, name: str, path: str, load_inplace: bool = False, gone: Callable[[], object] | None = None
+    ) -> LoadReport:
+        """As `LLMEngine.load_lora_adapter`, off the event loop and off the step loop. Raises AdapterError.
+
+        gone: called, in any thread, once nobody needs its files any more.
+        """
         try:
-            report = await asyncio.to_thread(self.llm_engine.load_lora_adapter, name, path, load_inplace)
+            report = await asyncio.to_thread(self.llm_engine.lora.load, name, path, load_inplace, gone=gone)
         except RuntimeError:  # its workers take nothing any more
             self.step_loop.check_runs()
             raise

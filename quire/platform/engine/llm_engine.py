@@ -263,7 +263,7 @@ class LLMEngine:
 
     def list_lora_adapters(self) -> list[AdapterInfo]:
         """All that are loaded. Raises AdapterError where none are served."""
-        return self.lora.loaded()
+        return [info for info, _ in self.lora.loaded()]
 
     # -- memory ---------------------------------------------------------------------------------------------------
 

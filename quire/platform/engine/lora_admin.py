@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from quire.config import EngineConfig
@@ -31,11 +31,20 @@ class LoRAAdmin:
     # -- for callers ----------------------------------------------------------------------------------------------
 
     def load(
-        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False, lora_int_id: int | None = None
+        self,
+        name: str,
+        path: str,
+        load_inplace: bool = False,
+        pinned: bool = False,
+        lora_int_id: int | None = None,
+        gone: Callable[[], object] | None = None,
     ) -> LoadReport:
-        """Load an adapter from a folder and let `name` stand for it. See `LLMEngine.load_lora_adapter`."""
+        """Load an adapter from a folder and let `name` stand for it. See `LLMEngine.load_lora_adapter`.
+
+        gone: called, in any thread, once nobody needs its files any more.
+        """
         with self._sleep.awake():
-            return self._required().load(name, self._folder(path), load_inplace, pinned, lora_int_id, path)
+            return self._required().load(name, self._folder(path), load_inplace, pinned, lora_int_id, path, gone)
 
     def load_for(self, request: LoRARequest) -> None:
         """Load what a request names by its path, unless it is loaded and the request does not want it loaded again.
@@ -65,7 +74,7 @@ class LoRAAdmin:
         """Keep an adapter in memory, or no longer. Raises AdapterError."""
         self._required().pin(name, pinned)
 
-    def loaded(self) -> list[AdapterInfo]:
+    def loaded(self) -> list[tuple[AdapterInfo, LoadReport]]:
         """All that are loaded."""
         return self._required().loaded()
 

@@ -31,6 +31,7 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import QuireError, WorkerDiedError
+from quire.lora.adapter import Bound
 from quire.models.base import CausalLM
 from quire.models.loader import load_structure
 from quire.platform.execution.executor import WorkerFacts
@@ -61,6 +62,7 @@ class RemoteAdapter:
     visual: bool
     ranks: tuple[int, ...]
     mixable: bool
+    bound: Bound
 
 
 class RemoteStep:

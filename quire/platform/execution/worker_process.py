@@ -193,7 +193,8 @@ class _Served:
         handle = next(self._next_handle)
         self._adapters[handle] = adapter
         return (
-            handle, adapter.digest, adapter.nbytes, adapter.modules, adapter.visual, adapter.ranks, adapter.mixable
+            handle, adapter.digest, adapter.nbytes, adapter.modules, adapter.visual, adapter.ranks, adapter.mixable,
+            adapter.bound,
         )  # fmt: skip
 
     def errand_vocabulary(self, source: Any) -> None:
