@@ -44,7 +44,7 @@ def test_the_page_knows_the_limits() -> None:
 
 def test_the_page_lists_the_routes(http: Any) -> None:
     paths = {re.sub(r"{\w+}", "NAME", path) for path in http.get("/openapi.json").json()["paths"]}
-    shown = set(re.findall(r"`(?:GET |POST )?(/[\w/.]*)`", PAGE.read_text(encoding="utf-8")))
+    shown = set(re.findall(r"`(?:GET |POST |DELETE )?(/[\w/.]*)`", PAGE.read_text(encoding="utf-8")))
     assert paths <= shown, paths - shown
 
 

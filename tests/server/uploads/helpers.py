@@ -1,4 +1,4 @@
-"""What the tests of this folder share: adapters as bytes, forms as bytes, and what a refused upload must leave behind."""
+"""What the tests of this folder share: adapters and forms as bytes, and what lies where uploads go."""
 
 from __future__ import annotations
 
