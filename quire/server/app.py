@@ -45,7 +45,6 @@ def create_app(
     """All routes. The engine starts and, if nobody has closed it, ends with the application.
 
     store: where uploaded adapters go, of which the engine may read adapters; None: one of its own, where it is needed.
-
     Raises QuireError for a format of messages that there is not.
     """
 
@@ -86,6 +85,12 @@ def create_app(
     for part in (status, info, completions, chat, responses, tokens, adapters, events, control, generate, invocations):
         app.include_router(part.router, responses=DOCUMENTED)
     app.include_router(messages.router, responses=DOCUMENTED_ANTHROPIC)
+    _surround(app, config, metrics, access_log)
+    return app
+
+
+def _surround(app: FastAPI, config: ServerConfig, metrics: Metrics, access_log: bool) -> None:
+    """What every request passes before its route, from the inside out."""
     app.add_middleware(
         BodyLimits,
         most=config.max_request_bytes,
@@ -102,4 +107,3 @@ def create_app(
             expose_headers=["X-Request-Id", "Request-Id", IGNORED],
         )
     app.add_middleware(RequestLog, metrics=metrics, lines=access_log, probes=config.log_probes)
-    return app
