@@ -30,7 +30,7 @@ from quire.types import AdapterRef, AdapterUse
 _MOST_FREED = 1000  # unloadings that are remembered until somebody asks
 
 
-def _lower_priority() -> None:
+def lower_priority() -> None:
     """Let this thread, and those that it begins, wait for the threads that compute steps: Linux has it by thread."""
     if sys.platform != "linux":  # elsewhere this would be the whole process
         return
@@ -60,7 +60,7 @@ class AdapterRegistry:
         self._loading = 0
         self._versions: dict[int, AdapterVersion] = {}  # by uid; retired ones too, until nobody holds them
         self._memory = HostMemory(config, self._versions)
-        self._workers = ThreadPoolExecutor(config.workers, "quire-adapters", _lower_priority)
+        self._workers = ThreadPoolExecutor(config.workers, "quire-adapters", lower_priority)
         self._mixtures: Counter[frozenset[int]] = Counter()  # that requests hold, by uids
         self._uids = count(1)
         self._stamps = count()

@@ -144,8 +144,8 @@ class _Limit:
 class BodyLimits:
     """Bounds what bodies take: bytes of one, of all requests at once, and seconds until all of one is here."""
 
-    def __init__(self, app: ASGIApp, most: int, upload: int, seconds: float) -> None:
-        """upload: most bytes of an adapter's; seconds: for a whole body, or for each MiB of an adapter's."""
+    def __init__(self, app: ASGIApp, most: int, seconds: float, upload: int = 0) -> None:
+        """seconds: for a whole body, or for each MiB of an adapter's. upload: most bytes of these."""
         self._app = app
         self._limit = _Limit(most, "--max-request-bytes", held=True)
         self._upload = _Limit(upload + _FRAME, "--max-adapter-upload-bytes", held=False)
@@ -169,13 +169,13 @@ class BodyLimits:
             return await response_to(scope, full)(scope, receive, send)
         taken, complete, held = 0, False, 0
         loop = asyncio.get_running_loop()
-        deadline, due = loop.time() + self._seconds, _PROGRESS
+        left, due = self._seconds, _PROGRESS  # seconds that may still be waited; bytes from which on they begin anew
 
         async def limited() -> Message:
-            nonlocal taken, complete, held, deadline, due
+            nonlocal taken, complete, held, left, due
             if complete:
                 return await receive()
-            left = deadline - loop.time()
+            begun = loop.time()
             try:
                 received: Any = await asyncio.wait_for(receive(), max(left, 0.0))
             except TimeoutError:
@@ -183,10 +183,11 @@ class BodyLimits:
                 message = f"the body did not come within {self._seconds:g} s"
                 raise HTTPException(408, message, {"Connection": "close"}) from None  # nobody reads the rest
             taken += len(received.get("body", b""))
+            left -= loop.time() - begun  # what the server took since is not the client's fault
             if limit.held:
                 self._taken, held = self._taken + taken - held, taken
             elif taken >= due:
-                deadline, due = loop.time() + self._seconds, taken + _PROGRESS
+                left, due = self._seconds, taken + _PROGRESS
             complete = not received.get("more_body", False)
             if taken > limit.most:
                 complete = True

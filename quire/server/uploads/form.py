@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -127,13 +126,9 @@ class AdapterForm:
             )
         self._account(len(data))
         assert self._file is not None
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-            raise ApiError(503, "the server's disk has no room for this (--adapter-store-dir).") from None
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
 
     def _close(self) -> None:
         if self._file is not None:

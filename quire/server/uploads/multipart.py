@@ -52,10 +52,10 @@ class MultipartReader:
     def __init__(self, content_type: str, parts: Parts) -> None:
         message = Message()
         message["Content-Type"] = content_type
-        boundary = message.get_param("boundary")
-        if message.get_content_type() != "multipart/form-data":
+        kind, boundary = message.get_content_type(), _parameter(message, "boundary", "Content-Type")
+        if kind != "multipart/form-data":
             raise MultipartError("Content-Type must be multipart/form-data.")
-        if not isinstance(boundary, str) or not _BOUNDARY.fullmatch(boundary):
+        if boundary is None or not _BOUNDARY.fullmatch(boundary):
             raise MultipartError("Content-Type: multipart/form-data needs a boundary, of 1 to 70 of RFC 2046's signs.")
         self._delimiter = b"\r\n--" + boundary.encode()
         self._buffer = bytearray(b"\r\n")  # so that the first boundary looks as the others do
@@ -131,17 +131,26 @@ class MultipartReader:
         return True
 
 
+def _parameter(message: Message, name: str, header: str = "Content-Disposition") -> str | None:
+    """A header's parameter; None: it has none, or one that is written as RFC 2231 has it, which no sender does here."""
+    try:
+        found = message.get_param(name, header=header)
+    except (ValueError, LookupError) as error:
+        raise MultipartError(f"{header} cannot be read: {type(error).__name__}.") from None
+    return found if isinstance(found, str) else None
+
+
 def _read_header(header: bytes) -> tuple[str, str | None]:
     """A part's name and its file's."""
     try:
         message = HeaderParser().parsestr(header.decode())
         dispositions = message.get_all("Content-Disposition", [])
         encoding = str(message.get("Content-Transfer-Encoding", "")).strip().lower()
-        name, filename = message.get_param("name", header="Content-Disposition"), message.get_filename()
+        name, filename = _parameter(message, "name"), message.get_filename()
         kind = message.get_content_disposition()
     except (ValueError, LookupError) as error:
         raise MultipartError(f"a part's header cannot be read: {type(error).__name__}.") from None
-    if len(dispositions) != 1 or kind != "form-data" or not isinstance(name, str) or not name:
+    if len(dispositions) != 1 or kind != "form-data" or not name:
         raise MultipartError("a part has no Content-Disposition: form-data with a name.")
     if encoding not in _PLAIN:
         raise MultipartError(f"a part has Content-Transfer-Encoding {encoding[:40]!r}: send it as it is.")

@@ -8,6 +8,7 @@ alone.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import re
@@ -22,12 +23,14 @@ from typing import Any, TypeVar
 
 from quire.config import ServerConfig
 from quire.errors import OverloadedError, QuireError
+from quire.lora.registry import lower_priority
 from quire.server.responses.errors import ApiError
 from quire.server.uploads.form import AdapterForm
 from quire.server.uploads.multipart import MultipartError, MultipartReader
 
 _PREFIX = "quire-adapters-"
 _AT_ONCE = 4  # uploads
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _T = TypeVar("_T")
 
 
@@ -47,7 +50,7 @@ class AdapterStore:
         self._lock: int | None = None  # the folder's descriptor, once it is there
         self._sizes: dict[Path, int] = {}  # changed by the worker alone
         self._under_way = self._count = 0
-        self._worker = ThreadPoolExecutor(1, "quire-uploads")
+        self._worker = ThreadPoolExecutor(1, "quire-uploads", lower_priority)
 
     @property
     def bytes(self) -> int:
@@ -83,7 +86,7 @@ class AdapterStore:
         upload = Upload(self, self.folder / str(self._count), content_type)
         self._under_way += 1
         try:
-            await self.on_worker(self._make, upload.folder)
+            await self.on_worker(upload.make)
             yield upload
         finally:
             self._under_way -= 1
@@ -124,7 +127,8 @@ class AdapterStore:
         """What an upload has come to."""
         self._sizes[folder] = size
 
-    def _make(self, folder: Path) -> None:
+    def make(self, folder: Path) -> None:
+        """An empty folder, in this one, which is made when it is first needed. Raises OSError."""
         while self._lock is None:
             os.mkdir(self.folder, 0o700)
             lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -176,6 +180,11 @@ class Upload:
         with _as_api_errors():
             self._reader = MultipartReader(content_type, self.form)
 
+    def make(self) -> None:
+        """Make the folder: on the store's worker. Raises ApiError."""
+        with _as_api_errors():
+            self._store.make(self.folder)
+
     async def feed(self, data: bytes) -> None:
         """Take a part of the body. Raises ApiError."""
         await self._store.on_worker(self._feed, data)
@@ -199,7 +208,7 @@ class Upload:
     def _finish(self) -> None:
         with _as_api_errors():
             self._reader.finish()
-        self._store.settle(self.folder, self.form.finish())
+            self._store.settle(self.folder, self.form.finish())
 
 
 def adapter_store(config: ServerConfig) -> AdapterStore:
@@ -213,3 +222,7 @@ def _as_api_errors() -> Iterator[None]:
         yield
     except MultipartError as error:
         raise ApiError(400, f"files: {error}", "files") from None
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise ApiError(503, "the server's disk has no room for this (--adapter-store-dir).", "files") from None

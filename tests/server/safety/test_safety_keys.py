@@ -13,7 +13,9 @@ from tests.server.safety.helpers import ADMIN, CHAT, COMPLETIONS, KEYS, LOAD, UN
 
 pytestmark = pytest.mark.slow
 
-CLOSED = (LOAD, UNLOAD, "/sleep", "/wake_up", "/reset_prefix_cache")  # without a flag that opens them
+ADAPTERS = "/v1/adapters"
+# Without a flag that opens them.
+CLOSED = (LOAD, UNLOAD, "/sleep", "/wake_up", "/reset_prefix_cache", ADAPTERS, f"{ADAPTERS}/x")
 OPEN = {"/health", "/ready", "/ping"}
 
 
@@ -32,7 +34,13 @@ def _routes(server: LocalServer) -> list[tuple[str, str]]:
     for route in server.app.routes:
         listed |= {(method, route.path) for method in getattr(route, "methods", None) or ()}
     # The engine's events have no end, but where they are asked for wrongly.
-    named = {"{model:path}": "x", "{model}": "x", "/v1/engine/events": "/v1/engine/events?rate=0"}
+    named = {
+        "{model:path}": "x",
+        "{model}": "x",
+        "{name:path}": "x",
+        "{name}": "x",
+        "/v1/engine/events": "/v1/engine/events?rate=0",
+    }
     for name, other in named.items():
         listed = {(method, path.replace(name, other)) for method, path in listed}
     return sorted(listed)
@@ -97,6 +105,17 @@ def test_the_admin_key(governed: LocalServer) -> None:
         assert asked(governed, "GET", path)[0] == 401
 
 
+def test_the_admin_key_for_uploads(governed: LocalServer) -> None:
+    """Reading the list needs none; a body is not looked at before the key."""
+    for path in (ADAPTERS, f"{ADAPTERS}/", f"{ADAPTERS}/x", f"{ADAPTERS}//x", "/v1/%61dapters", f"{ADAPTERS}/org/x"):
+        for method in ("POST", "DELETE", "PUT", "PATCH"):
+            for key, status in ((KEYS[0], 403), ("wrong", 401), (None, 401)):
+                assert asked(governed, method, path, key, b"x" * 1000)[0] == status, (method, path, key)
+            assert asked(governed, method, path, ADMIN)[0] in (400, 404, 405), (method, path)
+    for key, status in ((KEYS[0], 200), (ADMIN, 200), ("wrong", 401), (None, 401)):
+        assert asked(governed, "GET", ADAPTERS, key)[0] == status
+
+
 @pytest.mark.parametrize("root_path", ["/", "/api", "/api/", "/v1"])
 def test_the_admin_key_under_a_root_path(plain_model: Path, root_path: str) -> None:
     engine = {"model": str(plain_model), "enable_lora": True}
@@ -104,4 +123,6 @@ def test_the_admin_key_under_a_root_path(plain_model: Path, root_path: str) -> N
         for prefix in ("", root_path, root_path.rstrip("/"), root_path * 2):
             status, _ = asked(server, "POST", prefix + LOAD, "another", {"lora_name": "x", "lora_path": "/x"})
             assert status in (401, 404), prefix
+            for method, path in (("POST", ADAPTERS), ("DELETE", f"{ADAPTERS}/x")):
+                assert asked(server, method, prefix + path, "another")[0] in (401, 404), (method, prefix)
         assert asked(server, "GET", "/version")[0] == 200
