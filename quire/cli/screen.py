@@ -114,12 +114,13 @@ class Screen:
         self._painter = Painter(console)
         self._size = os.terminal_size((0, 0))
         self._input = sys.stdin.fileno() if sys.stdin.isatty() else None
+        self._output = sys.stdout.fileno()
 
     @property
     def size(self) -> os.terminal_size:
         """Columns and lines: one at least of each."""
         with suppress(OSError):
-            size = os.get_terminal_size(sys.stdout.fileno())
+            size = os.get_terminal_size(self._output)
             if size.columns > 0 and size.lines > 0:
                 return size
         return os.terminal_size((80, 24))
@@ -129,6 +130,10 @@ class Screen:
         text = self._painter.forget() if size != self._size else ""
         self._size = size
         self._write(text + self._painter.paint(lines[: size.lines]))
+
+    def renew(self) -> None:
+        """The next picture is written whole, as somebody else may have written to the terminal."""
+        self._size = os.terminal_size((0, 0))
 
     def keys(self, seconds: float) -> str:
         """What was typed within this time, as soon as there is any."""
@@ -169,13 +174,17 @@ class Screen:
         os.kill(os.getpid(), signal.SIGSTOP)
         if self._input is not None and ours is not None:
             termios.tcsetattr(self._input, termios.TCSANOW, ours)  # the shell has set its own meanwhile
-        self._painter.forget()
         self._write(_ENTER)
+        self.renew()
 
     def _write(self, text: str) -> None:
-        if text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        """Not by `sys.stdout`: while that waits for a slow terminal, a signal's handler must not write to it."""
+        left = text.encode(sys.stdout.encoding or "utf-8", "replace")
+        while left:
+            try:
+                left = left[os.write(self._output, left) :]
+            except BlockingIOError:  # somebody else who has this terminal made it so
+                select.select([], [self._output], [])
 
 
 @contextmanager

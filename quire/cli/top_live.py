@@ -61,8 +61,11 @@ class Top:
             while True:
                 size = screen.size
                 screen.show(self._lines(size.columns, size.lines))
-                if not all(map(self._obey, screen.keys(_LOOK))):
+                keys = screen.keys(_LOOK)
+                if not all(map(self._obey, keys)):
                     break
+                if "\x0c" in keys:  # Ctrl-L
+                    screen.renew()
         self._watch.stop()
 
     def _first(self) -> Seen:

@@ -7,6 +7,7 @@ import re
 import signal
 import termios
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from quire.cli.app import app
 from tests.cli.commands import fresh
 from tests.cli.events_server import Asked, answering, event, state, telling
 from tests.cli.test_run import Terminal
+from tests.server.api_server import ServerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +42,36 @@ def test_one_picture_is_printed() -> None:
             assert lines[0] == f"quire 0.9.1  quire-demo  bfloat16  cpu  up 1m01  {url}/v1"[:90]
             assert lines[3] == "CCCC" + "c" * 8 + "░" * 8 + "d" * 12 + "·" * 32
             assert "\x1b" not in result.stdout and max(map(len, lines)) <= 90
+
+
+def test_requests_of_a_server_are_seen(demo: ServerProcess) -> None:
+    """Its route and this picture mean the same."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        with demo.client() as client:
+            while not ended.is_set():
+                client.completions.create(
+                    model="french", prompt="Once", max_tokens=400, temperature=0, extra_body={"ignore_eos": True}
+                )
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for _ in range(100):
+            result = once(demo.url, "--once", "--rate", "10")
+            assert result.exit_code == 0, result.output
+            if found := re.search(r"^([a-z]) (\d+) +running +french ", result.stdout, re.MULTILINE):
+                break
+        else:
+            raise AssertionError(result.stdout)
+    finally:
+        ended.set()
+        thread.join()
+    letter, number = found.groups()
+    assert letter == chr(ord("a") + int(number) % 26)
+    assert re.search(rf"^[·░A-Za-z]*{letter}", result.stdout, re.MULTILINE | re.IGNORECASE)
+    assert "steps last: " in result.stdout and re.search(r"^french +(device|host) ", result.stdout, re.MULTILINE)
 
 
 def test_all_of_long_lists_is_printed() -> None:
@@ -136,6 +168,8 @@ def test_a_picture_is_held_until_q(monkeypatch: pytest.MonkeyPatch) -> None:
         one.type("xyz\x1b[A")  # nothing
         one.type("p")
         one.read_until("pause")
+        one.type("\x0c")
+        one.read_until("quire 0.9.1(.|\n)*p pause")
         one.type("q")
         one.read_until(re.escape(LEFT))
         assert one.end() == 0
@@ -260,6 +294,29 @@ def test_at_first_a_server_must_be_there(monkeypatch: pytest.MonkeyPatch) -> Non
     one = terminal(url, monkeypatch)
     assert "?1049h" not in one.read_until("cannot be reached")
     assert one.end() == 1
+
+
+def test_a_terminal_that_is_not_read_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pseudo terminal holds, and nobody reads; once somebody does, the newest picture comes."""
+    counted = 0
+
+    def answer(asked: Asked) -> None:
+        nonlocal counted
+        asked.begin()
+        while not asked.ends.is_set():
+            counted += 1
+            rows = [{"number": counted % 1000 + i, "state": "running", "adapter": str(counted)} for i in range(200)]
+            asked.send(event(state(requests=rows, engine={"model": "last" if counted > 300 else "m"})))
+            asked.ends.wait(0.01)
+
+    with answering(answer) as url:
+        one = terminal(url, monkeypatch, (200, 200))
+        while counted < 400:
+            time.sleep(0.01)
+        one.read_until("last")
+        one.interrupt()
+        one.read_until(re.escape(LEFT))
+        assert one.end() == 0
 
 
 HOSTILE: dict[str, Callable[[], Any]] = {
