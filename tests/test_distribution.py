@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,3 +89,31 @@ def test_all_files_name_the_same_address() -> None:
         (file, found) for file, text in texts() for found in re.findall(r"https://github\.com/[\w-]+/quire\b", text)
     ]
     assert {found for _, found in named} == {URL}
+
+
+def page_files() -> set[str]:
+    return {path.relative_to(ROOT).as_posix() for path in (ROOT / "quire" / "server" / "page").iterdir()}
+
+
+def test_git_has_the_page_that_the_wheel_takes() -> None:
+    assert len(page_files()) >= 6
+    listed = subprocess.run(["git", "ls-files", "quire/server/page"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    assert set(listed.stdout.split()) == page_files()
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_page(tmp_path: Path) -> None:
+    """Built as pip does, but for the kernels."""
+    options = ["--no-deps", "-C", "wheel.cmake=false", "-C", f"build-dir={tmp_path / 'build'}", "-w", str(tmp_path)]
+    made = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", *options, str(ROOT)], capture_output=True, text=True, timeout=600
+    )
+    if "No matching distribution" in made.stderr or "Connection" in made.stderr:
+        pytest.skip(f"pip fetched no scikit-build-core: {made.stderr[-300:]}")
+    assert made.returncode == 0, made.stderr
+    (wheel,) = tmp_path.glob("quire_llm-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert page_files() <= names and "quire/demo/picture.png" in names
+    assert not [name for name in names if "node_modules" in name or name.startswith("page/")]

@@ -82,6 +82,7 @@ def create_app(
     install_handlers(app)
     if config.page:
         app.include_router(page.router)  # before info's: it has the same /, for others than browsers
+        app.router.routes.append(page.BareRoot())
     for part in (status, info, completions, chat, responses, tokens, adapters, events, control, generate, invocations):
         app.include_router(part.router, responses=DOCUMENTED)
     app.include_router(messages.router, responses=DOCUMENTED_ANTHROPIC)

@@ -93,6 +93,7 @@ function Calls({ calls, give }: { calls: ToolCall[]; give: ((results: Record<str
   );
 }
 
+const SHORTEST = 30; // milliseconds in which tokens come: of fewer there is no rate to tell
 const ENDS: Record<string, string> = { length: "cut off at the most tokens", stopped: "stopped", content_filter: "filtered" };
 
 interface FootProps extends Omit<Props, "last"> {
@@ -140,7 +141,7 @@ function factsOf({ usage, first, total, finish }: Answer): string[] {
     facts.push(`${usage.prompt}${cached} → ${usage.output} tokens`);
   }
   if (first !== null) facts.push(`first after ${time(first)}`);
-  if (usage && first !== null && total !== null && usage.output > 1 && total > first)
+  if (usage && first !== null && total !== null && usage.output > 1 && total - first > SHORTEST)
     facts.push(`${((1000 * (usage.output - 1)) / (total - first)).toFixed(1)} tokens/s`);
   const end = finish ? ENDS[finish] : undefined;
   if (end) facts.push(finish === "length" && usage && info.value && usage.prompt + usage.output >= info.value.max_model_len ? "cut off: the context is full" : end);

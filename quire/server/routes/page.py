@@ -11,7 +11,9 @@ from functools import cache
 from pathlib import Path
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import RedirectResponse, Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Receive, Scope, Send
 
 from quire.server.paths import PAGE_FILES, asks_for_page
 from quire.server.responses.errors import ApiError
@@ -66,6 +68,17 @@ async def file(name: str, request: Request) -> Response:
     if name not in PAGE_FILES:
         raise ApiError(404, f"the page has no file {name[:200]!r}.")
     return _answer(request, name)
+
+
+class BareRoot(BaseRoute):
+    """Leads from a root path without a slash at its end to the one with it, below which the page's URLs lie."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        bare = scope["type"] == "http" and scope["path"] == scope.get("root_path", "") != ""
+        return (Match.FULL if bare and asks_for_page(scope) else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await RedirectResponse(scope["path"].rpartition("/")[2] + "/", 307)(scope, receive, send)
 
 
 def _answer(request: Request, name: str) -> Response:

@@ -88,6 +88,10 @@ def test_under_a_root_path(plain_model: Path, root_path: str) -> None:
             assert http.get(f"{prefix}/", headers=HTML).text.startswith("<!doctype html>"), prefix
             assert "javascript" in http.get(f"{prefix}/page/page.js").headers["content-type"], prefix
             assert http.get(f"{prefix}/v1/models", headers=HTML).status_code == 401, prefix
+        if prefix := root_path.rstrip("/"):
+            led = http.get(prefix, headers=HTML, follow_redirects=False)
+            assert led.status_code == 307 and str(led.url.join(led.headers["location"])) == f"{server.url}{prefix}/"
+            assert http.get(prefix).status_code == 401
 
 
 def test_without_the_page(plain_model: Path) -> None:
