@@ -53,6 +53,7 @@ def test_the_output_is_byte_for_byte_what_is_built(tmp_path: Path) -> None:
     if got.returncode:
         pytest.skip(f"npm ci fetched no packages: {got.stderr[-300:]}")
     subprocess.run(["npm", "run", "--silent", "check"], cwd=copied, check=True, timeout=300)
+    subprocess.run(["npm", "test", "--silent"], cwd=copied, check=True, timeout=300)
     subprocess.run(["node", "build.mjs", str(tmp_path / "built")], cwd=copied, check=True, timeout=300)
     built = {path.name: path.read_bytes() for path in (tmp_path / "built").iterdir()}
     assert built == {path.name: path.read_bytes() for path in OUTPUT.iterdir()}
