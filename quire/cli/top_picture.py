@@ -122,8 +122,8 @@ def _pool_line(pool: Pool, per: int) -> Text:
     if pool.swapped:
         line.append(f", {amount(pool.swapped)} swapped", style="not bold magenta")
     of = f" of {amount(pool.total)}"
-    of += f", each {amount(pool.block_size)} tokens" if pool.block_size else ""
-    of += f"; {amount(per)} to a character" if per > 1 else ""
+    of += f" of {amount(pool.block_size)} tokens" if pool.block_size else ""
+    of += f"; {amount(per)} a character" if per > 1 else ""
     return line.append(of, style="not bold dim")
 
 

@@ -39,7 +39,7 @@ def test_the_picture_says_what_the_state_says() -> None:
     lines = drawn(state(), width=90)
     assert lines[0] == "quire 0.9.1  quire-demo  bfloat16  cpu  up 1m01"
     assert lines[1] == "tokens/s in 120  out 33.2  requests/s 1.5  from cache 25%"
-    assert lines[2] == "blocks 24 owned, 8 cached, 32 free of 64, each 8 tokens"
+    assert lines[2] == "blocks 24 owned, 8 cached, 32 free of 64 of 8 tokens"
     assert lines[3] == "CCCC" + "c" * 8 + "░" * 8 + "d" * 12 + "·" * 32
     assert "steps last: 5.0 ms, 64 tokens of prompts, 2 of answers, 2 sequences" in lines
     assert "prompts   █" in lines and "images    1" in lines
