@@ -106,8 +106,7 @@ class EngineEvents:
                 yield _COMMENT
                 told = loop.time()
             else:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), told + _KEEP_ALIVE - loop.time())
+                await _wait(news, told + _KEEP_ALIVE - loop.time())
         if look.fault is not None:
             yield look.fault
 
@@ -140,8 +139,7 @@ class EngineEvents:
                 self._looked = due if now < due + _LATE else now
                 return
             look.changed.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(look.changed.wait(), due - now)
+            await _wait(look.changed, due - now)
 
     def _code(self, writer: StateWriter, snapshot: EngineSnapshot) -> tuple[StateEvent, float]:
         """The event, and the seconds that it has taken. In a thread of its own."""
@@ -153,6 +151,13 @@ class EngineEvents:
         """The engine ends."""
         if self._look is not None:
             self._look.end(None)
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """For an event, so long at most. Until Python 3.12, `wait_for` passes over a cancellation that comes with it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 class _Look:

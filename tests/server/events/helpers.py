@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tests.server.api_server import LocalServer
+from tests.server.api_server import LocalServer, ServerProcess
 
 ROUTE = "/v1/engine/events"
 PATIENCE = 60.0  # seconds
@@ -183,12 +183,18 @@ def stepping(server: LocalServer) -> Iterator[Steps]:
 
 
 class Asking(threading.Thread):
-    """A completion of token ids, asked for in a thread."""
+    """A request in a thread of its own. prompt: None in conversations. The base model's, unless one is named."""
 
-    def __init__(self, server: LocalServer, prompt: Any, **fields: Any) -> None:
+    def __init__(
+        self, server: LocalServer | ServerProcess, prompt: Any, path: str = "/v1/completions", **fields: Any
+    ) -> None:
         super().__init__(daemon=True)
-        self._server = server
-        self._body = {"model": name_of(server), "prompt": prompt, "ignore_eos": True, "temperature": 0, **fields}
+        self._path = path
+        self._body = {"ignore_eos": True, "temperature": 0, **fields}
+        if prompt is not None:
+            self._body["prompt"] = prompt
+        if isinstance(server, LocalServer):
+            self._body.setdefault("model", name_of(server))
         self._client = server.http()
         self.parts: list[bytes] = []
         self.status = 0
@@ -197,7 +203,7 @@ class Asking(threading.Thread):
 
     def run(self) -> None:
         try:
-            with self._client.stream("POST", "/v1/completions", json=self._body) as answer:
+            with self._client.stream("POST", self._path, json=self._body) as answer:
                 for part in answer.iter_bytes():
                     self.parts.append(part)
                     if self._leaves.is_set():
