@@ -1,6 +1,7 @@
 import { useState } from "preact/hooks";
 import { key, messageOf } from "../api";
 import { info } from "../server";
+import { conversations } from "../store";
 import { CodeDialog } from "../ui/CodeDialog";
 import { pigmentOf } from "../ui/pigment";
 import { PlainText, ShadedText, shading } from "./AnswerText";
@@ -32,7 +33,8 @@ export function AnswerSheet({ conversation, turn, column, last }: Props) {
     );
   const shaded = shading.value && answer.tokens.length > 0 && answer.calls.length === 0;
   return (
-    <section
+    <div
+      role="group"
       class={`answer sheet ${answer.model.startsWith("mix:") ? "pigment-7" : pigmentOf(answer.model)} ${live ? "live" : ""}`}
       aria-label={`Answer of ${answer.model}`}
       aria-busy={live !== undefined}
@@ -54,7 +56,7 @@ export function AnswerSheet({ conversation, turn, column, last }: Props) {
       )}
       {answer.error && <p class="error hint" role="alert" data-test="answer-error">{answer.error}</p>}
       {!live && <Foot answer={answer} {...{ conversation, turn, column }} retry={last ? retry : null} />}
-    </section>
+    </div>
   );
 }
 
@@ -93,6 +95,9 @@ function Calls({ calls, give }: { calls: ToolCall[]; give: ((results: Record<str
   );
 }
 
+const latest = (conversation: Conversation): Conversation =>
+  conversations.value.find((one) => one.id === conversation.id) ?? conversation;
+
 const SHORTEST = 30; // milliseconds in which tokens come: of fewer there is no rate to tell
 const ENDS: Record<string, string> = { length: "cut off at the most tokens", stopped: "stopped", content_filter: "filtered" };
 
@@ -106,7 +111,9 @@ function Foot({ answer, conversation, turn, column, retry }: FootProps) {
   const [code, setCode] = useState<{ title: string; text: string } | null>(null);
   const show = (title: string, write: typeof asCurl) => {
     try {
-      setCode({ title, text: write(bodyOf(conversation, column, turn.id), key.value !== "") });
+      // As it was asked: the conversation's options may be others by now.
+      const body = bodyOf({ ...latest(conversation), options: answer.options }, column, turn.id);
+      setCode({ title, text: write({ ...body, model: answer.model }, key.value !== "") });
     } catch (error) {
       setCode({ title, text: messageOf(error) });
     }

@@ -1,10 +1,11 @@
-import { memo } from "../ui/memo";
+import { computed } from "@preact/signals";
 import { useRef, useState } from "preact/hooks";
-import { kept } from "../settings";
+import { current } from "../store";
+import { memo } from "../ui/memo";
 import type { Token } from "./types";
 
-/** Whether tokens are shaded. */
-export const shading = kept("shade", false);
+/** Whether the tokens of the conversation that is shown are shaded. */
+export const shading = computed(() => current.value?.options.logprobs ?? false);
 
 const LEAST = 1200; // characters of a block of text; it ends with a line
 const TOKENS = 100; // of a block of tokens

@@ -1,7 +1,6 @@
 import { baseName } from "../server";
 import { change } from "../store";
 import { parse } from "./request";
-import { shading } from "./AnswerText";
 import type { Conversation, Options } from "./types";
 
 type Numeric = { [N in keyof Options]: Options[N] extends number | null ? N : never }[keyof Options];
@@ -50,11 +49,8 @@ export function OptionsPanel({ conversation, close }: { conversation: Conversati
         <input
           type="checkbox"
           data-test="shade"
-          checked={shading.value}
-          onChange={(event) => {
-            shading.value = event.currentTarget.checked;
-            set({ logprobs: event.currentTarget.checked });
-          }}
+          checked={options.logprobs}
+          onChange={(event) => set({ logprobs: event.currentTarget.checked })}
         />
         <span>Shade tokens by how unlikely they were; point at one to see what else there was</span>
       </label>

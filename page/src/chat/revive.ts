@@ -69,6 +69,7 @@ function answerOf(value: Loose): Answer {
   const alternative = (one: Loose) => ({ token: text(one["token"]), logprob: numeric(one["logprob"]) ?? 0 });
   return {
     model: text(value["model"]),
+    options: optionsOf(value["options"]),
     text: text(value["text"]),
     reasoning: text(value["reasoning"]),
     calls: objects(value["calls"]).map((call) => ({

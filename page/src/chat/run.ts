@@ -4,7 +4,7 @@ import { ApiError, events, isAbort, messageOf, postJson } from "../api";
 import { baseName, models, refresh } from "../server";
 import { change, changeTurn, conversations, putAnswer } from "../store";
 import { type Body, bodyOf } from "./request";
-import { type Answer, type Column, mixtureName, nameOf, newId, type Picture, type Token, type Turn } from "./types";
+import { type Answer, type Column, mixtureName, nameOf, newId, type Options, type Picture, type Token, type Turn } from "./types";
 
 const SAVED_EVERY = 2000; // milliseconds, of an answer that goes on
 
@@ -55,7 +55,7 @@ export async function answer(id: string, turnId: string, columnId: string): Prom
   if (!conversation || !column || running.value.has(where)) return;
   changeTurn(id, turnId, ({ answers: { [columnId]: _, ...answers }, ...turn }) => ({ ...turn, answers }));
   const stop = new AbortController();
-  const stream = new AnswerStream(nameOf(column, baseName.value), (told) => putAnswer(id, turnId, columnId, told));
+  const stream = new AnswerStream(nameOf(column, baseName.value), conversation.options, (told) => putAnswer(id, turnId, columnId, told));
   running.value = new Map(running.value).set(where, { answer: stream.shown, stop });
   spoken.value = `${stream.shown.value.model} answers`;
   try {
@@ -109,10 +109,11 @@ class AnswerStream {
 
   constructor(
     model: string,
+    options: Options,
     private readonly keep: (answer: Answer) => void,
   ) {
     this.draft = {
-      model, text: "", reasoning: "", calls: [], tokens: [], finish: null, error: null, first: null, total: null, usage: null,
+      model, options, text: "", reasoning: "", calls: [], tokens: [], finish: null, error: null, first: null, total: null, usage: null,
     };
     this.shown = signal(this.draft);
   }

@@ -29,9 +29,11 @@ export interface Usage {
   output: number;
 }
 
-/** finish: why it ended, as the API says it, or "stopped"; null while it runs. Times are milliseconds. */
+/** options: those that it was asked with. finish: why it ended, as the API says it, or "stopped"; null while it runs.
+ * Times are milliseconds. */
 export interface Answer {
   model: string;
+  options: Options;
   text: string;
   reasoning: string;
   calls: ToolCall[];
