@@ -1,0 +1,69 @@
+// Load an adapter from a folder that the server may read, or from the hub where it may.
+import { useState } from "preact/hooks";
+import { messageOf, postJson } from "../api";
+import type { FormProps } from "./AddAdapter";
+import { changed, type LoadReport } from "./listing";
+
+export function LoadForm({ list, replacing, loaded }: FormProps) {
+  const [name, setName] = useState(replacing);
+  const [path, setPath] = useState("");
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState<string | null>(null);
+  const taken = list.data.some((one) => one.name === name.trim());
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    setBusy(true);
+    setError(null);
+    try {
+      const body = { lora_name: name.trim(), lora_path: path.trim(), load_inplace: taken };
+      const report = await postJson<LoadReport>("v1/load_lora_adapter", body);
+      loaded(report, taken ? "replaced" : "loaded");
+      setPath("");
+      setName(replacing);
+      await changed();
+    } catch (fault) {
+      setError(messageOf(fault));
+    }
+    setBusy(false);
+  };
+  return (
+    <form class="load" onSubmit={submit}>
+      <label class="field">
+        <span>
+          Folder, below one that <code>--lora-root</code> names; or a hub id, where <code>--lora-hub</code> allows it
+        </span>
+        <input
+          required
+          dir="ltr"
+          autocomplete="off"
+          spellcheck={false}
+          data-test="load-path"
+          value={path}
+          onInput={(event) => setPath(event.currentTarget.value)}
+        />
+      </label>
+      <label class="field">
+        <span>Name</span>
+        <input
+          required
+          dir="auto"
+          autocomplete="off"
+          spellcheck={false}
+          data-test="load-name"
+          value={name}
+          onInput={(event) => setName(event.currentTarget.value)}
+        />
+      </label>
+      {error !== null && (
+        <p class="fault" role="alert" data-test="load-error">
+          {error}
+        </p>
+      )}
+      <div class="row end">
+        <button type="submit" class="primary" disabled={busy} data-test="load">
+          {busy ? "Loading…" : taken ? "Replace" : "Load"}
+        </button>
+      </div>
+    </form>
+  );
+}
