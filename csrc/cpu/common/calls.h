@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu/common/isa.h"
+#include "cpu/common/threads.h"
 
 namespace py = pybind11;
 
@@ -27,12 +28,23 @@ class Recording {
  public:
   void begin() {
     if (current_) throw std::runtime_error("this thread is recording already");
-    current_ = this;
+    current_ = this, teams_ = teams_asked_for();
   }
-  static void end() { current_ = nullptr; }
+  static void end() {
+    if (!current_) return;
+    current_->teams_ = teams_asked_for() - current_->teams_;
+    current_ = nullptr;
+  }
   void replay() const {
     py::gil_scoped_release release;
-    for (const auto& call : calls_) call();
+    const auto all = [](void* data) {
+      for (const auto& call : static_cast<const Recording*>(data)->calls_) call();
+    };
+    void* self = const_cast<Recording*>(this);
+    if (teams_ > 1)
+      keep_team(all, self);
+    else
+      all(self);
   }
   size_t size() const { return calls_.size(); }
 
@@ -44,6 +56,7 @@ class Recording {
  private:
   static thread_local Recording* current_;
   std::vector<std::function<void()>> calls_;
+  int64_t teams_ = 0;  // that the calls asked for when they were recorded
 };
 inline thread_local Recording* Recording::current_ = nullptr;
 

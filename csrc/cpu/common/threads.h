@@ -1,4 +1,5 @@
-// How the bindings tell parallel.cpp whose threads to use. Addresses of functions, because nothing here links to torch.
+// How the bindings tell parallel.cpp whose threads to use, and which calls follow each other. Addresses of functions,
+// because nothing here links to torch.
 #pragma once
 
 #include <stdint.h>
@@ -10,5 +11,10 @@ void use_thread_count(uintptr_t function);  // address of int at::get_num_thread
 void set_thread_count(int threads);
 bool uses_openmp();
 int max_threads();
+// Make calls(data), all of whose teams are one: its threads wait awake between one task and the next, and who comes late
+// to a task is not waited for. Throws what calls throws.
+void keep_team(void (*calls)(void*), void* data);
+// How many teams the calling thread has asked for.
+int64_t teams_asked_for();
 
 }  // namespace quire

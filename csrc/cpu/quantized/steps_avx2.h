@@ -76,6 +76,7 @@ inline void take_halves(Rows rows, __m256* to) {
 inline __m256 negative(__m256 a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
 
 // kMost: the largest code.
+// `take` is inlined everywhere: a step stays in registers, which a call would store for its caller to load.
 template <class Kind>
 struct Steps;
 
@@ -91,7 +92,7 @@ inline void take_blocks(Rows rows, __m256i (*codes)[kStepGroups], const Take& ta
 template <>
 struct Steps<Q4_0> {
   static constexpr int kOffset = 8, kMost = 15;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     take_blocks<18>(rows, to->codes, [](const uint8_t* block) { return nibbles_at(block + 2); });
     take_halves<18, 0>(rows, to->scale);
   }
@@ -100,7 +101,7 @@ struct Steps<Q4_0> {
 template <>
 struct Steps<Q4_1> {
   static constexpr int kOffset = 0, kMost = 15;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     take_blocks<20>(rows, to->codes, [](const uint8_t* block) { return nibbles_at(block + 4); });
     take_halves<20, 0>(rows, to->scale), take_halves<20, 2>(rows, to->minimum);
   }
@@ -109,7 +110,7 @@ struct Steps<Q4_1> {
 template <>
 struct Steps<Q5_0> {
   static constexpr int kOffset = 16, kMost = 31;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     take_blocks<22>(rows, to->codes,
                     [](const uint8_t* block) { return _mm256_or_si256(nibbles_at(block + 6), fifth_bits(block + 2)); });
     take_halves<22, 0>(rows, to->scale);
@@ -119,7 +120,7 @@ struct Steps<Q5_0> {
 template <>
 struct Steps<Q5_1> {
   static constexpr int kOffset = 0, kMost = 31;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     take_blocks<24>(rows, to->codes,
                     [](const uint8_t* block) { return _mm256_or_si256(nibbles_at(block + 8), fifth_bits(block + 4)); });
     take_halves<24, 0>(rows, to->scale), take_halves<24, 2>(rows, to->minimum);
@@ -129,7 +130,7 @@ struct Steps<Q5_1> {
 template <>
 struct Steps<Q8_0> {
   static constexpr int kOffset = kSignedBytes ? 0 : 128, kMost = kSignedBytes ? -128 : 255;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     take_blocks<34>(rows, to->codes, [](const uint8_t* block) {
       return kSignedBytes ? load32(block + 2) : _mm256_xor_si256(load32(block + 2), bytes(128));
     });
@@ -140,7 +141,7 @@ struct Steps<Q8_0> {
 template <>
 struct Steps<MxFp4> {
   static constexpr int kOffset = 12, kMost = 24;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     const __m256i values =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     take_blocks<17>(rows, to->codes,
@@ -153,7 +154,7 @@ struct Steps<MxFp4> {
 };
 
 // Scales and minimums of 6 bits, for the one or the other half of a block.
-inline void take_six_bits(Rows rows, int second, Step<false>* to) {
+inline __attribute__((always_inline)) void take_six_bits(Rows rows, int second, Step<false>* to) {
   const __m128i a = load16(rows[0]), b = load16(rows[1]), c = load16(rows[2]), d = load16(rows[3]);
   const __m128i ab = _mm_unpacklo_epi32(a, b), cd = _mm_unpacklo_epi32(c, d);
   const __m128i ab_high = _mm_unpackhi_epi32(a, b), cd_high = _mm_unpackhi_epi32(c, d);
@@ -184,7 +185,7 @@ inline void take_six_bits(Rows rows, int second, Step<false>* to) {
 template <>
 struct Steps<Q4_K> {
   static constexpr int kOffset = 0, kMost = 15;
-  static void take(Rows rows, int second, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<false>* to) {
 #pragma GCC unroll 4
     for (int r = 0; r < kStepRows; ++r) {
 #pragma GCC unroll 2
@@ -200,7 +201,7 @@ struct Steps<Q4_K> {
 template <>
 struct Steps<Q5_K> {
   static constexpr int kOffset = 0, kMost = 31;
-  static void take(Rows rows, int second, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<false>* to) {
 #pragma GCC unroll 4
     for (int r = 0; r < kStepRows; ++r) {
       const __m256i high = bits_at(load32(rows[r] + 16), 4 * second, 4);
@@ -242,7 +243,7 @@ inline void split_pairs_of_bits(const uint8_t* p, __m256i* codes) {
 template <>
 struct Steps<Q6_K> {
   static constexpr int kOffset = 32, kMost = 63;
-  static void take(Rows rows, int second, Step<true>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<true>* to) {
 #pragma GCC unroll 4
     for (int r = 0; r < kStepRows; ++r) {
       const __m256i low[] = {load32(rows[r] + 64 * second), load32(rows[r] + 64 * second + 32)};
@@ -262,7 +263,7 @@ struct Steps<Q6_K> {
 template <>
 struct Steps<Q3_K> {
   static constexpr int kOffset = 4, kMost = 7;
-  static void take(Rows rows, int second, Step<true>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<true>* to) {
     for (int r = 0; r < kStepRows; ++r) {
       split_pairs_of_bits(rows[r] + 32 + 32 * second, to->codes[r]);
       const __m256i high = bits_at(load32(rows[r]), 4 * second, 4);
@@ -281,7 +282,7 @@ struct Steps<Q3_K> {
 template <>
 struct Steps<Q2_K> {
   static constexpr int kOffset = 0, kMost = 3;
-  static void take(Rows rows, int second, Step<true>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<true>* to) {
     for (int r = 0; r < kStepRows; ++r) {
       split_pairs_of_bits(rows[r] + 16 + 32 * second, to->codes[r]);
       const __m128i both = _mm_cvtsi64_si128(read<int64_t>(rows[r] + 8 * second)), four = _mm_set1_epi8(15);

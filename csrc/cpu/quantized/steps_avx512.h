@@ -128,13 +128,14 @@ inline void split_pairs_of_bits(const uint8_t* p, __m512i* codes) {
   }
 }
 
+// `take` is inlined everywhere: a step stays in registers, which a call would store for its caller to load.
 template <class Kind>
 struct Steps;
 
 template <>
 struct Steps<Q4_0> {
   static constexpr int kOffset = 8;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     for (int r = 0; r < kStepRows; ++r) split_nibbles(by_turns(quads<18>(rows[r] + 2)), to->codes[r]);
     to->scale = halves_at<18, 0>(rows);
   }
@@ -143,7 +144,7 @@ struct Steps<Q4_0> {
 template <>
 struct Steps<Q4_1> {
   static constexpr int kOffset = 0;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     for (int r = 0; r < kStepRows; ++r) split_nibbles(by_turns(quads<20>(rows[r] + 4)), to->codes[r]);
     to->scale = halves_at<20, 0>(rows), to->minimum = halves_at<20, 2>(rows);
   }
@@ -152,7 +153,7 @@ struct Steps<Q4_1> {
 template <>
 struct Steps<Q5_0> {
   static constexpr int kOffset = 16;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     for (int r = 0; r < kStepRows; ++r) {
       split_nibbles(by_turns(quads<22>(rows[r] + 6)), to->codes[r]);
       add_fifth_bits<22>(rows[r] + 2, to->codes[r]);
@@ -164,7 +165,7 @@ struct Steps<Q5_0> {
 template <>
 struct Steps<Q5_1> {
   static constexpr int kOffset = 0;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     for (int r = 0; r < kStepRows; ++r) {
       split_nibbles(by_turns(quads<24>(rows[r] + 8)), to->codes[r]);
       add_fifth_bits<24>(rows[r] + 4, to->codes[r]);
@@ -182,7 +183,7 @@ inline __m512i two_blocks(const uint8_t* one, const uint8_t* other) {
 template <>
 struct Steps<Q8_0> {
   static constexpr int kOffset = 128;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     const __m512i first = _mm512_setr_epi32(0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
     const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(4));
     for (int r = 0; r < kStepRows; ++r) {
@@ -197,7 +198,7 @@ struct Steps<Q8_0> {
 template <>
 struct Steps<MxFp4> {
   static constexpr int kOffset = 12;
-  static void take(Rows rows, int, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int, Step<false>* to) {
     const __m512i values =
         _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
     alignas(16) uint8_t exponents[4 * kStepRows];
@@ -215,7 +216,7 @@ struct Steps<MxFp4> {
 
 // Scales and minimums of 6 bits, for the one or the other half of a block.
 template <bool kSecond>
-inline void take_six_bits(Rows rows, Step<false>* to) {
+inline __attribute__((always_inline)) void take_six_bits(Rows rows, Step<false>* to) {
   const __m128i a = load16(rows[0]), b = load16(rows[1]), c = load16(rows[2]), d = load16(rows[3]);
   const __m128i ab = _mm_unpacklo_epi32(a, b), cd = _mm_unpacklo_epi32(c, d);
   const __m128i ab_high = _mm_unpackhi_epi32(a, b), cd_high = _mm_unpackhi_epi32(c, d);
@@ -247,7 +248,7 @@ inline void split_nibbles_by_turns(const uint8_t* p, __m512i* codes) {
 template <>
 struct Steps<Q4_K> {
   static constexpr int kOffset = 0;
-  static void take(Rows rows, int second, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<false>* to) {
     for (int r = 0; r < kStepRows; ++r) split_nibbles_by_turns(rows[r] + 16 + 64 * second, to->codes[r]);
     second ? take_six_bits<true>(rows, to) : take_six_bits<false>(rows, to);
   }
@@ -256,7 +257,7 @@ struct Steps<Q4_K> {
 template <>
 struct Steps<Q5_K> {
   static constexpr int kOffset = 0;
-  static void take(Rows rows, int second, Step<false>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<false>* to) {
     const __m512i bit =
         _mm512_broadcast_i32x4(second ? _mm_setr_epi32(0x10101010, 0x20202020, 0x40404040, static_cast<int>(0x80808080))
                                       : _mm_setr_epi32(0x01010101, 0x02020202, 0x04040404, 0x08080808));
@@ -294,7 +295,7 @@ inline void spread_factors(__m128i both, __m512i* factors) {
 template <>
 struct Steps<Q6_K> {
   static constexpr int kOffset = 32;
-  static void take(Rows rows, int second, Step<true>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<true>* to) {
     for (int r = 0; r < kStepRows; ++r) {
       const __m512i low = _mm512_loadu_si512(rows[r] + 64 * second);
       __m512i high[2];
@@ -312,7 +313,7 @@ struct Steps<Q6_K> {
 template <>
 struct Steps<Q3_K> {
   static constexpr int kOffset = 4;
-  static void take(Rows rows, int second, Step<true>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<true>* to) {
     const __m512i bit =
         _mm512_broadcast_i32x4(second ? _mm_setr_epi32(0x10101010, 0x20202020, 0x40404040, static_cast<int>(0x80808080))
                                       : _mm_setr_epi32(0x01010101, 0x02020202, 0x04040404, 0x08080808));
@@ -336,7 +337,7 @@ struct Steps<Q3_K> {
 template <>
 struct Steps<Q2_K> {
   static constexpr int kOffset = 0;
-  static void take(Rows rows, int second, Step<true>* to) {
+  static inline __attribute__((always_inline)) void take(Rows rows, int second, Step<true>* to) {
     alignas(64) int low[2][4 * kStepRows];
     for (int r = 0; r < kStepRows; ++r) {
       split_pairs_of_bits(rows[r] + 16 + 32 * second, to->codes[r]);

@@ -65,14 +65,9 @@ class StepReader {
   const int64_t whole_, features_;
 };
 
-// How far ahead of the products rows are fetched, and into which cache (3: the first, 2: the second). Blocks of 32 columns
-// are multiplied faster than memory gives them: as many lines as the second cache waits for at a time, and no fewer, keep
-// it busy. Larger blocks take longer to make ready, so that the first cache's few are enough.
-template <class Kind>
-struct BytesAheadOf {
-  static constexpr int kCache = StepReader<Kind>::kLarge ? 3 : 2;
-  static constexpr int64_t kBytes = StepReader<Kind>::kLarge ? 0 : 8 << 10;
-};
+// How far ahead of the products rows are fetched, into the second cache: rows are multiplied faster than memory gives them,
+// and as many lines as that cache waits for at a time, and no fewer, keep it busy.
+constexpr int64_t kBytesAhead = 8 << 10;
 
 // The chains of kStepRows rows with a token, and those of its second codes, where it has any.
 struct StripChains {
@@ -86,7 +81,7 @@ struct StripChains {
 template <class Kind, int kCount>
 void multiply_steps(const StepReader<Kind>& reader, const GroupTokens& tokens, const uint8_t* ahead,
                     StripChains* chains) {
-  constexpr int kAhead = kStepRows * StepReader<Kind>::kStepBytes, kCache = BytesAheadOf<Kind>::kCache;
+  constexpr int kAhead = kStepRows * StepReader<Kind>::kStepBytes;
   GroupTokens::Token x[kCount];
   Chains acc[kCount];
 #pragma GCC unroll 4
@@ -97,7 +92,7 @@ void multiply_steps(const StepReader<Kind>& reader, const GroupTokens& tokens, c
   const int64_t steps = tokens.steps();
   for (int64_t number = 0; number < steps; ++number) {
 #pragma GCC unroll 16
-    for (int line = 0; line < kAhead; line += 64) __builtin_prefetch(ahead + line, 0, kCache);
+    for (int line = 0; line < kAhead; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     ahead += kAhead;
     Step<Kind::kHalves> step;
     reader.take(number, &step);
@@ -159,8 +154,7 @@ class GroupProducts {
                                       count_of(block, s)};
       result.put(token, chains.total());
     };
-    int64_t far = 1;  // strips
-    for_kind(kind, [&](auto own) { far += BytesAheadOf<decltype(own)>::kBytes / strip_bytes; });
+    const int64_t far = 1 + kBytesAhead / strip_bytes;  // strips
     for (int64_t s = 0; s < strips; ++s) {
       const int64_t past = s + far - strips;
       const uint8_t* ahead = past < 0 ? block.w + (s + far) * strip_bytes
