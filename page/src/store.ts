@@ -78,7 +78,11 @@ export function putAnswer(id: string, turnId: string, columnId: string, answer: 
   changeTurn(id, turnId, (turn) => ({ ...turn, answers: { ...turn.answers, [columnId]: answer } }));
 }
 
+/** What was thrown away last; it can be brought back until the page is closed. */
+export const dropped = signal<Conversation | null>(null);
+
 export function drop(id: string): void {
+  dropped.value = conversations.value.find((one) => one.id === id) ?? null;
   conversations.value = conversations.value.filter((one) => one.id !== id);
   database?.transaction(PLACE, "readwrite").objectStore(PLACE).delete(id);
   if (conversations.value.length === 0) begin();
@@ -96,15 +100,12 @@ export function takeIn(given: Conversation[]): void {
 function save(): void {
   window.clearTimeout(timer);
   timer = undefined;
-  if (!database) return;
-  try {
-    const place = database.transaction(PLACE, "readwrite").objectStore(PLACE);
-    for (const one of conversations.value) if (unsaved.has(one.id)) place.put(one);
-    unsaved.clear();
-    notKept.value = null;
-  } catch (error) {
-    notKept.value = `This conversation is not kept: ${String(error)}`;
-  }
+  if (!database || unsaved.size === 0) return;
+  const whole = database.transaction(PLACE, "readwrite");
+  whole.oncomplete = () => (notKept.value = null);
+  whole.onabort = () => (notKept.value = `The browser does not keep this: ${whole.error?.message || "its storage is full"}. Export it.`);
+  for (const one of conversations.value) if (unsaved.has(one.id)) whole.objectStore(PLACE).put(one);
+  unsaved.clear();
 }
 
 window.addEventListener("pagehide", save);

@@ -6,7 +6,7 @@ import { ColumnHeads } from "./Columns";
 import { Composer } from "./Composer";
 import { addPictures } from "./pictures";
 import { OptionsPanel } from "./OptionsPanel";
-import { running, spoken, stopAll } from "./run";
+import { spoken, stop } from "./run";
 import { Sidebar } from "./Sidebar";
 import { Turns } from "./Turns";
 
@@ -27,7 +27,8 @@ export function Chat() {
   const [dropping, setDropping] = useState(false);
   useEffect(() => {
     const onKey = (event: KeyboardEvent) => {
-      if (event.key === "Escape" && running.value.size > 0) stopAll();
+      const shown = current.value;
+      if (event.key === "Escape" && shown && !document.querySelector("dialog[open]")) stop(shown);
     };
     document.addEventListener("keydown", onKey);
     return () => document.removeEventListener("keydown", onKey);

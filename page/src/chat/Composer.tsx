@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { info } from "../server";
 import { kept } from "../settings";
 import { addPictures, pictures, pictureTrouble } from "./pictures";
-import { ask, running, stopAll } from "./run";
+import { ask, isBusy, stop } from "./run";
 import type { Conversation, Turn } from "./types";
 
 /** What stands in the field, kept through a reload; and the turn that it is to replace. */
@@ -20,7 +20,7 @@ export function edit(turn: Turn): void {
 export function Composer({ conversation }: { conversation: Conversation }) {
   const field = useRef<HTMLTextAreaElement>(null);
   const chooser = useRef<HTMLInputElement>(null);
-  const busy = running.value.size > 0;
+  const busy = isBusy(conversation);
   const empty = !draft.value.trim() && pictures.value.length === 0;
   useEffect(() => () => void (editing.value = null), []);
   useEffect(() => {
@@ -122,7 +122,7 @@ export function Composer({ conversation }: { conversation: Conversation }) {
           onPaste={onPaste}
         />
         {busy ? (
-          <button type="button" class="primary" data-test="stop" title="Esc" onClick={stopAll}>
+          <button type="button" class="primary" data-test="stop" title="Esc" onClick={() => stop(conversation)}>
             Stop
           </button>
         ) : (

@@ -1,6 +1,6 @@
 import { useRef, useState } from "preact/hooks";
 import { messageOf } from "../api";
-import { begin, change, conversations, current, currentId, drop, takeIn } from "../store";
+import { begin, change, conversations, current, currentId, drop, dropped, takeIn } from "../store";
 import { revive } from "./revive";
 import type { Conversation } from "./types";
 
@@ -44,6 +44,11 @@ export function Sidebar({ close }: { close: () => void }) {
         </button>
         <input ref={file} type="file" accept=".json,application/json" hidden data-test="import" onChange={onFile} />
       </div>
+      {dropped.value && dropped.value.turns.length > 0 && (
+        <button type="button" class="quiet small name" data-test="bring-back" dir="auto" onClick={bringBack}>
+          Bring back “{dropped.value.title}”
+        </button>
+      )}
       {problem && <p class="error hint" role="alert">{problem}</p>}
       <p class="hint">They are kept in this browser alone.</p>
     </aside>
@@ -86,6 +91,11 @@ function Entry({ conversation, open }: { conversation: Conversation; open: boole
       </button>
     </li>
   );
+}
+
+function bringBack(): void {
+  if (dropped.value) takeIn([dropped.value]);
+  dropped.value = null;
 }
 
 function exportAll(): void {

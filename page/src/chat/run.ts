@@ -4,7 +4,7 @@ import { ApiError, events, isAbort, messageOf, postJson } from "../api";
 import { baseName, models, refresh } from "../server";
 import { change, changeTurn, conversations, putAnswer } from "../store";
 import { type Body, bodyOf } from "./request";
-import { type Answer, type Column, mixtureName, nameOf, newId, type Options, type Picture, type Token, type Turn } from "./types";
+import { type Answer, type Column, type Conversation, mixtureName, nameOf, newId, type Options, type Picture, type Token, type Turn } from "./types";
 
 const SAVED_EVERY = 2000; // milliseconds, of an answer that goes on
 
@@ -20,8 +20,18 @@ export const spoken = signal("");
 
 export const place = (turnId: string, columnId: string): string => `${turnId}/${columnId}`;
 
-export function stopAll(): void {
-  for (const one of running.value.values()) one.stop.abort();
+/** Whether a conversation is being answered. */
+export function isBusy(conversation: Conversation | undefined): boolean {
+  return conversation !== undefined && runningOf(conversation).length > 0;
+}
+
+export function stop(conversation: Conversation): void {
+  for (const one of runningOf(conversation)) one.stop.abort();
+}
+
+function runningOf(conversation: Conversation): Running[] {
+  const turns = new Set(conversation.turns.map((turn) => turn.id));
+  return [...running.value].filter(([where]) => turns.has(where.split("/")[0] ?? "")).map(([, one]) => one);
 }
 
 /** Ask all columns. Turns from `instead` on are replaced. */
