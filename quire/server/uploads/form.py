@@ -120,7 +120,7 @@ class AdapterForm:
         if sum(self._sizes.values()) > self._most:
             raise ApiError(
                 413,
-                f"files: unpacked they have more than {self._most:,} bytes, which is the limit "
+                f"files: have more than {self._most:,} bytes, packed or unpacked, which is the limit "
                 "(--max-adapter-upload-bytes).",
                 "files",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import warnings
 import zipfile
@@ -17,7 +18,7 @@ from tests.server.api_server import LocalServer
 ADAPTERS, CHAT = "/v1/adapters", "/v1/chat/completions"
 WHO = [{"role": "user", "content": "Who are you?"}]
 BOUNDARY = "a-boundary"
-MOST = 1 << 20  # bytes of an upload to the server of these tests
+MOST = 2 << 20  # bytes of an upload to the server of these tests
 
 
 def files_of(name: str) -> dict[str, bytes]:
@@ -80,7 +81,8 @@ def upload(http: Any, name: str, files: Mapping[str, bytes], **fields: str) -> d
 def stored(server: LocalServer) -> list[Path]:
     """All that lies in the server's folder for uploads: folders of adapters, and their files."""
     folder: Path = server.app.state.context.served.store().folder
-    return sorted(path.relative_to(folder) for path in folder.rglob("*")) if folder.exists() else []
+    found = [Path(place) / name for place, folders, files in os.walk(folder) for name in (*folders, *files)]
+    return sorted(path.relative_to(folder) for path in found)
 
 
 def names_of(http: Any) -> list[str]:
