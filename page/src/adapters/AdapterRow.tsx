@@ -130,7 +130,7 @@ function Actions({ name, requests, mayChange, said, children }: ActionsProps) {
         </p>
       )}
       <div class="row">
-        <button type="button" class="small" data-test="try" aria-label={`Talk to ${name}`} onClick={() => talkTo(name)}>
+        <button type="button" class="small" data-test="try" aria-label={`Talk to it: ${name}`} onClick={() => talkTo(name)}>
           Talk to it
         </button>
         {children}

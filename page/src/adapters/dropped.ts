@@ -10,8 +10,14 @@ export function chosenFiles(list: FileList | null): Chosen[] {
 
 /** The files of a drop, folders and what is in them too. Call it within the event: later its items are gone. */
 export async function droppedFiles(transfer: DataTransfer): Promise<Chosen[]> {
-  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter((entry) => entry !== null);
   const found: Chosen[] = [];
+  const entries: FileSystemEntry[] = [];
+  for (const item of transfer.items) {
+    const entry = item.webkitGetAsEntry();
+    const file = item.getAsFile();
+    if (entry !== null) entries.push(entry);
+    else if (file !== null) found.push({ path: file.name, file }); // dropped by a script, not from a folder
+  }
   for (const entry of entries) await gather(entry, entry.name, found);
   return found;
 }
