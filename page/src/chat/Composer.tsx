@@ -17,6 +17,12 @@ export function edit(turn: Turn): void {
   document.querySelector<HTMLTextAreaElement>("[data-test=prompt]")?.focus();
 }
 
+/** Write a prompt for somebody, who may send it or not. */
+export function suggest(text: string): void {
+  draft.value = text;
+  document.querySelector<HTMLTextAreaElement>("[data-test=prompt]")?.focus();
+}
+
 export function Composer({ conversation }: { conversation: Conversation }) {
   const field = useRef<HTMLTextAreaElement>(null);
   const chooser = useRef<HTMLInputElement>(null);

@@ -23,7 +23,7 @@ export function Sidebar({ close }: { close: () => void }) {
   return (
     <aside class="list" aria-label="Conversations">
       <div class="row">
-        <button type="button" class="primary grow" data-test="new" onClick={begin}>
+        <button type="button" class="new grow" data-test="new" onClick={begin}>
           New conversation
         </button>
         <button type="button" class="quiet drawer-close" aria-label="Close the list" onClick={close}>

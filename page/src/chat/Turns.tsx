@@ -3,7 +3,7 @@ import { baseName, info, models } from "../server";
 import { memo } from "../ui/memo";
 import { AnswerSheet } from "./AnswerSheet";
 import { PlainText } from "./AnswerText";
-import { edit } from "./Composer";
+import { edit, suggest } from "./Composer";
 import { running } from "./run";
 import type { Conversation, Turn } from "./types";
 
@@ -96,6 +96,10 @@ const OneTurn = memo(
     before.conversation.columns === after.conversation.columns && before.conversation.id === after.conversation.id,
 );
 
+// The model that comes with quire is small: it knows of colours and shapes, and says so best when asked about them.
+const BUNDLED = "quire-demo";
+const EXAMPLES = ["There is a red star and a blue circle. What color is the star?", "Who are you?"];
+
 function Welcome() {
   const adapters = models.value.filter((model) => model.parent !== null).map((model) => model.id);
   return (
@@ -106,6 +110,15 @@ function Welcome() {
         {info.value?.images ? ", or drop a picture here and ask about it" : ""}.
         {adapters.length > 0 && " “+ compare” puts an adapter beside it: both get the same prompt, in one batch."}
       </p>
+      {baseName.value === BUNDLED && (
+        <div class="examples">
+          {EXAMPLES.map((text) => (
+            <button key={text} type="button" data-test="example" onClick={() => suggest(text)}>
+              {text}
+            </button>
+          ))}
+        </div>
+      )}
     </div>
   );
 }
