@@ -274,17 +274,11 @@ def test_structured(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "streams" in shown and "forced" in shown and shown.count("ratio") == 2
 
 
-def test_serve(
-    demo: ServerProcess,
-    call: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:
-    """With the tests' server instead of servers of its own, which take seconds each to start."""
+def running(server: ServerProcess) -> type:
+    """Stands for the benchmarks' `Server`."""
 
     class Running:
-        host, port = demo.url.removeprefix("http://").split(":")
+        host, port = server.url.removeprefix("http://").split(":")
 
         def __init__(self, *_: object) -> None: ...
 
@@ -294,12 +288,33 @@ def test_serve(
         def __exit__(self, *_: object) -> None: ...
 
         def cpu(self) -> float:
-            times = psutil.Process(demo.process.pid).cpu_times()
+            times = psutil.Process(server.process.pid).cpu_times()
             return float(times.user + times.system)
 
+    return Running
+
+
+def test_events(
+    demo: ServerProcess, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with imported("events") as events:
+        monkeypatch.setattr(events, "Server", running(demo))
+        call(events, model_path(), "--streams", 2, "--rounds", 2, "--tokens", 40)
+    out = capsys.readouterr().out
+    assert out.count("out tok/s, watched") == 2 and "2 streams, 3 pages" in out and "watched / not: " in out
+
+
+def test_serve(
+    demo: ServerProcess,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """With the tests' server instead of servers of its own, which take seconds each to start."""
     with imported("serve") as serve:
         full = serve.workload_for
-        monkeypatch.setattr(serve, "Server", Running)
+        monkeypatch.setattr(serve, "Server", running(demo))
         monkeypatch.setattr(serve, "COUNTS", (2,))
         monkeypatch.setattr(serve, "SECONDS", 0.2)
         monkeypatch.setattr(serve, "IDLE_STREAMS", 2)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tests.server.api_server import LocalServer, ServerProcess
 
 ROUTE = "/v1/engine/events"
-PATIENCE = 60.0  # seconds
+PATIENCE = 180.0  # seconds
 
 
 class _Strict(BaseModel):

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from quire.demo import adapter_path, picture_path
+from quire.platform.engine.watching import snapshot
 from quire.platform.execution import worker
 from tests.server.api_server import LocalServer
 from tests.server.events.helpers import ROUTE, Asking, read, stepping, until, watching
+
+pytestmark = pytest.mark.slow
 
 PROMPT = [60, 61, 62, 63, 64, 65] * 4  # three blocks of 8
 OTHER = [70, 71, 72, 73, 74, 75] * 4
@@ -172,17 +175,18 @@ def _kept(lines: Iterator[str], into: list[str]) -> Iterator[str]:
         yield line
 
 
-def test_more_than_are_told(plain_model: Path) -> None:
-    """Of 300 requests 256 are told one by one, those that run first."""
+def test_more_than_are_told(plain_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that run come first."""
+    monkeypatch.setattr(snapshot, "MOST_REQUESTS", 20)
     engine = {"model": str(plain_model), "num_gpu_blocks_override": 64, "max_num_seqs": 4}
-    with LocalServer(engine, max_queue=400) as server, server.http() as http:
+    with LocalServer(engine) as server, server.http() as http:
         with stepping(server) as step, watching(http) as states:
-            asked = [Asking(server, [60 + place % 20] * 9, max_tokens=2) for place in range(300)]
-            state = until(states, lambda state: len(state.requests) + state.more_requests == 300)
-            assert (len(state.requests), state.more_requests) == (256, 44)
+            asked = [Asking(server, [60 + place] * 9, max_tokens=2) for place in range(30)]
+            state = until(states, lambda state: len(state.requests) + state.more_requests == 30)
+            assert (len(state.requests), state.more_requests) == (20, 10)
             step(1)
             state = until(states, lambda state: state.kv.owned)
-            assert [row.state for row in state.requests] == ["running"] * 4 + ["waiting"] * 252
+            assert [row.state for row in state.requests] == ["running"] * 4 + ["waiting"] * 16
             step(2000)
             until(states, lambda state: not state.requests)
         assert all(asking.result()["usage"]["completion_tokens"] == 2 for asking in asked)

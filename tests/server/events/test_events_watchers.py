@@ -20,6 +20,8 @@ from quire.server.events import hub
 from tests.server.api_server import ONE_THREAD, LocalServer, ServerProcess
 from tests.server.events.helpers import PATIENCE, ROUTE, Asking, read, stepping, until, watching
 
+pytestmark = pytest.mark.slow
+
 KEY, ADMIN = "the-key", "the-admin-key"
 PROMPT = [60, 61, 62, 63, 64, 65] * 4
 
