@@ -127,6 +127,9 @@ test("requests stand in the order of what they do", () => {
 test("steps have a scale, a median, shares and words", () => {
   assert.deepEqual([3, 5, 7, 180].map((ms) => ceiling([step({ milliseconds: ms })])), [5, 5, 10, 200]);
   assert.equal(ceiling([]), 1);
+  const usual = Array.from({ length: 30 }, () => step({ milliseconds: 4 }));
+  assert.equal(ceiling([...usual, step({ milliseconds: 90_000 })]), 20);
+  assert.equal(ceiling([...usual, step({ milliseconds: 9 })]), 10);
   assert.equal(median([]), null);
   assert.equal(median([5, 1, 3].map((ms) => step({ milliseconds: ms }))), 3);
   assert.equal(median([4, 2].map((ms) => step({ milliseconds: ms }))), 3);

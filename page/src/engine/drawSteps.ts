@@ -44,6 +44,10 @@ export function drawSteps(
     }
     context.fillStyle = palette.decode;
     context.fillRect(x, floor - tall + prefill, filled, tall - prefill);
+    if (step.milliseconds > top) {
+      context.fillStyle = palette.ground; // longer than there is room: the bar is broken
+      context.fillRect(x, Math.round(8 * scale), filled, Math.round(3 * scale));
+    }
     if (pauseBefore(steps[index - 1], step) > 0) pause(context, x, floor, scale, palette.ink);
     if (step.media > 0) diamond(context, x + filled / 2, floor + lane / 2 + scale, lane / 3, palette.ink);
     if (step.adapters > 0) adapters(context, x, floor + lane + scale, filled, lane, step.adapters, palette.ink);

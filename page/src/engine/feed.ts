@@ -1,7 +1,7 @@
 // The engine's events while somebody looks: begun anew when the server is back, stopped while the page is hidden.
 import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, events, isAbort, messageOf, session } from "../api";
+import { ApiError, events, isAbort, messageOf, online, session } from "../api";
 import { remember, type EngineState, type History } from "./state";
 
 const PATH = "v1/engine/events?rate=4";
@@ -35,8 +35,8 @@ export function useEngineFeed(): void {
       if (isAbort(error) || abort.signal.aborted) return;
       const lost = error instanceof ApiError && error.status === 0;
       link.value = lost ? { kind: "gone" } : { kind: "refused", why: messageOf(error) };
-      // A key that is asked for, and a server that is gone, are told by `session`; all else is asked for again.
-      const waits = error instanceof ApiError && (error.status === 401 || error.status === 404);
+      // A key that was asked for, and a server that is back, are told by `session`; all else is asked for again.
+      const waits = !online.value || (error instanceof ApiError && (error.status === 401 || error.status === 404));
       if (!waits) timer = window.setTimeout(() => setAttempt((last) => last + 1), AGAIN);
     });
     return () => {

@@ -10,9 +10,14 @@ export function shown(steps: Step[], width: number): Step[] {
   return steps.slice(-Math.max(1, Math.floor(width / BAR)));
 }
 
-/** The least of 1, 2, 5, 10, 20, ... that is no less than all milliseconds. */
+/**
+ * The least of 1, 2, 5, 10, 20, ... that is no less than all milliseconds, but for a few steps that took far longer than
+ * the others: they would make these invisible, and are cut.
+ */
 export function ceiling(steps: Step[]): number {
-  const most = steps.reduce((high, step) => Math.max(high, step.milliseconds), 1);
+  const sorted = steps.map((step) => step.milliseconds).sort((a, b) => a - b);
+  const usual = sorted[Math.floor(0.95 * (sorted.length - 1))] ?? 1;
+  const most = Math.max(1, Math.min(sorted[sorted.length - 1] ?? 1, 5 * usual));
   let unit = 1;
   while (unit * 10 < most) unit *= 10;
   return [1, 2, 5, 10].map((part) => part * unit).find((part) => part >= most) ?? most;
