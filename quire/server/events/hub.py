@@ -23,7 +23,7 @@ LEAST_RATE, USUAL_RATE, MOST_RATE = 0.2, 4.0, 10.0  # events a second
 
 # What watching may take, however large the pool is: of the engine's thread, and of one core elsewhere, where it has
 # Python's lock. Events become rarer where that is not enough.
-_COPYING_SHARE, _CODING_SHARE = 1 / 200, 1 / 100
+_COPYING_SHARE, _CODING_SHARE = 1 / 200, 1 / 250
 _LATE = 0.05  # seconds; what is later has lost its turn
 _KEEP_ALIVE = 10.0  # seconds without an event, after which a comment is sent
 _COMMENT = b": nothing new\n\n"
