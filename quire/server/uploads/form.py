@@ -50,7 +50,7 @@ class AdapterForm:
         self._text.clear()
         if name == _FILES:
             if filename is None:
-                raise ApiError(400, "files: a part has no filename: send files, not text.", "files")
+                raise ApiError(400, "files: a part has no filename: send each file as a part of its own.", "files")
             self._begin_file(filename)
         elif name not in (*_TEXTS, *_SWITCHES):
             known = ", ".join((*_TEXTS, *_SWITCHES, _FILES))

@@ -246,6 +246,38 @@ def names_of_with(http: Any, key: str) -> list[str]:
     return [one["name"] for one in answer.json()["data"]]
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200), ({"Origin": "HERE"}, 200), ({"Sec-Fetch-Site": "same-origin", "Origin": "https://proxy"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200), ({"Sec-Fetch-Site": "cross-site", "Origin": "https://a.example"}, 200),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": "https://b.example"}, 403), ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Origin": "http://localhost:3000"}, 403),
+        ({"Origin": "https://b.example"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403), ({"Origin": "HERE.b.example"}, 403), ({"Origin": ""}, 403),
+    ],
+)  # fmt: skip
+def test_a_web_page_of_another_site_changes_nothing(
+    open_to_one: LocalServer, headers: dict[str, str], status: int
+) -> None:
+    """A form is sent without asking the server first, to a server on the visitor's own machine, too."""
+    sent = {name: value.replace("HERE", open_to_one.url) for name, value in headers.items()}
+    with open_to_one.http() as http:
+        answer = send(http, FORM, **sent)
+        assert answer.status_code == status, answer.text
+        assert bool(stored(open_to_one)) == (status == 200)
+        if status == 200:
+            assert http.delete(f"{ADAPTERS}/mine").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def open_to_one() -> Iterator[LocalServer]:
+    """Without keys; a page of one other site may use it."""
+    engine = {"enable_lora": True, "num_gpu_blocks_override": 1024}
+    with LocalServer(engine, allow_runtime_lora=True, allowed_origins=("https://a.example",)) as server:
+        yield server
+
+
 def test_without_the_flag_nothing_is_taken() -> None:
     engine = {"enable_lora": True, "num_gpu_blocks_override": 1024}
     with LocalServer(engine) as server, server.http() as http:
