@@ -76,6 +76,7 @@ export function changeTurn(id: string, turnId: string, make: (turn: Turn) => Tur
 
 export function putAnswer(id: string, turnId: string, columnId: string, answer: Answer): void {
   changeTurn(id, turnId, (turn) => ({ ...turn, answers: { ...turn.answers, [columnId]: answer } }));
+  if (answer.finish !== null) save(); // at once: a page that goes keeps nothing for certain any more
 }
 
 /** What was thrown away last; it can be brought back until the page is closed. */
@@ -105,6 +106,7 @@ function save(): void {
   whole.oncomplete = () => (notKept.value = null);
   whole.onabort = () => (notKept.value = `The browser does not keep this: ${whole.error?.message || "its storage is full"}. Export it.`);
   for (const one of conversations.value) if (unsaved.has(one.id)) whole.objectStore(PLACE).put(one);
+  whole.commit(); // so that it is kept, though the page goes in this moment
   unsaved.clear();
 }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -40,8 +43,24 @@ def proxy(keyed: ServerProcess) -> Iterator[PathProxy]:
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A tiny random model that writes letters until it is stopped, 16,384 tokens at most."""
+    """A tiny random model that, greedily, writes letters until it is stopped: 16,384 tokens at most, of 4 at once."""
     path = make_model(tmp_path_factory.mktemp("endless"), TEMPLATE)
-    longer = ("--hf-overrides", '{"max_position_embeddings": 16384}')
-    with ServerProcess("--model", str(path), "--served-model-name", "endless", *longer, **ONE_THREAD) as server:
+    flags = ["--hf-overrides", '{"max_position_embeddings": 16384}', "--num-gpu-blocks-override", "4096"]
+    flags += ["--override-generation-config", '{"temperature": 0}', "--max-num-seqs", "4"]
+    with ServerProcess("--model", str(path), "--served-model-name", "endless", *flags, **ONE_THREAD) as server:
         yield server
+
+
+def engine_state(server: ServerProcess) -> dict[str, Any]:
+    """What the engine's events say now."""
+    with server.http() as client, client.stream("GET", "/v1/engine/events") as events:
+        return next(
+            json.loads(line.removeprefix("data: ")) for line in events.iter_lines() if line.startswith("data: ")
+        )
+
+
+def until_idle(server: ServerProcess, timeout: float = 60) -> None:
+    """Wait until nothing runs or waits, and nobody owns a block."""
+    end = time.monotonic() + timeout
+    while (state := engine_state(server))["requests"] or any(pool["owned"] for pool in state["pools"]):
+        assert time.monotonic() < end, f"requests that still run: {state['requests']}"

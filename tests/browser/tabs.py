@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.browser.run import AXE
 if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Locator, LocatorAssertions, Page, Request
 
-PATIENCE = 60_000  # milliseconds, on a machine that does much else
+PATIENCE = 1000 * int(os.environ.get("QUIRE_PATIENCE", 60))  # milliseconds, on a machine that does much else
 SERIOUS = ("serious", "critical")
 
 

@@ -6,20 +6,22 @@ type Loose = Record<string, unknown>;
 const isObject = (value: unknown): value is Loose => typeof value === "object" && value !== null && !Array.isArray(value);
 const text = (value: unknown): string => (typeof value === "string" ? value : "");
 const numeric = (value: unknown): number | null => (typeof value === "number" && Number.isFinite(value) ? value : null);
+/** An id as newId() makes them: others, "__proto__" among them, could name what every object has. */
+const idOf = (value: unknown): string => (/^[0-9a-f]{1,32}$/.test(text(value)) ? text(value) : newId());
 const objects = (value: unknown): Loose[] => (Array.isArray(value) ? value.filter(isObject) : []);
 
 /** A conversation, or null where there is nothing of one. */
 export function revive(value: unknown): Conversation | null {
   if (!isObject(value) || !Array.isArray(value["turns"])) return null;
   const columns = objects(value["columns"]).slice(0, MOST_COLUMNS).map((column) => ({
-    id: text(column["id"]) || newId(),
+    id: idOf(column["id"]),
     model: text(column["model"]),
     mixture: Array.isArray(column["mixture"])
       ? objects(column["mixture"]).map((share) => ({ name: text(share["name"]), weight: numeric(share["weight"]) ?? 0 }))
       : null,
   }));
   return {
-    id: text(value["id"]) || newId(),
+    id: idOf(value["id"]),
     title: text(value["title"]) || "Untitled",
     changed: numeric(value["changed"]) ?? Date.now(),
     columns: columns.length ? columns : [newColumn()],
@@ -44,7 +46,7 @@ function turnOf(value: Loose): Turn {
   const results = isObject(value["results"]) ? value["results"] : {};
   const answers = isObject(value["answers"]) ? value["answers"] : {};
   return {
-    id: text(value["id"]) || newId(),
+    id: idOf(value["id"]),
     text: text(value["text"]),
     pictures: objects(value["pictures"])
       .map((picture) => ({ name: text(picture["name"]), url: text(picture["url"]) }))
