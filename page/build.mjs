@@ -15,7 +15,7 @@ function filesUnder(folder) {
   return found.map((entry) => relative(here, join(entry.parentPath, entry.name)).replaceAll("\\", "/")).sort();
 }
 
-/** SHA-256 over the names and contents of all that the output is made of; tests/server/page recompute it. */
+/** SHA-256 over the names and contents of all that the output is made of; tests/test_page.py recomputes it. */
 function stamp() {
   const hash = createHash("sha256");
   for (const name of ["build.mjs", "package.json", "package-lock.json", "tsconfig.json", ...filesUnder(join(here, "src"))]) {

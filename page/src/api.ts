@@ -19,7 +19,7 @@ export class ApiError extends Error {
 const KEY = "quire.key";
 
 /** The API key (or the admin key, which opens all): kept for this tab, or on this device where that was asked for. */
-export const key = signal(sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "");
+export const key = signal(storedKey());
 /** Why a key is asked for: the server's own words; null where it is not. */
 export const keyWanted = signal<string | null>(null);
 /** Whether the server answers. */
@@ -27,11 +27,23 @@ export const online = signal(true);
 /** Counts how often the server came back or a key was given: what was loaded before is to be loaded again. */
 export const session = signal(0);
 
+function storedKey(): string {
+  try {
+    return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+  } catch {
+    return ""; // storage is forbidden: the key lives as long as the page
+  }
+}
+
 export function setKey(value: string, remember: boolean): void {
   key.value = value.trim();
-  sessionStorage.setItem(KEY, key.value);
-  if (remember) localStorage.setItem(KEY, key.value);
-  else localStorage.removeItem(KEY);
+  try {
+    sessionStorage.setItem(KEY, key.value);
+    if (remember) localStorage.setItem(KEY, key.value);
+    else localStorage.removeItem(KEY);
+  } catch {
+    // As above.
+  }
   keyWanted.value = null;
   session.value += 1;
 }

@@ -13,7 +13,7 @@ export function plural(value: number, word: string): string {
   return `${count(value)} ${word}${value === 1 ? "" : "s"}`;
 }
 
-/** 278016 -> "271.5 KiB". */
+/** 1536 -> "1.5 KiB", 278016 -> "272 KiB". */
 export function bytes(value: number): string {
   let unit = 0;
   while (value >= 1024 && unit + 1 < UNITS.length) {

@@ -1,5 +1,5 @@
 // What this browser remembers of how the page is to be: small things, each under a name of its own.
-import { effect, signal, type Signal } from "@preact/signals";
+import { computed, effect, signal, type Signal } from "@preact/signals";
 
 /** A signal that is kept in the browser under `quire.NAME`, as JSON. */
 export function kept<T>(name: string, initial: T): Signal<T> {
@@ -24,10 +24,18 @@ function read<T>(place: string, initial: T): T {
   }
 }
 
-export type Theme = "auto" | "light" | "dark";
+export type Theme = "light" | "dark";
 
-export const theme = kept<Theme>("theme", "auto");
+/** What was chosen; "auto": as the system has it. */
+export const theme = kept<Theme | "auto">("theme", "auto");
+
+const darkSystem = window.matchMedia("(prefers-color-scheme: dark)");
+const systemIsDark = signal(darkSystem.matches);
+darkSystem.addEventListener("change", () => (systemIsDark.value = darkSystem.matches));
+
+/** The one that is shown. */
+export const shownTheme = computed<Theme>(() => (theme.value === "auto" ? (systemIsDark.value ? "dark" : "light") : theme.value));
 
 effect(() => {
-  document.documentElement.dataset["theme"] = theme.value;
+  document.documentElement.dataset["theme"] = shownTheme.value;
 });

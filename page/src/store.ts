@@ -63,9 +63,10 @@ export function begin(): void {
   currentId.value = fresh.id;
 }
 
-/** Replace a conversation by what is made of it. One that is not there any more stays away. */
+/** Replace a conversation by what is made of it. One that was thrown away stays away, and is brought back as it is then. */
 export function change(id: string, make: (conversation: Conversation) => Conversation): void {
   conversations.value = conversations.value.map((one) => (one.id === id ? make(one) : one));
+  if (dropped.value?.id === id) dropped.value = make(dropped.value);
   unsaved.add(id);
   timer ??= window.setTimeout(save, DELAY);
 }

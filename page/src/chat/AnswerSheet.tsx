@@ -5,7 +5,8 @@ import { conversations } from "../store";
 import { CodeDialog } from "../ui/CodeDialog";
 import { pigmentOf } from "../ui/pigment";
 import { PlainText, ShadedText, shading } from "./AnswerText";
-import { asCurl, asPython, bodyOf } from "./request";
+import { asCurl, asPython } from "./code";
+import { bodyOf } from "./request";
 import { answer as answerAgain, giveResults, place, running } from "./run";
 import type { Answer, Column, Conversation, ToolCall, Turn } from "./types";
 
@@ -113,7 +114,7 @@ function Foot({ answer, conversation, turn, column, retry }: FootProps) {
     try {
       // As it was asked: the conversation's options may be others by now.
       const body = bodyOf({ ...latest(conversation), options: answer.options }, column, turn.id);
-      setCode({ title, text: write({ ...body, model: answer.model }, key.value !== "") });
+      setCode({ title, text: write({ ...body, model: answer.model }, key.value !== "", new URL("v1", location.href).href) });
     } catch (error) {
       setCode({ title, text: messageOf(error) });
     }

@@ -2,6 +2,7 @@ import { useRef, useState } from "preact/hooks";
 import { messageOf } from "../api";
 import { begin, change, conversations, current, currentId, drop, dropped, takeIn } from "../store";
 import { revive } from "./revive";
+import { stop } from "./run";
 import type { Conversation } from "./types";
 
 /** The conversations that this browser keeps. */
@@ -86,11 +87,16 @@ function Entry({ conversation, open }: { conversation: Conversation; open: boole
       <button type="button" class="quiet small" aria-label={`Rename ${title}`} data-test="rename" onClick={() => setNaming(true)}>
         ✎
       </button>
-      <button type="button" class="quiet small" aria-label={`Delete ${title}`} data-test="delete" onClick={() => drop(id)}>
+      <button type="button" class="quiet small" aria-label={`Delete ${title}`} data-test="delete" onClick={() => throwAway(conversation)}>
         ×
       </button>
     </li>
   );
+}
+
+function throwAway(conversation: Conversation): void {
+  stop(conversation); // nobody could later
+  drop(conversation.id);
 }
 
 function bringBack(): void {

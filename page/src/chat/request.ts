@@ -1,4 +1,4 @@
-// Requests, as the API has them, and as code that somebody may take elsewhere.
+// Requests, as the API has them.
 import { baseName } from "../server";
 import { type Answer, type Column, type Conversation, nameOf, type Options, type Turn } from "./types";
 
@@ -10,8 +10,6 @@ const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty",
   "repetition_penalty",
 ] as const;
-// Not of OpenAI's own: its package takes them as extra_body.
-const EXTRA = new Set(["top_k", "min_p", "repetition_penalty"]);
 
 /** The body that asks a column for its answer to a turn. Raises SyntaxError for a schema or tools that are no JSON. */
 export function bodyOf(conversation: Conversation, column: Column, turnId: string): Body {
@@ -88,48 +86,4 @@ export function parse(text: string, what: string): Json {
   } catch (error) {
     throw new SyntaxError(`${what} is no JSON: ${(error as Error).message}`);
   }
-}
-
-function address(path: string): string {
-  return new URL(path, location.href.replace(/[?#].*/, "")).href;
-}
-
-export function asCurl(body: Body, keyed: boolean): string {
-  const header = keyed ? ` \\\n  -H "Authorization: Bearer $QUIRE_API_KEY"` : "";
-  const data = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
-  return `curl ${address("v1/chat/completions")} \\\n  -H 'Content-Type: application/json'${header} \\\n  -d '${data}'\n`;
-}
-
-export function asPython(body: Body, keyed: boolean): string {
-  const own = Object.entries(body).filter(([name]) => !EXTRA.has(name));
-  const extra = Object.entries(body).filter(([name]) => EXTRA.has(name));
-  const lines = own.map(([name, value]) => `    ${name}=${literal(value, 1)},`);
-  if (extra.length) lines.push(`    extra_body=${literal(Object.fromEntries(extra), 1)},`);
-  const key = keyed ? 'os.environ["QUIRE_API_KEY"]' : '"none"';
-  return [
-    ...(keyed ? ["import os", ""] : []),
-    "from openai import OpenAI",
-    "",
-    `client = OpenAI(base_url=${literal(address("v1"), 0)}, api_key=${key})`,
-    "answer = client.chat.completions.create(",
-    ...lines,
-    ")",
-    "print(answer.choices[0].message.content)",
-    "",
-  ].join("\n");
-}
-
-/** A value as Python writes it. */
-function literal(value: Json, depth: number): string {
-  if (value === null) return "None";
-  if (typeof value === "boolean") return value ? "True" : "False";
-  if (typeof value !== "object") return JSON.stringify(value);
-  const [open, close] = Array.isArray(value) ? ["[", "]"] : ["{", "}"];
-  const parts = Array.isArray(value)
-    ? value.map((one) => literal(one, depth + 1))
-    : Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${literal(one, depth + 1)}`);
-  const flat = parts.join(", ");
-  if (flat.length < 80 && !flat.includes("\n")) return open + flat + close;
-  const indent = "    ".repeat(depth + 1);
-  return `${open}\n${parts.map((part) => `${indent}${part},`).join("\n")}\n${"    ".repeat(depth)}${close}`;
 }

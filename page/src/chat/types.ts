@@ -119,5 +119,5 @@ export function nameOf(column: Column, base: string): string {
 /** The name under which a mixture is loaded: the same shares have the same. */
 export function mixtureName(mixture: Share[]): string {
   const shares = mixture.filter((share) => share.weight !== 0).map((share) => `${share.name}-${share.weight}`);
-  return `mix:${shares.join(":") || "nothing"}`.slice(0, 200);
+  return `mix:${shares.join(":") || "nothing"}`;
 }

@@ -1,12 +1,13 @@
 // The map of a pool's blocks: a canvas of what is in sight, read by pointer and keys, with its sentence beside it.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { fit, property, useSize, useTheme } from "./canvas";
+import { fit, property, useSize } from "./canvas";
 import { drawMap } from "./drawMap";
 import { colours, describeBlock, describeMap, type ColourBy } from "./owners";
 import { blockAt, BlockMap as Decoded, layOut, type Grid } from "./runs";
 import type { EngineRequest, Pool } from "./state";
 import { MapLegend, SwappedOut } from "./MapLegend";
 import { count, plural } from "../format";
+import { shownTheme } from "../settings";
 import { pigmentOf } from "../ui/pigment";
 
 const HEIGHT = 380; // CSS pixels at most, without scrolling
@@ -101,7 +102,7 @@ interface CanvasProps extends Omit<Props, "pool"> {
 
 function Canvas({ map, grid, size, requests, by, marked, block, setBlock, height, cell }: CanvasProps) {
   const canvas = useRef<HTMLCanvasElement>(null);
-  const theme = useTheme();
+  const theme = shownTheme.value;
   const draw = () => {
     const drawn = canvas.current;
     if (!drawn || size.width === 0) return;

@@ -1,8 +1,8 @@
 // What the shapes of the map mean, with how many there are of each; and the blocks that had to leave it.
-import { useTheme } from "./canvas";
 import { colourOf, type ColourBy } from "./owners";
 import type { EngineRequest, Pool } from "./state";
 import { count, plural } from "../format";
+import { shownTheme } from "../settings";
 import { pigmentOf } from "../ui/pigment";
 
 type Kind = "owned" | "shared" | "cached" | "free";
@@ -46,7 +46,7 @@ export function MapLegend({ pool, shared }: { pool: Pool; shared: number }) {
 
 /** Sequences whose blocks lie in main memory, so that others can run. */
 export function SwappedOut({ pool, requests, by }: { pool: Pool; requests: EngineRequest[]; by: ColourBy }) {
-  const theme = useTheme();
+  const theme = shownTheme.value;
   if (pool.swapped === 0) return null;
   const out = requests.filter((request) => request.state === "swapped");
   return (

@@ -1,7 +1,7 @@
 // Who runs and who waits. A row marks its blocks in the map while it is pointed at, and for good once it is chosen.
 import { age, count, plural } from "../format";
+import { shownTheme } from "../settings";
 import { pigmentOf } from "../ui/pigment";
-import { useTheme } from "./canvas";
 import { colourOf, type ColourBy } from "./owners";
 import { inOrder, STATES, type EngineRequest } from "./state";
 
@@ -57,7 +57,7 @@ export function Requests({ requests, more, by, seats, chosen, point, choose }: P
 }
 
 function Row({ request, by, chosen, point, choose }: Omit<Props, "requests" | "more" | "seats"> & { request: EngineRequest }) {
-  const theme = useTheme();
+  const theme = shownTheme.value;
   const colour = colourOf(request, by, theme, (adapter) => `var(--${pigmentOf(adapter)})`);
   const { label, why } = STATES[request.state] ?? { label: request.state, why: "" };
   const { number } = request;

@@ -1,7 +1,8 @@
 // The engine's last steps: how long each took, and what was in it.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { milliseconds } from "../format";
-import { fit, property, useSize, useTheme } from "./canvas";
+import { shownTheme } from "../settings";
+import { fit, property, useSize } from "./canvas";
 import { drawSteps } from "./drawSteps";
 import { BAR, ceiling, describe, median, pauseBefore, shown } from "./steps";
 import type { Step } from "./state";
@@ -12,7 +13,7 @@ export function Timeline({ steps }: { steps: Step[] }) {
   const [place, size] = useSize<HTMLDivElement>();
   const canvas = useRef<HTMLCanvasElement>(null);
   const [chosen, setChosen] = useState<number | null>(null); // how many steps before the newest
-  const theme = useTheme();
+  const theme = shownTheme.value;
   const visible = shown(steps, size.width);
   const marked = chosen === null || chosen >= visible.length ? null : visible.length - 1 - chosen;
   const top = ceiling(visible);

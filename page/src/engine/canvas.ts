@@ -1,7 +1,6 @@
-// What the views with a canvas share: its size in pixels of the device, the theme's colours, the way the keys go.
+// What the views with a canvas share: its size in pixels of the device, and the theme's colours.
 import type { RefObject } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import type { Theme } from "./colours";
 
 export interface Size {
   width: number;
@@ -34,30 +33,6 @@ export function useSize<T extends HTMLElement>(): [RefObject<T | null>, Size] {
 
 function same(one: Size, other: Size): boolean {
   return one.width === other.width && one.height === other.height && one.scale === other.scale;
-}
-
-/** The theme that the page shows, as its ground tells. */
-export function shownTheme(): Theme {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
-  const chosen = document.documentElement.dataset["theme"];
-  return chosen === "dark" || (chosen !== "light" && dark) ? "dark" : "light";
-}
-
-/** Counts changes of the theme, by its switch or the system's: what is drawn is drawn anew. */
-export function useTheme(): Theme {
-  const [theme, setTheme] = useState<Theme>(shownTheme);
-  useEffect(() => {
-    const look = () => setTheme(shownTheme());
-    const media = window.matchMedia("(prefers-color-scheme: dark)");
-    const observer = new MutationObserver(look);
-    observer.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
-    media.addEventListener("change", look);
-    return () => {
-      observer.disconnect();
-      media.removeEventListener("change", look);
-    };
-  }, []);
-  return theme;
 }
 
 /** A custom property's value, where an element stands. */

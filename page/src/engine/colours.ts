@@ -1,6 +1,5 @@
 // Colours of requests: one lightness for each theme, so that all of them stand out from its ground.
-
-export type Theme = "light" | "dark";
+import type { Theme } from "../settings";
 
 // Lightness and chroma (OKLCH) that keep 3 : 1 to the ground of either theme, whatever the hue; tested.
 const TONES: Record<Theme, { lightness: number; chroma: number }> = {

@@ -1,6 +1,7 @@
 // Whose a block is: its request, the request's adapter, and the colour of either.
-import { hueOfRequest, tone, type Theme } from "./colours";
 import { count, plural } from "../format";
+import type { Theme } from "../settings";
+import { hueOfRequest, tone } from "./colours";
 import { CACHED, FREE, type BlockMap } from "./runs";
 import type { EngineRequest } from "./state";
 

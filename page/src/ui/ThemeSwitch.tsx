@@ -1,7 +1,9 @@
 import { theme, type Theme } from "../settings";
 
-const NEXT: Record<Theme, Theme> = { auto: "light", light: "dark", dark: "auto" };
-const NAMES: Record<Theme, string> = { auto: "as the system has it", light: "light", dark: "dark" };
+type Choice = Theme | "auto";
+
+const NEXT: Record<Choice, Choice> = { auto: "light", light: "dark", dark: "auto" };
+const NAMES: Record<Choice, string> = { auto: "as the system has it", light: "light", dark: "dark" };
 
 export function ThemeSwitch() {
   const label = `Colours: ${NAMES[theme.value]}`;
