@@ -61,9 +61,13 @@ def read_config(data: bytes, where: str) -> LoraConfig:
 
 
 def base_model_of(data: bytes) -> str | None:
-    """What a configuration that was read says that the adapter was trained on."""
+    """What a configuration that was read says that the adapter was trained on, as text that can be shown: JSON's
+    strings may have halves of surrogate pairs, which no answer can have.
+    """
     named = _parse(data, CONFIG_FILE).get("base_model_name_or_path")
-    return named[:_LONGEST_NAME] if isinstance(named, str) and named else None
+    if not isinstance(named, str) or not named:
+        return None
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in named[:_LONGEST_NAME])
 
 
 def _parse(data: bytes, where: str) -> dict[str, Any]:

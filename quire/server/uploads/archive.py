@@ -24,11 +24,18 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # the others' windows may
 
 
 class _Bounded:
-    """A file of which nobody reads much at once. zipfile believes the archive about how long its table is."""
+    """A file of which nobody reads much at once. zipfile believes the archive about where and how long its table is."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+        self.tell, self.seekable = file.tell, file.seekable
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Python 3.11's and 3.12's zipfile goes to where the archive says, though it be before the file's start."""
+        try:
+            return self._file.seek(offset, whence)
+        except OSError as error:
+            raise zipfile.BadZipFile(f"it points to byte {offset}") from error
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(_MOST_AT_ONCE + 1 if size < 0 else min(size, _MOST_AT_ONCE + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,14 @@ def test_the_list_says_what_there_is(http: Any, server: LocalServer) -> None:
     models = http.get("/v1/models").text
     assert folder not in models and folder not in http.get(ADAPTERS).text
     assert [model["root"] for model in http.get("/v1/models").json()["data"]][1] == "upload"
+
+
+def test_a_base_model_that_is_no_text_spoils_no_list(http: Any) -> None:
+    files = files_of("french")
+    config = {**json.loads(files["adapter_config.json"]), "base_model_name_or_path": "a\ud800b\x1b[2J\u202ec"}
+    answer = upload(http, "mine", {**files, "adapter_config.json": json.dumps(config).encode()})
+    assert answer["base_model"] == "a\ufffdb\ufffd[2J\ufffdc"
+    assert http.get(ADAPTERS).json()["data"][0]["base_model_name_or_path"] == answer["base_model"]
 
 
 def test_mixtures_are_listed_and_unloaded_too(http: Any) -> None:

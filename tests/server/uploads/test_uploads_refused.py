@@ -245,6 +245,8 @@ def tampered(how: str) -> bytes:
         return good[:end] + good[end:].replace(good[end + 12 : end + 20], bytes(8))
     if how == "table without end":
         return good[: end + 12] + struct.pack("<I", 0xFFFFFFF0) + good[end + 16 :]
+    if how == "table before the start":
+        return good[: end + 16] + struct.pack("<I", 0xFFFFFFF0) + good[end + 20 :]
     if how == "long table":
         names = [(f"{'x' * 60_000}{number}", b"") for number in range(10)]
         return zipped([*FILES.items(), *names])
@@ -269,8 +271,8 @@ def tampered(how: str) -> bytes:
 @pytest.mark.parametrize(
     "how",
     [
-        "no archive", "empty", "cut", "no table", "table without end", "long table", "damaged", "other name",
-        "encrypted", "lzma", "bzip2", "in an archive", "many entries",
+        "no archive", "empty", "cut", "no table", "table without end", "table before the start", "long table",
+        "damaged", "other name", "encrypted", "lzma", "bzip2", "in an archive", "many entries",
     ],
 )  # fmt: skip
 def test_archives_that_are_not_what_they_say(http: Any, server: LocalServer, how: str) -> None:
