@@ -97,6 +97,10 @@ docs-serve: $(READY) ## the site on http://127.0.0.1:8001, made anew when a page
 picture: $(READY) ## record the README's picture again, from a real run
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/record_terminal.py docs/images/terminal.svg
 
+.PHONY: screenshots
+screenshots: $(READY) ## draw the pictures of the page again, by driving it in Chromium
+	$(BIN)/python -m tests.browser.screenshots
+
 ##@ The page
 
 .PHONY: page
