@@ -162,7 +162,7 @@ class AdapterReader:
             Binding(self._base, Kinds(), targets, naming, parts, {}, said.where).check_sizes({})
             digest, tensors = read_numbers(file, said)
         parts, targets = bound_pairs(said, self._base, pairs_of(said, tensors))
-        told = Bound(len(tensors), alphas=(said.alpha,) if said.alpha else ())
+        told = Bound(len(tensors))
         return self._made(Binding(self._base, Kinds(), targets, naming, parts, {}, said.where), digest, told)
 
     def _read_folder(self, directory: Path) -> Adapter:
@@ -177,8 +177,7 @@ class AdapterReader:
             Binding(self._base, kinds, targets, naming, parts, plain, where).check_sizes(unused_tensors(said))
             digest, tensors = read_tensors(file, config_data, where)
         parts, plain = self._sorted(tensors, where)
-        alphas = {config.lora_alpha, *config.alpha_pattern.values()} if targets.lora else set()
-        told = Bound(len(tensors), alphas=tuple(sorted(alphas)), base_model=base_model)
+        told = Bound(len(tensors), base_model=base_model)
         return self._made(Binding(self._base, kinds, targets, naming, parts, plain, where), digest, told)
 
     def _made(self, binding: Binding, digest: bytes, told: Bound) -> Adapter:
@@ -187,17 +186,19 @@ class AdapterReader:
         names = [*changes, *(name.rpartition(".")[0] for name in parameters)]
         published = {own: name for name, own in binding.naming.modules.items()}
         layers = dict.fromkeys(names)
+        lora = binding.targets.lora.values()
         return Adapter(
             digest=digest,
             nbytes=nbytes,
             changes=changes,
             parameters=parameters,
             visual=any(self._model.is_visual(name) for name in names),
-            ranks=tuple(sorted({target.rank for target in binding.targets.lora.values()})),
+            ranks=tuple(sorted({target.rank for target in lora})),
             bound=replace(
                 told,
                 targets=dict(sorted(Counter(published.get(name, name).rpartition(".")[2] for name in layers).items())),
-                scalings=tuple(sorted({target.scaling for target in binding.targets.lora.values()})),
+                alphas=tuple(sorted({target.alpha for target in lora if target.alpha is not None})),
+                scalings=tuple(sorted({target.scaling for target in lora})),
             ),
         )
 

@@ -206,7 +206,7 @@ def bound_pairs(adapter: GgufAdapter, base: Base, pairs: Pairs) -> tuple[dict[st
         kinds = ("lora_embedding_A", "lora_embedding_B") if is_table else ("lora_A.weight", "lora_B.weight")
         parts[name] = dict(zip(kinds, (a, b), strict=True))
         rank = pairs[source.pieces[0].tensor][0].shape[-2]
-        ranks[name] = Rank(len(a), adapter.alpha / rank if adapter.alpha else 1.0)
+        ranks[name] = Rank(len(a), adapter.alpha / rank if adapter.alpha else 1.0, adapter.alpha or None)
     _check_all_taken(adapter, pairs, used)
     return parts, Targets(ranks, frozenset(), frozenset(), {})
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,11 @@ class Naming:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
+    """alpha: what `scaling` was made of; None: unknown."""
+
     rank: int
     scaling: float
+    alpha: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,7 @@ def _ends_in(name: str, names: Collection[str]) -> bool:
 def _rank(config: LoraConfig, name: str, patterns: Patterns) -> Rank:
     rank = _of_pattern(config.rank_pattern, name, config.r, patterns)
     alpha = _of_pattern(config.alpha_pattern, name, config.lora_alpha, patterns)
-    return Rank(rank, alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
+    return Rank(rank, alpha / math.sqrt(rank) if config.use_rslora else alpha / rank, alpha)
 
 
 def _of_pattern(table: Mapping[str, Any], name: str, default: Any, patterns: Patterns) -> Any:
@@ -243,7 +246,7 @@ def _tied(
         return {}
     published = {own: name for name, own in naming.modules.items()}
     tied = [name.removesuffix(".weight") for name in model.tied_weights]
-    return {own: Rank(embedding.rank, _rank(config, published[own], patterns).scaling) for own in tied}
+    return {own: replace(_rank(config, published[own], patterns), rank=embedding.rank) for own in tied}
 
 
 def _saved(config: LoraConfig, naming: Naming, patterns: Patterns, where: str) -> frozenset[str]:

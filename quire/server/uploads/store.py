@@ -129,6 +129,9 @@ class AdapterStore:
 
     def make(self, folder: Path) -> None:
         """An empty folder, in this one, which is made when it is first needed. Raises OSError."""
+        if self._lock is not None and not self.folder.exists():  # what empties /tmp may not look at locks
+            os.close(self._lock)
+            self._lock = None
         while self._lock is None:
             os.mkdir(self.folder, 0o700)
             lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

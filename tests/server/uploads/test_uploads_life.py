@@ -82,6 +82,13 @@ def test_a_base_model_that_is_no_text_spoils_no_list(http: Any) -> None:
     assert http.get(ADAPTERS).json()["data"][0]["base_model_name_or_path"] == answer["base_model"]
 
 
+def test_alphas_are_told_of_layers_that_were_bound(http: Any) -> None:
+    files = files_of("french")
+    config = {**json.loads(files["adapter_config.json"]), "alpha_pattern": {"q_proj": 4, "no_such_layer": 3}}
+    answer = upload(http, "mine", {**files, "adapter_config.json": json.dumps(config).encode()})
+    assert (answer["alphas"], answer["scalings"]) == ([4, 16], [0.5, 2.0])
+
+
 def test_mixtures_are_listed_and_unloaded_too(http: Any) -> None:
     upload(http, "one", files_of("french"))
     upload(http, "two", files_of("shout"))

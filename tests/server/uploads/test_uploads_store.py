@@ -102,6 +102,21 @@ def test_a_folder_that_is_taken_away_before_it_is_locked_is_made_again(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_somebody_takes_away_is_made_again(tmp_path: Path) -> None:
+    store = AdapterStore(str(tmp_path), 1 << 20, 1 << 20)
+
+    async def upload_two() -> None:
+        async with store.upload(KIND):
+            pass
+        store.folder.rmdir()
+        async with store.upload(KIND) as begun:
+            assert begun.folder.is_dir()
+        await store.close()
+
+    asyncio.run(upload_two())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_full_disk_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = AdapterStore(str(tmp_path), 1 << 20, 1 << 20)
 
