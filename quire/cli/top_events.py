@@ -50,11 +50,16 @@ class Seen:
 
 def events(parts: Iterable[bytes]) -> Iterator[tuple[str, str]]:
     """(event, data) of each server-sent event in a stream that comes in any parts. Raises QuireError without an end."""
-    held, name, data = b"", "", []
-    size = 0
+    held, name, data = [b""], "", []
+    size = begun = 0  # bytes of whole lines, and of the one that has begun
     for part in parts:
+        held.append(part)
+        begun += len(part)
+        if begun + size <= _LONGEST and not (held[0].endswith(b"\r") or b"\n" in part or b"\r" in part):
+            continue  # a long line that comes in many parts is put together once
         # A carriage return at a part's end may be half of a line's end: it waits for what follows.
-        *lines, held = _lines(held + part)
+        *lines, rest = _lines(b"".join(held))
+        held, begun = [rest], len(rest)
         for line in lines:
             size += len(line)
             if line:
@@ -66,7 +71,7 @@ def events(parts: Iterable[bytes]) -> Iterator[tuple[str, str]]:
             if data:
                 yield name, "\n".join(data)
             name, data, size = "", [], 0
-        if size + len(held) > _LONGEST:
+        if size + begun > _LONGEST:
             raise QuireError(f"the server's event has no end: {_LONGEST} bytes of it are here.")
 
 

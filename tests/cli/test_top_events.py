@@ -41,6 +41,14 @@ def test_any_bytes_are_read(parts: list[bytes]) -> None:
         assert isinstance(name, str) and data is not None
 
 
+def test_a_line_in_many_parts_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    lines = top_events._lines
+    monkeypatch.setattr(top_events, "_lines", lambda text: read.append(len(text)) or lines(text))
+    parts = [b"data: ", *[b"x"] * 5000, b"\n\n"]
+    assert list(events(parts)) == [("", "x" * 5000)] and sum(read) < 2 * 5008
+
+
 @pytest.mark.parametrize("part", [b"a" * 1000, b"data: a\n" * 100, b":\n" * 500])
 def test_an_event_without_an_end_is_given_up(part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(top_events, "_LONGEST", 50_000)
