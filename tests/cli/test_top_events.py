@@ -44,7 +44,12 @@ def test_any_bytes_are_read(parts: list[bytes]) -> None:
 def test_a_line_in_many_parts_is_put_together_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     lines = top_events._lines
-    monkeypatch.setattr(top_events, "_lines", lambda text: read.append(len(text)) or lines(text))
+
+    def counted(text: bytes) -> list[bytes]:
+        read.append(len(text))
+        return lines(text)
+
+    monkeypatch.setattr(top_events, "_lines", counted)
     parts = [b"data: ", *[b"x"] * 5000, b"\n\n"]
     assert list(events(parts)) == [("", "x" * 5000)] and sum(read) < 2 * 5008
 
