@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,18 @@ def test_a_mixture_has_sliders(open_tab: OpenTab, demo: ServerProcess) -> None:
     for name, weight in (("french", "0"), ("shout", "1")):
         tab.page.get_by_role("slider", name=name).fill(weight)
     assert chat.ask(STAR) == "GREEN."
-    with demo.http() as client:
-        assert any(model["id"].startswith("mix:") for model in client.get("/v1/models").json()["data"])
+    assert len(mixtures(demo)) == 1
+    tab.page.get_by_role("slider", name="french").fill("0.1")
+    chat.ask(STAR)
+    # The one that nobody asks for any more is unloaded, after the other was loaded.
+    end = time.monotonic() + 60
+    while not (len(left := mixtures(demo)) == 1 and "french" in left[0]):
+        assert time.monotonic() < end, left
+
+
+def mixtures(server: ServerProcess) -> list[str]:
+    with server.http() as client:
+        return [one["id"] for one in client.get("/v1/models").json()["data"] if one["id"].startswith("mix:")]
 
 
 @pytest.mark.parametrize("how", ["button", "key"])

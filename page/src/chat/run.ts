@@ -83,13 +83,29 @@ export async function answer(id: string, turnId: string, columnId: string): Prom
   spoken.value = `${model}: ${error ?? text.slice(0, 1000)}`;
 }
 
+/** The names of mixtures that this page has loaded. */
+const mixed = new Set<string>();
+
 async function loadMixture(column: Column): Promise<void> {
   const name = mixtureName(column.mixture ?? []);
   if (models.value.some((model) => model.id === name)) return;
   const adapters = (column.mixture ?? []).filter((share) => share.weight !== 0);
   if (adapters.length === 0) throw new Error("A mixture needs an adapter whose weight is not 0.");
   await postJson("v1/load_lora_adapter", { lora_name: name, adapters: adapters.map(({ name, weight }) => ({ name, weight })) });
+  mixed.add(name);
+  forgetMixtures();
   await refresh();
+}
+
+/** Sliders make many: those that no column asks for any more go, once their answers have ended. */
+function forgetMixtures(): void {
+  const columns = conversations.value.flatMap((conversation) => conversation.columns);
+  const wanted = new Set(columns.map((column) => mixtureName(column.mixture ?? [])));
+  for (const name of mixed) {
+    if (wanted.has(name)) continue;
+    mixed.delete(name);
+    postJson("v1/unload_lora_adapter", { lora_name: name }).catch(() => undefined); // somebody else has unloaded it
+  }
 }
 
 interface Chunk {
