@@ -70,7 +70,7 @@ def test_the_picture_is_of_the_commands_that_its_script_runs() -> None:
         import record_terminal
     finally:
         sys.path.pop(0)
-    (target,) = re.findall(r"!\[[^]]*\]\((.*?)\)", README)
+    (target,) = re.findall(r"!\[[^]]*\]\((.*?\.svg)\)", README)
     drawn = (ROOT / target).read_text()
     assert not re.findall(r"""(?:url\(|href=|src=)["']?(?!#)""", drawn)
     text = text_of(drawn, character_width=record_terminal._CHAR_WIDTH)

@@ -106,7 +106,9 @@ def test_churn(path, folders, solo, size, tmp_path, tight):
     thread = threading.Thread(target=churn)
     thread.start()
     try:
-        for attempt in range(4):
+        for attempt in range(100):
+            if attempt >= 4 and (errors or rounds[0] > 3):  # on a busy machine the other thread seldom has its turn
+                break
             rng = random.Random(attempt)
             wanted = [rng.choice([None, *NAMES[:6]]) for _ in range(24)]
             given = [prompt(rng.randrange(3), 14) for _ in wanted]

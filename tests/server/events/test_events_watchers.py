@@ -251,7 +251,7 @@ def test_who_reads_nothing_takes_no_memory(plain_model: Path) -> None:
                 next(states)
                 seen += 1
                 waiting = max([waiting, *buffered(server)])
-            assert 0 < waiting < 1_200_000 and seen > 10
+            assert 0 < waiting < 1_200_000 and seen > 1
         stuck.close()
         unwatched(server)
 
