@@ -239,7 +239,7 @@ def on_loop(server: LocalServer, work: Any) -> Any:
 def test_who_reads_nothing_takes_no_memory(plain_model: Path) -> None:
     """One event at most waits for it, however many others see meanwhile; and then its time is over."""
     engine = {"model": str(plain_model), "num_gpu_blocks_override": 64}
-    with LocalServer(engine, send_timeout=3.0) as server, server.http() as http:
+    with LocalServer(engine, send_timeout=10.0) as server, server.http() as http:
         events = server.app.state.context.events
         events._facts["model"] = "m" * 1_000_000  # large events: the system takes some megabytes for a connection
         stuck = server._served.connect(receive_buffer=4096)
@@ -251,7 +251,7 @@ def test_who_reads_nothing_takes_no_memory(plain_model: Path) -> None:
                 next(states)
                 seen += 1
                 waiting = max([waiting, *buffered(server)])
-            assert 0 < waiting < 1_200_000 and seen > 1
+            assert 0 < waiting < 1_200_000 and seen > 10
         stuck.close()
         unwatched(server)
 
