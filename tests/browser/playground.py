@@ -31,8 +31,10 @@ class Playground:
 
     def columns(self, *models: str) -> None:
         """Columns for these, in this order."""
-        while self.tab.find("column").count() < len(models):
+        self.tab.find("column").first.wait_for()
+        for count in range(self.tab.find("column").count(), len(models)):
             self.tab.find("add-column").click()
+            self.tab.expect("column").to_have_count(count + 1)
         for place, model in enumerate(models):
             self.tab.find("model-select").nth(place).select_option(model)
 
@@ -46,7 +48,7 @@ class Playground:
     def answers(self) -> list[str]:
         """All that stand on the page, once none is being given any more."""
         self.tab.expect("send").to_be_visible()
-        return self.tab.find("answer-text").all_inner_texts()
+        return list(self.tab.find("answer-text").all_inner_texts())
 
     def reload(self) -> None:
         """Once the browser has kept the last answer: in the moments before, it promises nothing."""
@@ -91,11 +93,13 @@ class Playground:
     def take_in(self, *conversations: dict[str, Any]) -> None:
         """Import conversations; each needs `turns` at least."""
         export = {"format": "quire-conversations", "version": 1, "conversations": conversations}
+        self.tab.find("toggle-conversations").wait_for()  # the page is there, with the list or without
         if not self.tab.find("import").count():
             self.tab.find("toggle-conversations").click()
         content = json.dumps(export).encode()
-        file = {"name": "export.json", "mimeType": "application/json", "buffer": content}
-        self.tab.find("import").set_input_files(file)  # type: ignore[arg-type]
+        self.tab.find("import").set_input_files(
+            {"name": "export.json", "mimeType": "application/json", "buffer": content}
+        )
 
 
 def turn(text: str, answer: str, column: str = "c") -> dict[str, Any]:

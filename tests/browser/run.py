@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -45,8 +45,8 @@ def set_up() -> None:
     if chromium() is None and os.geteuid() == 0 and shutil.which("apt-get"):
         _run(["apt-get", "install", "--yes", "--no-install-recommends", "chromium"])
     for name in _changed("requirements.txt"):
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", PACKAGES]
-        _run([*pip, "-r", HERE / name])
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(PACKAGES)]
+        _run([*pip, "-r", str(HERE / name)])
     for name in _changed("package.json"):
         if shutil.which("npm") is None:
             break  # `missing` says what that means
@@ -62,7 +62,7 @@ def _changed(name: str) -> Iterator[str]:
         stamp.write_text(digest)
 
 
-def _run(command: list[str | Path]) -> None:
+def _run(command: Sequence[str | Path]) -> None:
     code = subprocess.run(command).returncode
     if code:
         raise SystemExit(f"{' '.join(map(str, command))}: failed with code {code}")
@@ -73,7 +73,7 @@ def main() -> int:
     if found := missing():
         print("\n".join(["The page's tests in a browser are left out. Missing:", *found]), file=sys.stderr)
         return 0
-    command = [sys.executable, "-m", "pytest", "-m", "browser", HERE, *sys.argv[1:]]
+    command = [sys.executable, "-m", "pytest", "-m", "browser", str(HERE), *sys.argv[1:]]
     return subprocess.run(command, cwd=ROOT).returncode
 
 

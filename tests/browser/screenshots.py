@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 FOLDER = ROOT / "docs" / "images"
-WINDOW = {"width": 1280, "height": 860}
+WINDOW: Any = {"width": 1280, "height": 860}
 STAR = "There is a red star and a blue circle. What color is the star?"
 VOICES = ("quire-demo", "french", "shout")
 HALF = re.compile(r"^[5-9]\d\d$|^1,")  # of the pool's blocks, about

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from tests.browser.run import AXE
 
 if TYPE_CHECKING:
-    from playwright.sync_api import ConsoleMessage, Locator, LocatorAssertions, Page, Request
+    from playwright.sync_api import ConsoleMessage, Dialog, Locator, Page, Request
 
 PATIENCE = 1000 * int(os.environ.get("QUIRE_PATIENCE", 60))  # milliseconds, on a machine that does much else
 SERIOUS = ("serious", "critical")
@@ -34,12 +34,16 @@ class Tab:
         page.on("console", self._on_console)
         page.on("pageerror", lambda error: self._note(f"exception: {error}"))
         page.on("crash", lambda _: self._note("the page crashed"))
-        page.on("dialog", lambda dialog: (self._note(f"a dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("dialog", self._on_dialog)
         page.on("request", self._on_request)
 
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning", "assert"):
             self._note(f"console: {message.type}: {message.text} ({message.location.get('url', '')})")
+
+    def _on_dialog(self, dialog: Dialog) -> None:
+        self._note(f"a dialog: {dialog.message}")
+        dialog.dismiss()
 
     def _on_request(self, request: Request) -> None:
         asked, own = urlsplit(request.url), urlsplit(self.url)
@@ -71,7 +75,7 @@ class Tab:
         """All elements whose data-test attribute is this, the visible and the others."""
         return self.page.get_by_test_id(name, **options)
 
-    def expect(self, what: str | Locator) -> LocatorAssertions:
+    def expect(self, what: str | Locator) -> Any:
         """What is to become true of an element, by its data-test attribute: `tab.expect("banner").to_be_visible()`."""
         from playwright.sync_api import expect  # which the tests' own set-up installs
 

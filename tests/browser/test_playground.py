@@ -13,7 +13,7 @@ from quire.demo import picture_path
 from tests.browser.playground import Playground, turn
 from tests.browser.proxy import PathProxy
 from tests.browser.servers import KEY, until_idle
-from tests.browser.tabs import OpenTab
+from tests.browser.tabs import OpenTab, Tab
 from tests.server.api_server import ServerProcess
 
 SEES = {
@@ -160,16 +160,16 @@ def test_all_is_done_by_keys(open_tab: OpenTab, endless: ServerProcess) -> None:
     tab.expect("code-text").to_have_count(0)
 
 
-def tab_to(tab: object, name: str, key: str = "Tab") -> None:
+def tab_to(tab: Tab, name: str, key: str = "Tab") -> None:
     """Press a key until an element has the focus; it must be seen that it has."""
     for _ in range(80):
-        tab.page.keyboard.press(key)  # type: ignore[attr-defined]
+        tab.page.keyboard.press(key)
         script = """() => {
             const one = document.activeElement;
             const looks = [one, one.closest("form") ?? one].map(at => getComputedStyle(at));
             return [one.dataset.test ?? "", looks.some(at => at.outlineStyle !== "none" || at.boxShadow !== "none")];
         }"""
-        at, seen = tab.page.evaluate(script)  # type: ignore[attr-defined]
+        at, seen = tab.page.evaluate(script)
         assert seen, f"the focus is not seen at {at!r}"
         if at == name:
             return

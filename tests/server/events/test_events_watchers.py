@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -103,46 +102,6 @@ def test_so_many_and_no_more(server: LocalServer) -> None:
     with server.http() as http, watching(http) as states:
         assert next(states).kv.total == 64
     unwatched(server)
-
-
-def test_one_looks_for_all(server: LocalServer, snapshots: list[float]) -> None:
-    """Ten a second at most, whoever watches, comes and goes; a slower one gets as many as it asked for."""
-    unwatched(server)
-    with ExitStack() as held:
-        quick = [held.enter_context(watching(held.enter_context(server.http()))) for _ in range(3)]
-        slow = held.enter_context(watching(held.enter_context(server.http()), rate=1))
-        seen: list[float] = []
-        reading = threading.Thread(target=lambda: seen.extend(next(slow).time for _ in range(3)), daemon=True)
-        reading.start()
-        while reading.is_alive():
-            for states in quick:
-                next(states)
-            with server.http() as http, watching(http) as states:
-                next(states)
-    reading.join(PATIENCE)
-    assert len(snapshots) >= 3
-    assert len(snapshots) <= 10 * (snapshots[-1] - snapshots[0]) + 2
-    # Two events of one watcher are half of what it asked for apart, at the least.
-    assert all(after - before > 0.4 for before, after in pairwise(seen))
-    unwatched(server)
-
-
-def test_a_large_pool_is_looked_at_more_rarely(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a copy is said to take 5 ms, a second lies between two."""
-    real = watch.take_snapshot
-
-    def dear(*given: Any) -> Any:
-        made = real(*given)
-        object.__setattr__(made, "cost", 0.005)
-        return made
-
-    monkeypatch.setattr(watch, "take_snapshot", dear)
-    with server.http() as http, watching(http) as states:
-        times = [next(states).time for _ in range(5)]  # of the first two nobody knew
-    assert all(after - before > 0.9 for before, after in pairwise(times[2:]))
-    unwatched(server)
-    events = server.app.state.context.events
-    events._costs = (0.0, 0.0)
 
 
 # -- nobody ----------------------------------------------------------------------------------------------------------
