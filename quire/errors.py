@@ -31,6 +31,14 @@ class RequestError(QuireError):
     """A request cannot be served as given: its prompt or its sampling parameters are out of bounds."""
 
 
+class UnknownAdapterError(AdapterError, RequestError):
+    """No adapter is loaded by this name."""
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class ContextLengthError(RequestError):
     """A prompt that the model's context has no room for, in OpenAI's words: clients look for them.
 

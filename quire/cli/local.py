@@ -71,7 +71,9 @@ def _adapter(name: str, model: str | None) -> LoRARequest | None:
         return None
     if model is None and name in ADAPTERS:
         return LoRARequest(name, lora_path=str(adapter_path(name)))
-    return LoRARequest(Path(name).name or name, lora_path=name)
+    folder = Path(name)
+    known = folder.name if folder.name not in ("", "..") else folder.resolve().name  # of . and ..
+    return LoRARequest(known or name, lora_path=name)
 
 
 def _host(url: str) -> str:

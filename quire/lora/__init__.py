@@ -6,7 +6,7 @@ from quire.lora.files import WEIGHTS_FILE
 from quire.lora.memory import AdapterInfo, LoadReport
 from quire.lora.peft_config import CONFIG_FILE
 from quire.lora.registry import AdapterRegistry
-from quire.lora.request import LoRARequest
+from quire.lora.request import LoRARequest, name_fault
 from quire.lora.slots import AdapterMix, AdapterSlots, capacity_for
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "LoRARequest",
     "LoadReport",
     "capacity_for",
+    "name_fault",
 ]

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Literal
 
 from quire.config import LoRAConfig
-from quire.errors import AdapterError, RequestError
+from quire.errors import AdapterError, RequestError, UnknownAdapterError
 from quire.lora.adapter import LoadedAdapter, Reader
 from quire.lora.memory import AdapterInfo, AdapterVersion, HostMemory, LoadReport, allowed_folder, check_versions
-from quire.lora.request import LoRARequest
+from quire.lora.request import LoRARequest, name_fault
 from quire.types import AdapterRef, AdapterUse
 
 _MOST_FREED = 1000  # unloadings that are remembered until somebody asks
@@ -89,8 +89,8 @@ class AdapterRegistry:
         source: what the caller calls the path, where that is something else (a hub id). gone: called under the lock,
         once nobody has the version, neither its name nor a request.
         """
-        if not isinstance(name, str) or not name:
-            raise AdapterError(f"adapter name {name!r}: must be a non-empty string.")
+        if fault := name_fault(name):
+            raise AdapterError(f"adapter name {name!r:.200}: {fault}.")
         self._check_free(name, int_id, replace)
         begin = time.monotonic()
         path = allowed_folder(path, self._config.roots)
@@ -159,9 +159,9 @@ class AdapterRegistry:
             self._check_path(request, version)
             return
         if request.lora_path is None:
-            raise RequestError(
-                f"no adapter {request.lora_name!r} is loaded{self._loaded()}: load it, or give lora_path"
-            )
+            name = request.lora_name
+            message = f"no adapter {name!r} is loaded{self._loaded()}: load it, or give lora_path"
+            raise UnknownAdapterError(message, name)
         try:
             path = resolve(request.lora_path)
             self.load(request.lora_name, path, int_id=request.lora_int_id, source=request.lora_path)
@@ -292,7 +292,7 @@ class AdapterRegistry:
     def _named(self, name: str) -> AdapterVersion:
         version = self._names.get(name)
         if version is None:
-            raise AdapterError(f"no adapter {name!r} is loaded{self._loaded()}.")
+            raise UnknownAdapterError(f"no adapter {name!r} is loaded{self._loaded()}.", name)
         return version
 
     def _loaded(self) -> str:

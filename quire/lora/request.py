@@ -12,12 +12,27 @@ from quire.errors import RequestError
 MAX_WEIGHT = 100.0
 
 
+def name_fault(name: object) -> str | None:
+    """Why an adapter may not be called so; None: it may.
+
+    Names stand in URLs, where browsers and proxies take /./ and /../ away before anybody sees them, and in lines of
+    logs and terminals.
+    """
+    if not isinstance(name, str) or not name:
+        return "must be a non-empty string"
+    if not name.isprintable() or name.isspace():
+        return "must be of printable characters, and not of blanks alone: give it another name"
+    if {".", ".."} & set(name.split("/")):
+        return "no part between slashes may be . or .., as no URL could have it: give it another name"
+    return None
+
+
 @dataclass(frozen=True)
 class LoRARequest:
     """The adapter that a request runs with.
 
-    lora_name: the name under which it is loaded; lora_path: a folder, or a .gguf file, from which it is loaded if it
-        is not yet.
+    lora_name: the name under which it is loaded (`name_fault` says what may be none); lora_path: a folder, or a .gguf
+        file, from which it is loaded if it is not yet.
     lora_int_id: a number of the caller's for it, 1 or more, or None; a number stands for one name.
     base_model_name: what the adapter belongs to, for who reads it; nothing depends on it.
     load_inplace: load it anew under its name, from lora_path, although one of that name is loaded. `LLM` does so once a
@@ -45,8 +60,8 @@ class LoRARequest:
     is_3d_lora_weight: bool = field(default=False, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.lora_name, str) or not self.lora_name:
-            raise RequestError(f"lora_name={self.lora_name!r}: must be a non-empty string")
+        if fault := name_fault(self.lora_name):
+            raise RequestError(f"lora_name={self.lora_name!r:.200}: {fault}")
         number = self.lora_int_id
         if number is not None and (type(number) is not int or number < 1):
             raise RequestError(f"lora_int_id={number!r}: must be a whole number of at least 1")

@@ -32,20 +32,21 @@ from quire.server.routes import (
     tokens,
 )
 from quire.server.served_models import ServedModels
-from quire.server.uploads.store import AdapterStore, adapter_store
+from quire.server.uploads.store import AdapterStore
 
 
 def create_app(
     engine: AsyncEngine,
     config: ServerConfig,
     metrics: Metrics,
+    store: AdapterStore | None,
     access_log: bool = True,
-    store: AdapterStore | None = None,
 ) -> FastAPI:
     """All routes. The engine starts and, if nobody has closed it, ends with the application.
 
-    store: where uploaded adapters go, of which the engine may read adapters; None: one of its own, where it is needed.
-    Raises QuireError for a format of messages that there is not.
+    store: where uploaded adapters go (`adapter_store`), of which the engine may read adapters; it opens and closes with
+    the application. None: adapters are not changed over HTTP. Raises QuireError for a format of messages that there is
+    not.
     """
 
     @asynccontextmanager
@@ -59,9 +60,6 @@ def create_app(
         finally:
             if store is not None:
                 await store.close()
-
-    if store is None and config.allow_runtime_lora:
-        store = adapter_store(config)
 
     # No pages of documentation: they would fetch their scripts from elsewhere. /openapi.json is there.
     app = FastAPI(

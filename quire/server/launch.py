@@ -32,6 +32,7 @@ from quire.config.generation import default_sampling
 from quire.config.settings import engine_settings, make
 from quire.demo import ADAPTERS, adapter_path
 from quire.errors import QuireError
+from quire.lora import name_fault
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.platform.engine.builder import resolve_adapter
 from quire.platform.sampling.params import SamplingParams
@@ -64,17 +65,22 @@ class Module:
         if not text.lstrip().startswith("{"):
             if not (name and equals and path):
                 raise QuireError(f"--lora-modules {text!r}: give name=path, or JSON with name and path.")
-            return cls(name, path)
+            return cls(name, path)._checked()
         try:
             given = json.loads(text)
             unknown = set(given) - {"name", "path", "base_model_name"}
             if unknown:
                 raise QuireError(f"--lora-modules {text!r}: there is no {sorted(unknown)[0]!r}.")
-            return cls(str(given["name"]), str(given["path"]), given.get("base_model_name"))
+            return cls(str(given["name"]), str(given["path"]), given.get("base_model_name"))._checked()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, QuireError):
                 raise
             raise QuireError(f"--lora-modules {text!r}: must be JSON with name and path.") from None
+
+    def _checked(self) -> Module:
+        if fault := name_fault(self.name):
+            raise QuireError(f"--lora-modules: the name {self.name!r:.200}: {fault}.")
+        return self
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ def load(task: Task) -> Service:
     modules = _modules(launch, task.settings)
     requests = make(RequestDefaults, task.settings)
     server = make(ServerConfig, task.settings)
-    store = adapter_store(server) if server.allow_runtime_lora else None
+    store = adapter_store(server)
     config = _engine_config(task, modules, store)
     server = replace(server, **{name: getattr(requests, name) for name in _OF_CHAT})
     metrics = Metrics()
@@ -131,7 +137,7 @@ def load(task: Task) -> Service:
     sampling = default_sampling(engine.llm_engine.path, requests)
     server = replace(server, default_sampling=sampling)
     _check_sampling(sampling)
-    app = create_app(engine, server, metrics, not launch.disable_access_log, store)
+    app = create_app(engine, server, metrics, store, not launch.disable_access_log)
     served = app.state.context.served
     for module in modules:
         if module.name in served.names:

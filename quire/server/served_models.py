@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from quire.config import ServerConfig
-from quire.errors import AdapterError, QuireError
-from quire.lora import AdapterInfo, LoadReport, LoRARequest
+from quire.errors import AdapterError, QuireError, UnknownAdapterError
+from quire.lora import AdapterInfo, LoadReport, LoRARequest, name_fault
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.server.adapter_resolver import AdapterResolver
 from quire.server.adapter_sources import AdapterSources
-from quire.server.responses.errors import ApiError
+from quire.server.responses.errors import ApiError, as_api_error, no_model
 from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
 from quire.server.uploads.store import AdapterStore, Upload
 
@@ -25,7 +27,7 @@ _UPLOAD = "upload"  # what the folder of an uploaded adapter is called, to those
 class ServedModels:
     """The table of names. Adapters are the engine's; mixtures are names of the server's for requests to it."""
 
-    def __init__(self, engine: AsyncEngine, config: ServerConfig, store: AdapterStore | None = None) -> None:
+    def __init__(self, engine: AsyncEngine, config: ServerConfig, store: AdapterStore | None) -> None:
         """store: for adapters that are uploaded."""
         self._engine = engine
         self._config = config
@@ -49,7 +51,8 @@ class ServedModels:
         except ApiError:
             if model is None or self._resolver is None:
                 raise
-            await self._resolver.load(model)
+            with self._hiding():
+                await self._resolver.load(model)
             return self.find(model)
         if model is not None and self._resolver is not None:
             self._resolver.used(model)
@@ -68,9 +71,7 @@ class ServedModels:
         adapters = self._engine.llm_engine.adapters
         if adapters is not None and adapters.knows(model):
             return LoRARequest(model)
-        raise ApiError(
-            404, f"model: there is no {model[:200]!r} here; /v1/models lists what there is.", "model", "model_not_found"
-        )
+        raise no_model(model)
 
     def name_of(self, model: str | None) -> str:
         return self.names[0] if model is None else model
@@ -146,10 +147,20 @@ class ServedModels:
             raise ApiError(400, "adapters are not served: start the server with --enable-lora.")
         return self._store
 
+    @contextmanager
+    def _hiding(self) -> Iterator[None]:
+        """Around what loads: whoever was faster by the same name may have been an upload."""
+        try:
+            yield
+        except (AdapterError, ApiError) as error:
+            told = as_api_error(error)
+            message = told.message if self._store is None else self._store.hide(told.message)
+            raise ApiError(told.status, message, told.param, told.code, told.headers) from None
+
     # -- changes --------------------------------------------------------------------------------------------------
 
     async def load(self, body: LoadAdapterRequest) -> dict[str, Any]:
-        """Load an adapter from under the allowed folders, or name a mixture. Raises ApiError and AdapterError."""
+        """Load an adapter from under the allowed folders, or name a mixture. Raises ApiError."""
         if (body.lora_path is None) == (body.adapters is None):
             raise ApiError(400, "lora_path: give the adapter's folder here, or a mixture in adapters.", "lora_path")
         self._check_name(body)
@@ -157,22 +168,22 @@ class ServedModels:
             return self._mix(body)
         assert body.lora_path is not None
         folder = await asyncio.to_thread(self._places.folder, body.lora_path)
-        report = await self._engine.load_lora_adapter(body.lora_name, str(folder), body.load_inplace)
+        with self._hiding():
+            report = await self._engine.load_lora_adapter(body.lora_name, str(folder), body.load_inplace)
         return self._took(body, report)
 
     async def load_uploaded(self, body: LoadAdapterRequest, upload: Upload) -> dict[str, Any]:
-        """Load what has come; its folder lives as long as the version does that is made of it. Raises ApiError and
-        AdapterError; then the folder goes.
+        """Load what has come; its folder lives as long as the version does that is made of it. Raises ApiError; then
+        the folder goes.
         """
         self._check_name(body)
         upload.hand_over()
         try:
-            name, path = body.lora_name, str(upload.folder)
-            report = await self._engine.load_lora_adapter(name, path, body.load_inplace, gone=upload.remove)
-        except BaseException as error:
+            with self._hiding():
+                name, path = body.lora_name, str(upload.folder)
+                report = await self._engine.load_lora_adapter(name, path, body.load_inplace, gone=upload.remove)
+        except BaseException:
             await asyncio.wrap_future(upload.remove())
-            if isinstance(error, AdapterError):
-                raise AdapterError(self.store().hide(str(error))) from None
             raise
         return self._took(body, report)
 
@@ -186,8 +197,8 @@ class ServedModels:
             raise ApiError(
                 404, f"base_model_name: {body.base_model_name[:200]!r} is not served here.", "base_model_name"
             )
-        if not body.lora_name.isprintable():
-            raise ApiError(400, "lora_name: must be of printable characters.", "lora_name")
+        if fault := name_fault(body.lora_name):
+            raise ApiError(400, f"lora_name: {body.lora_name[:200]!r}: {fault}.", "lora_name")
         if body.lora_name in self.names:
             raise ApiError(400, f"lora_name: {body.lora_name!r} is the base model's.", "lora_name")
         adapters = self._engine.llm_engine.adapters
@@ -239,15 +250,19 @@ class ServedModels:
         name = body.lora_name
         if self._mixtures.pop(name, None) is not None:
             return {"name": name, "freed_bytes": 0, "draining": False}
+        gone = ApiError(404, f"lora_name: no adapter {name[:200]!r} is loaded.", "lora_name", "model_not_found")
         adapters = self._engine.llm_engine.adapters
         if adapters is None or not adapters.knows(name):
-            raise ApiError(404, f"lora_name: no adapter {name[:200]!r} is loaded.", "lora_name", "model_not_found")
+            raise gone
         self._check_number(body)
         needed = [mixture for mixture, parts in self._mixtures.items() if name in dict(parts.adapters or ())]
         if needed:
             raise ApiError(400, f"lora_name: the mixture {needed[0]!r} needs it: unload that first.", "lora_name")
         self._parents.pop(name, None)
-        freed = await self._engine.unload_lora_adapter(name, self._config.unload_timeout)
+        try:
+            freed = await self._engine.unload_lora_adapter(name, self._config.unload_timeout)
+        except UnknownAdapterError:  # somebody else was faster
+            raise gone from None
         if self._store is not None:
             await self._store.idle()
         return {"name": name, "freed_bytes": freed, "draining": freed is None}

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from typer.testing import CliRunner
 
 from quire import LLM, SamplingParams
 from quire.cli.app import app
-from quire.demo import picture_path
+from quire.demo import adapter_path, picture_path
 
 pytestmark = pytest.mark.slow
 
@@ -161,6 +162,17 @@ def test_pictures_and_adapters_in_a_conversation() -> None:
     lines = f"/image {picture_path()}\n{question}\n/lora shout\n/reset\n/image {picture_path()}\n{question}\n"
     plain, loud, again = answered(quire_run("--chat", stdin=f"{lines}/lora base\n{question}\n")).splitlines()
     assert "red circle" in plain and "RED CIRCLE" in loud and again != again.upper()
+
+
+@pytest.mark.parametrize(("where", "name"), [(".", "."), ("beside", ".."), ("beside", "../../loud")])
+def test_an_adapter_is_called_as_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, name: str
+) -> None:
+    folder = Path(shutil.copytree(adapter_path("shout"), tmp_path / "loud"))
+    (folder / "beside").mkdir()
+    monkeypatch.chdir(folder / where)
+    said = answered(quire_run("Who are you?", "--lora", name, "--lora", "base")).splitlines()
+    assert said[0].startswith("loud: ") and said[0][6:].isupper() and said[1].startswith("base: ")
 
 
 def test_one_word_that_names_a_model_is_no_prompt() -> None:

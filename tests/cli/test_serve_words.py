@@ -51,6 +51,12 @@ def test_a_module_and_what_it_belongs_to() -> None:
             serve.Module.parse(wrong)
 
 
+@pytest.mark.parametrize("text", [".=x", "..=x", "a/..=x", " =x", '{"name": "a\\nb", "path": "x"}'])
+def test_a_module_is_called_as_adapters_may_be(text: str) -> None:
+    with pytest.raises(quire.QuireError, match=r"--lora-modules: the name .*give it another name"):
+        serve.Module.parse(text)
+
+
 def test_lists_in_variables_and_as_json(served: Served) -> None:
     assert served(QUIRE_API_KEY="one two").settings["api_key"] == ["one", "two"]
     assert served("--api-key", '["one", "two"]', "--api-key", "three").settings["api_key"] == ["one", "two", "three"]

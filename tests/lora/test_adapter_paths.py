@@ -146,6 +146,23 @@ def test_a_name_that_is_none(llm, tmp_path, name):
         LoRARequest(name)
 
 
+@pytest.mark.parametrize(
+    "name", [".", "..", "a/../b", "./a", "a/.", " ", "   ", "a\nb", "\x1b[2J", "\x00", "a\u202eb", "\ud800", "x\x7f"]
+)
+def test_a_name_that_no_url_or_log_could_have(llm, tmp_path, name):
+    with pytest.raises(AdapterError, match="give it another name"):
+        llm.load_lora_adapter(name, str(files.plain(tmp_path)))
+    with pytest.raises(RequestError, match=r"lora_name.*give it another name"):
+        LoRARequest(name, lora_path=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["...", ".hidden", "a..b", "a/b.c", " a", "mein Adapter", "\u00e9t\u00e9", "\u540d"])
+def test_odd_names_are_names(llm, tmp_path, name):
+    llm.load_lora_adapter(name, str(files.plain(tmp_path)))
+    assert [info.name for info in llm.list_lora_adapters()] == [name]
+    llm.unload_lora_adapter(name)
+
+
 def test_names_and_numbers_stand_for_one_adapter(llm, tmp_path):
     first, second = files.plain(tmp_path / "a", seed=1), files.plain(tmp_path / "b", seed=2)
     llm.load_lora_adapter("a", str(first), lora_int_id=7)

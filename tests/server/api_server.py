@@ -20,6 +20,7 @@ from quire.config.arguments import engine_config
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.server.app import create_app
 from quire.server.metrics import Metrics
+from quire.server.uploads.store import adapter_store
 from tests.server.wire import InThread
 
 KEY = "a-test-key"  # what the clients send; servers without --api-key do not look at it
@@ -108,7 +109,7 @@ class LocalServer:
         self._settings = ServerConfig(**{"port": 0, "shutdown_timeout": 0.5, **server})
         self.metrics = Metrics()
         self.engine = AsyncEngine(engine_config(**{"debug": True, **(engine or {})}), self.metrics.on_step)
-        self.app = create_app(self.engine, self._settings, self.metrics)
+        self.app = create_app(self.engine, self._settings, self.metrics, adapter_store(self._settings))
         self.url = ""
 
     def __enter__(self) -> LocalServer:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from quire.config import EngineConfig
-from quire.errors import AdapterError, QuireError, RequestError
+from quire.errors import AdapterError, QuireError, RequestError, UnknownAdapterError
 from quire.lora import AdapterInfo, AdapterRegistry, LoadReport, LoRARequest
 from quire.platform.engine.builder import resolve_adapter
 from quire.platform.engine.sleep import Sleep
@@ -99,6 +99,8 @@ class LoRAAdmin:
             with self._lock:
                 self._held[serial] = self.registry.acquire(lora_request)
                 return self._held[serial]
+        except UnknownAdapterError as error:
+            raise UnknownAdapterError(f"request {request_id}: {error}", error.name) from error
         except QuireError as error:
             raise RequestError(f"request {request_id}: {error}") from error
 

@@ -17,7 +17,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire import __version__
-from quire.errors import RequestError
 from quire.lora import LoRARequest
 from quire.platform.engine.async_engine import EngineRequest
 from quire.platform.engine.output_stream import Outputs
@@ -188,12 +187,7 @@ class ResponseBuilder(ABC):
         made = await engine.on_reader(read)
         named = zip(self._ids, made, strict=True)
         requests = [EngineRequest(name, prompt, params, adapter) for name, (prompt, params) in named]
-        try:
-            return await engine.submit(requests)
-        except RequestError:
-            if adapter is not None:
-                self._context.served.find(adapter.lora_name)  # which says so, if it has just gone
-            raise
+        return await engine.submit(requests)
 
     async def _collect(self, outputs: Outputs) -> dict[str, Output]:
         return {output.request_id: self._checked(output) async for output in outputs}

@@ -24,6 +24,7 @@ from quire.errors import (
     OverloadedError,
     QuireError,
     SleepingError,
+    UnknownAdapterError,
 )
 from quire.server.paths import speaks_anthropic
 
@@ -188,6 +189,12 @@ DOCUMENTED_ANTHROPIC: dict[int | str, dict[str, Any]] = {
 }
 
 
+def no_model(name: str) -> ApiError:
+    """Nothing of this name is served."""
+    message = f"model: there is no {name[:200]!r} here; /v1/models lists what there is."
+    return ApiError(404, message, "model", "model_not_found")
+
+
 class ClientGoneError(Exception):
     """Nobody listens any more."""
 
@@ -205,6 +212,8 @@ def as_api_error(error: BaseException, fields: Sequence[str] = ()) -> ApiError:
         return ApiError(503, str(error), code="engine_sleeping", headers=_RETRY)
     if isinstance(error, EngineClosedError):
         return ApiError(503, str(error), code="engine_unavailable", headers=_RETRY)
+    if isinstance(error, UnknownAdapterError):  # it was there when the request was looked at
+        return no_model(error.name)
     if isinstance(error, AdapterError):
         return ApiError(422, str(error), code="adapter_refused")
     if isinstance(error, ContextLengthError):

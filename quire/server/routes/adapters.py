@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from quire.config import ServerConfig
 from quire.errors import SleepingError
 from quire.server.context import ServerContext, context_of, note
+from quire.server.origins import check_origin
 from quire.server.responses.errors import ApiError, ClientGoneError
 from quire.server.schemas.body import JsonRoute, validated
 from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
@@ -77,7 +77,6 @@ async def list_adapters(request: Request) -> JSONResponse:
 async def upload_adapter(request: Request) -> JSONResponse:
     """Take an adapter's files, and let a name stand for them. Every tensor binds, or nothing is left of them."""
     context = _allowed(request)
-    _check_origin(request, context.config)
     store = context.served.store()
     if context.engine.is_sleeping:  # before all of it is sent
         raise SleepingError("the engine sleeps: POST /wake_up first.")
@@ -96,22 +95,6 @@ async def upload_adapter(request: Request) -> JSONResponse:
 async def unload_adapter(name: str, request: Request) -> JSONResponse:
     """Forget an adapter or a mixture, as /v1/unload_lora_adapter does; the files of an uploaded one go, too."""
     return await unload_lora_adapter(UnloadAdapterRequest(lora_name=name), request)
-
-
-def _check_origin(request: Request, config: ServerConfig) -> None:
-    """Raise ApiError for a web page of another site.
-
-    Browsers send forms anywhere without asking (bodies of JSON they do not), so that any page could change adapters on
-    its visitor's machine. Where there are keys it would not know one.
-    """
-    origin, site = (request.headers.get(name) for name in ("origin", "sec-fetch-site"))
-    if config.api_keys or config.admin_api_key or {"*", origin} & set(config.allowed_origins):
-        return
-    same = site in ("same-origin", "none")
-    if site is None:  # not a browser, or one that came without TLS over a network
-        same = origin is None or origin.partition("://")[2] == request.headers.get("host")
-    if not same:
-        raise ApiError(403, "a web page of another site sent this: --allowed-origins names those that may.")
 
 
 async def _receive(request: Request, upload: Upload) -> None:
@@ -133,4 +116,5 @@ def _allowed(request: Request) -> ServerContext:
     context = context_of(request)
     if not context.config.allow_runtime_lora:
         raise ApiError(403, "adapters are not changed over HTTP: start the server with --allow-runtime-lora.")
+    check_origin(request, context.config)
     return context

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from quire.errors import CheckpointError, RequestError
 from quire.server.context import ServerContext, context_of
+from quire.server.origins import check_origin
 from quire.server.responses.errors import ApiError
 
 router = APIRouter()
@@ -56,4 +57,5 @@ def _allowed(request: Request) -> ServerContext:
     context = context_of(request)
     if not context.config.enable_admin_routes:
         raise ApiError(403, "this can stop others' requests: start the server with --enable-admin-routes.")
+    check_origin(request, context.config)
     return context

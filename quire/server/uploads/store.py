@@ -214,8 +214,10 @@ class Upload:
             self._store.settle(self.folder, self.form.finish())
 
 
-def adapter_store(config: ServerConfig) -> AdapterStore:
-    """As the settings have it. Raises QuireError."""
+def adapter_store(config: ServerConfig) -> AdapterStore | None:
+    """As the settings have it; None: adapters are not changed over HTTP. Raises QuireError."""
+    if not config.allow_runtime_lora:
+        return None
     return AdapterStore(config.adapter_store_dir, config.max_adapter_upload_bytes, config.adapter_store_bytes)
 
 

@@ -69,6 +69,15 @@ def test_names_of_adapters_are_bounded(bundled: LocalServer, root: Path, name: s
     assert _load(bundled, root / "good", name)[0] == 400
 
 
+@pytest.mark.parametrize("name", [".", "..", "org/..", "./a", " ", "\t", "a\x00", "\x1b[31mred"])
+def test_names_that_no_url_has_are_refused_with_the_rule(bundled: LocalServer, root: Path, name: str) -> None:
+    mixture = {"lora_name": name, "adapters": [{"name": "x"}]}
+    for status, text in (_load(bundled, root / "good", name), asked(bundled, "POST", LOAD, body=mixture)):
+        assert status == 400 and "give it another name" in text, text
+        assert json.loads(text)["error"]["param"] == "lora_name"
+        assert not set(map(chr, range(32))) & set(json.loads(text)["error"]["message"])
+
+
 def test_templates_never_come_from_requests(bundled: LocalServer) -> None:
     template = "{% for i in range(9) %}INJECTED{% endfor %}"
     for path in (CHAT, "/tokenize"):

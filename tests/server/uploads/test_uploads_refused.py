@@ -130,7 +130,10 @@ def test_forms_that_are_not_whole(
     ("fields", "status", "param"),
     [
         ({"name": ""}, 400, "lora_name"), ({"name": "x" * 257}, 400, "lora_name"), ({"name": "a\nb"}, 400, "lora_name"),
-        ({"name": "quire-demo"}, 400, "lora_name"),
+        ({"name": "quire-demo"}, 400, "lora_name"), ({"name": "."}, 400, "lora_name"),
+        ({"name": ".."}, 400, "lora_name"),
+        ({"name": "a/../b"}, 400, "lora_name"), ({"name": "  "}, 400, "lora_name"),
+        ({"name": "\x7f"}, 400, "lora_name"),
         ({"name": "new", "base_model_name": "other"}, 404, "base_model_name"),
     ],
 )  # fmt: skip

@@ -75,7 +75,7 @@ def test_clients_may_not_name_the_folder(tmp_path: Path) -> None:
 def test_a_place_that_is_none_is_refused_at_the_start(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(QuireError, match="adapter_store_dir"):
-        adapter_store(ServerConfig(adapter_store_dir=str(tmp_path / place)))
+        adapter_store(ServerConfig(allow_runtime_lora=True, adapter_store_dir=str(tmp_path / place)))
 
 
 def test_a_folder_that_is_taken_away_before_it_is_locked_is_made_again(
