@@ -112,11 +112,16 @@ test("blocks and maps are said in words", () => {
 });
 
 test("the history goes on, is bounded, and begins anew with the server", () => {
-  let history = remember(null, state());
-  for (let i = 2; i < 2 + REMEMBERED_STEPS; i++) history = remember(history, state({ time: i, steps: [step({ time: i }), step({ time: i })] }));
+  const began = 5000; // by this machine's clock
+  let history = remember(null, state(), began + 1);
+  for (let i = 2; i < 2 + REMEMBERED_STEPS; i++) history = remember(history, state({ time: i, steps: [step({ time: i }), step({ time: i })] }), began + i);
   assert.equal(history.steps.length, REMEMBERED_STEPS);
   assert.equal(history.steps.at(-1)?.time, 1 + REMEMBERED_STEPS);
-  assert.equal(remember(history, state({ time: 0.5 })).steps.length, 1);
+  const { came } = history;
+  assert.equal(remember(history, state({ time: 0.5 }), came + 10).steps.length, 1);
+  // The same one after an hour without a connection; another, which has been there for longer than the first when that was seen last.
+  assert.equal(remember(history, state({ time: came - began + 3600 }), came + 3600).steps.length, REMEMBERED_STEPS);
+  assert.equal(remember(history, state({ time: came - began + 60 }), came + 3600).steps.length, 1);
 });
 
 test("requests stand in the order of what they do", () => {

@@ -11,7 +11,7 @@ import pytest
 
 from quire.demo import adapter_path
 from tests.browser.proxy import PathProxy
-from tests.server.api_server import ONE_THREAD, ServerProcess, adapters
+from tests.server.api_server import ONE_THREAD, LocalServer, ServerProcess, adapters
 from tests.server.fixtures import TEMPLATE, make_model
 
 KEY, ADMIN_KEY, PATH = "an-api-key", "an-admin-key", "/under/here"
@@ -48,6 +48,16 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     flags = ["--hf-overrides", '{"max_position_embeddings": 16384}', "--num-gpu-blocks-override", "4096"]
     flags += ["--override-generation-config", '{"temperature": 0}', "--max-num-seqs", "4"]
     with ServerProcess("--model", str(path), "--served-model-name", "endless", *flags, **ONE_THREAD) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    """Such a model in this process, whose engine a test can hold (`stepping`): what is to be seen stays, however long
+    the browser takes."""
+    path = make_model(tmp_path_factory.mktemp("held"), TEMPLATE)
+    engine = {"model": str(path), "num_gpu_blocks_override": 4096, "max_num_seqs": 4}
+    with LocalServer(engine) as server:
         yield server
 
 

@@ -58,6 +58,72 @@ def test_an_adapter_is_uploaded_used_and_unloaded(
         assert name not in {model["id"] for model in client.get("/v1/models").json()["data"]}
 
 
+def peft_folder(path: Path, name: str = "french") -> Path:
+    """As a training leaves it: the two files, others beside them, and checkpoints with files of the same names."""
+    path.mkdir()
+    folder = Path(adapter_path(name))
+    for file in FILES:
+        shutil.copy(folder / file, path)
+    (path / "README.md").write_text("# About it")
+    (path / "training_args.bin").write_bytes(b"a pickle, which must not be sent")
+    older = path / "checkpoint-10"
+    older.mkdir()
+    (older / "adapter_config.json").write_text("{}")
+    (older / "optimizer.pt").write_bytes(b"another")
+    return path
+
+
+def test_a_folder_is_uploaded_as_it_lies(open_tab: OpenTab, demo: ServerProcess, tmp_path: Path) -> None:
+    """By the button for folders: the adapter's two files are sent, under the folder's name, and nothing else of it."""
+    tab = open_tab(demo.url, "#adapters")
+    tab.find("upload-folder").set_input_files(peft_folder(tmp_path / "my-french"))
+    tab.expect("upload-name").to_have_value("my-french")
+    for file in FILES:
+        tab.expect("upload-contents").to_contain_text(file)
+    tab.expect("upload-contents").to_contain_text("4 other files are not sent")
+    tab.check_accessibility()
+    with tab.page.expect_response("**/v1/adapters") as response:
+        tab.find("upload-send").click()
+    assert response.value.json()["ignored_files"] == []
+    shown = tab.page.locator(row(tab, "my-french"))
+    tab.expect(shown).to_be_visible()
+    tab.expect("loaded").to_contain_text("my-french")
+    shown.get_by_test_id("try").click()
+    tab.expect("model-select").to_have_value("my-french")
+    assert Playground(tab, temperature=0).ask(STAR) == "Vert."
+    tab.find("view-adapters").click()
+    unload(tab, "my-french")
+
+
+def test_a_folder_without_an_adapter_is_told(open_tab: OpenTab, demo: ServerProcess, tmp_path: Path) -> None:
+    """Before anything is sent."""
+    tab = open_tab(demo.url, "#adapters")
+    folder = peft_folder(tmp_path / "incomplete")
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    tab.find("upload-folder").set_input_files(folder)
+    tab.expect("upload-contents").to_contain_text("There is no adapter_model.safetensors in this folder")
+    tab.expect("upload-send").to_be_disabled()
+    tab.check_accessibility()
+
+
+def test_an_adapter_is_replaced(open_tab: OpenTab, demo: ServerProcess, tmp_path: Path) -> None:
+    tab = open_tab(demo.url, "#adapters")
+    shouts, french = Path(adapter_path("shout")), peft_folder(tmp_path / "other")
+    upload(tab, "changing", [shouts / file for file in FILES])
+    shown = tab.page.locator(row(tab, "changing"))
+    shown.get_by_test_id("replace").click()
+    tab.expect("upload-name").to_have_value("changing")
+    tab.find("upload-folder").set_input_files(french)
+    tab.expect("upload-send").to_have_text("Upload and replace")
+    tab.find("upload-send").click()
+    tab.expect("happened").to_contain_text("changing is replaced")
+    tab.check_accessibility()
+    shown.get_by_test_id("try").click()
+    assert Playground(tab, temperature=0).ask(STAR) == "Vert."
+    tab.find("view-adapters").click()
+    unload(tab, "changing")
+
+
 def test_what_is_no_adapter_is_refused_with_the_reason(open_tab: OpenTab, demo: ServerProcess, tmp_path: Path) -> None:
     tab = open_tab(demo.url, "#adapters")
     tab.expect_fault("status of 4")

@@ -17,7 +17,7 @@ async function watch(abort: AbortSignal): Promise<void> {
   for await (const { event, data } of events(PATH, abort)) {
     if (event === "error") throw new ApiError(500, (JSON.parse(data) as { error: { message: string } }).error.message);
     if (event !== "state") continue;
-    seen.value = remember(seen.peek(), JSON.parse(data) as EngineState);
+    seen.value = remember(seen.peek(), JSON.parse(data) as EngineState, Date.now() / 1000);
     link.value = { kind: "live" };
   }
   throw new ApiError(0, "The server ended the stream.");

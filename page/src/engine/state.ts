@@ -88,19 +88,24 @@ export interface EngineState {
 export const REMEMBERED_RATES = 240;
 export const REMEMBERED_STEPS = 480;
 
-/** What is shown: the newest state, and the steps and rates of those before it. */
+/** What is shown: the newest state, when it came (seconds by this machine's clock), and the steps and rates of those before it. */
 export interface History {
   state: EngineState;
+  came: number;
   steps: Step[];
   rates: Rates[];
 }
 
-/** The history with one state more. A server that was started anew begins a new one. */
-export function remember(before: History | null, state: EngineState): History {
-  const goesOn = before !== null && state.time >= before.state.time && before.state.engine.model === state.engine.model;
+/**
+ * The history with one state more, which comes now. A server that was started anew begins a new one: its engine began after
+ * the last state had come.
+ */
+export function remember(before: History | null, state: EngineState, now: number): History {
+  const goesOn = before !== null && now - state.time < before.came && state.time >= before.state.time &&
+    before.state.engine.model === state.engine.model;
   const steps = goesOn ? [...before.steps, ...state.steps] : state.steps;
   const rates = goesOn ? [...before.rates, state.rates] : [state.rates];
-  return { state, steps: steps.slice(-REMEMBERED_STEPS), rates: rates.slice(-REMEMBERED_RATES) };
+  return { state, came: now, steps: steps.slice(-REMEMBERED_STEPS), rates: rates.slice(-REMEMBERED_RATES) };
 }
 
 const ORDER: RequestState[] = ["running", "swapped", "adapter", "images", "waiting"];
