@@ -13,7 +13,7 @@ from quire.demo import adapter_path, picture_path
 from quire.platform.engine.watching import snapshot
 from quire.platform.execution import worker
 from tests.server.api_server import LocalServer
-from tests.server.events.helpers import ROUTE, Asking, read, stepping, until, watching
+from tests.server.events.helpers import ROUTE, Asking, State, read, stepping, until, watching
 
 pytestmark = pytest.mark.slow
 
@@ -78,12 +78,16 @@ def test_an_image_on_its_way(bundled: LocalServer) -> None:
         arriving = until(states, lambda state: state.requests)
         (row,) = arriving.requests
         assert (row.state, row.blocks, row.computed_tokens) == ("images", 0, 0)
-        step(1000)
         made = []
-        while not made:
-            state = next(states)
-            made = [one for one in state.steps if one.media]
+
+        def seen(state: State) -> bool:
+            made.extend(one for one in state.steps if one.media)
+            step(1)  # one by one: an event tells of the last 64 at most
+            return bool(made)
+
+        until(states, seen)
         assert made[0].media == 1 and made[0].prefill_tokens > row.prompt_tokens  # its placeholders were one marker
+        step(1000)
     assert asking.result()["usage"]["prompt_tokens"] == made[0].prefill_tokens
     bundled.until_idle()
 

@@ -195,8 +195,10 @@ def on_loop(server: LocalServer, work: Any) -> Any:
     return asyncio.run_coroutine_threadsafe(work, server.engine.step_loop._event_loop).result(PATIENCE)
 
 
-def test_who_reads_nothing_takes_no_memory(plain_model: Path) -> None:
+def test_who_reads_nothing_takes_no_memory(plain_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One event at most waits for it, however many others see meanwhile; and then its time is over."""
+    for share in ("_COPYING_SHARE", "_CODING_SHARE"):
+        monkeypatch.setattr(hub, share, 1.0)  # large events take long, and would be rare
     engine = {"model": str(plain_model), "num_gpu_blocks_override": 64}
     with LocalServer(engine, send_timeout=10.0) as server, server.http() as http:
         events = server.app.state.context.events
@@ -210,7 +212,7 @@ def test_who_reads_nothing_takes_no_memory(plain_model: Path) -> None:
                 next(states)
                 seen += 1
                 waiting = max([waiting, *buffered(server)])
-            assert 0 < waiting < 1_200_000 and seen > 10
+            assert 0 < waiting < 1_200_000 and seen > 3
         stuck.close()
         unwatched(server)
 
