@@ -38,7 +38,7 @@ def swapping(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Iter
 
 
 def rows(tab: Tab, state: str) -> list[str]:
-    return tab.page.locator(f"[data-test=request-row][data-state={state}]").all_inner_texts()
+    return list(tab.page.locator(f"[data-test=request-row][data-state={state}]").all_inner_texts())
 
 
 def last_step(tab: Tab) -> None:

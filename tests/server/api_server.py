@@ -28,14 +28,28 @@ START = 180.0  # seconds, on a machine that does much else
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # of a server's environment: the bundled model is small
 
 
-class ServerProcess:
+class _Server:
+    """What listens at `url`, and clients of it."""
+
+    url = ""
+
+    def client(self, **options: Any) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, "timeout": 60, **options})
+
+    def async_client(self, **options: Any) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, "timeout": 60, **options})
+
+    def http(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, **{"timeout": 60, **options})
+
+
+class ServerProcess(_Server):
     """`python -m quire.server` with these arguments, on a free port. Use as a context manager."""
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         self._command = [sys.executable, "-m", "quire.server", "--port", "0", *arguments]
         self._environment = {**os.environ, **environment}
         self._lines: list[str] = []
-        self.url = ""
 
     def __enter__(self) -> ServerProcess:
         self.process = subprocess.Popen(
@@ -88,17 +102,8 @@ class ServerProcess:
             self.process.wait(10)
         self._reader.join(5)
 
-    def client(self, **options: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, "timeout": 60, **options})
 
-    def async_client(self, **options: Any) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, "timeout": 60, **options})
-
-    def http(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, **{"timeout": 60, **options})
-
-
-class LocalServer:
+class LocalServer(_Server):
     """The same server in a thread of this process: tests may look into its engine, and break it.
 
     model: of the engine's arguments; server: fields of ServerConfig. The engine runs with debug=True (its tables are
@@ -119,8 +124,6 @@ class LocalServer:
 
     def __exit__(self, *error: object) -> None:
         self._served.__exit__(*error)
-
-    client, async_client, http = ServerProcess.client, ServerProcess.async_client, ServerProcess.http
 
     def until_idle(self, timeout: float = 20.0) -> None:
         """Wait until nothing runs or waits any more; then every block must be back, and all tables agree."""
