@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+THE_PAGE = ("README.md", "docs/page.md")
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 # A ```python block, and the ``` block of what it prints.
 SHOWN = re.compile(r"```python\n(.*?)```\n\n```\n(.*?)```", re.DOTALL)
@@ -61,6 +62,19 @@ def served() -> ServerProcess:
 
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
+
+
+def test_three_commands_lead_to_the_page() -> None:
+    """The same ones in README and docs, with the time that they take; there is no fourth."""
+    blocks = [re.search(r"^\n((?: {4}.*\n)+)", (ROOT / page).read_text(), re.MULTILINE) for page in THE_PAGE]
+    first, second = [[line.partition("#")[0].split() for line in found[1].splitlines()] for found in blocks if found]
+    assert first == second
+    assert [command[:2] for command in first] == [["git", "clone"], ["pip", "install"], ["quire", "serve"]]
+    assert (ROOT / Path(first[1][3]).name).is_file()  # in the clone's folder
+    for page in THE_PAGE:
+        text = (ROOT / page).read_text()
+        assert "the first release on" in text and "http://localhost:8000" in text
+        assert re.search(r"\d+ minutes", text.partition("![")[0])
 
 
 def test_the_picture_is_of_the_commands_that_its_script_runs() -> None:
