@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -11,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.run import HOME, PACKAGES, chromium, missing
+from tests.browser.run import HOME, PACKAGES, missing
 from tests.browser.servers import *  # noqa: F403
-from tests.browser.tabs import PATIENCE, OpenTab, Tab
+from tests.browser.tabs import PATIENCE, OpenTab, Tab, launch
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -38,7 +37,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium; in a sandbox, unless it is root's, who can have none."""
+    """The system's Chromium."""
     if found := missing():
         pytest.skip("; ".join(found))
     sys.path.append(str(PACKAGES))
@@ -47,7 +46,7 @@ def browser() -> Iterator[Browser]:
     expect.set_options(timeout=PATIENCE)
     with sync_playwright() as driver:
         driver.selectors.set_test_id_attribute("data-test")
-        browser = driver.chromium.launch(executable_path=chromium(), chromium_sandbox=os.geteuid() != 0)
+        browser = launch(driver)
         yield browser
         browser.close()
 

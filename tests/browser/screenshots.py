@@ -6,7 +6,6 @@ they are sent through the page, or by clients beside it, while the picture is ta
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from quire.demo import adapter_path, picture_path
 from tests.browser.playground import Playground
-from tests.browser.run import PACKAGES, ROOT, chromium, missing, set_up
-from tests.browser.tabs import PATIENCE, OpenTab, Tab
+from tests.browser.run import PACKAGES, ROOT, set_up
+from tests.browser.tabs import PATIENCE, OpenTab, Tab, launch
 from tests.server.api_server import ONE_THREAD, ServerProcess, adapters
 
 if TYPE_CHECKING:
@@ -116,8 +115,7 @@ def take(tab: Tab, name: str) -> None:
 
 
 def main() -> None:
-    set_up()
-    if found := missing():
+    if found := set_up():
         raise SystemExit("\n".join(["No pictures can be taken here. Missing:", *found]))
     sys.path.append(str(PACKAGES))
     from playwright.sync_api import expect, sync_playwright
@@ -126,8 +124,7 @@ def main() -> None:
     flags = [*adapters(adapter_path("french").parent), "--num-gpu-blocks-override", "1536", "--max-num-seqs", "12"]
     with ServerProcess(*flags, **ONE_THREAD) as server, sync_playwright() as driver:
         driver.selectors.set_test_id_attribute("data-test")
-        browser = driver.chromium.launch(executable_path=chromium(), chromium_sandbox=os.geteuid() != 0)
-        draw(browser, server)
+        draw(launch(driver), server)
 
 
 if __name__ == "__main__":

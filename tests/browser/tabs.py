@@ -6,17 +6,29 @@ import json
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from tests.browser.run import AXE
+from tests.browser.run import AXE, chromium
 
 if TYPE_CHECKING:
-    from playwright.sync_api import ConsoleMessage, Dialog, Locator, Page, Request
+    from playwright.sync_api import Browser, ConsoleMessage, Dialog, Locator, Page, Playwright, Request
 
 PATIENCE = 1000 * int(os.environ.get("QUIRE_PATIENCE", 60))  # milliseconds, on a machine that does much else
 SERIOUS = ("serious", "critical")
+
+
+def launch(driver: Playwright) -> Browser:
+    """In a sandbox, unless it is root's, who can have none, or the system lets nobody have one, as some containers and
+    Ubuntu with a Chromium of its own do. The pages are our own."""
+    from playwright.sync_api import Error
+
+    if os.geteuid() != 0:
+        with suppress(Error):
+            return driver.chromium.launch(executable_path=chromium(), chromium_sandbox=True)
+    return driver.chromium.launch(executable_path=chromium(), chromium_sandbox=False)
 
 
 class Tab:

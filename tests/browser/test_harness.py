@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
+from tests.browser import run
 from tests.browser.proxy import PathProxy
 from tests.browser.tabs import OpenTab, Tab
 
@@ -95,6 +99,32 @@ def test_serious_faults_of_accessibility_are_found(open_tab: OpenTab, pages: str
     found = "\n".join(open_tab(pages, "bad").accessibility_faults())
     assert "button-name (critical)" in found and "image-alt (critical)" in found
     open_tab(pages, "good").check_accessibility()
+
+
+def test_what_takes_too_long_is_ended_with_all_its_children() -> None:
+    """The end of a pipe that they hold comes when none of them is left."""
+    read, write = os.pipe()
+    with open(read, "rb") as told:
+        with open(write, "wb") as held, pytest.raises(subprocess.TimeoutExpired):
+            run.finish(["sh", "-c", "sleep 1000 & sleep 1000"], 1, stdout=held)
+        assert told.read() == b""
+
+
+def test_what_cannot_be_had_leaves_the_tests_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the reason: a browser that only says where one could be had, and registries that do not answer."""
+    for name, code in (("chromium", 1), ("apt-get", 100), ("npm", 1)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    monkeypatch.setattr(run, "HOME", tmp_path / "new")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    assert run.main() == 0
+    told = capfd.readouterr().err
+    assert "are left out. Missing:\n" in told and "failed with code" in told
 
 
 def test_the_proxy_takes_its_path_away(open_tab: OpenTab, pages: str) -> None:
