@@ -36,6 +36,18 @@ class StepInputs:
         own: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors(self.context).items()}
         return StepInputs(self.token_ids.clone(), replace(self.context, **own))
 
+    def overwrite(self, other: StepInputs) -> None:
+        """Take the numbers of another step's, of tables that have no more columns."""
+        if self.packed is not None and other.packed is not None:
+            self.packed.take(other.packed)
+            return
+        self.token_ids.numpy()[:] = other.token_ids.numpy()  # a copy in torch takes twice as long
+        for name in _NAMES:
+            source = getattr(other.context, name)
+            if source is not None:
+                numbers = source.numpy()
+                getattr(self.context, name).numpy()[..., : numbers.shape[-1]] = numbers
+
 
 def tensors(context: ForwardContext) -> dict[str, torch.Tensor]:
     """Its tensors by name; whether one is None depends on the model alone."""
@@ -47,10 +59,9 @@ def build(
     chunks: Sequence[Chunk],
     sequences: Sequence[WorkerSequence],
     block_size: int,
-    device: torch.device,
     mrope: bool = False,
 ) -> StepInputs:
-    """The chunks, laid end to end. sequences: of each chunk; mrope: with `rotary_positions`."""
+    """The chunks, laid end to end, on the CPU. sequences: of each chunk; mrope: with `rotary_positions`."""
     # Plain lists: a decode step has one number for each, and a numpy call costs as much as fifty of them.
     token_ids: list[int] = []
     positions: list[int] = []
@@ -66,19 +77,20 @@ def build(
         ends.append(len(token_ids))
         lengths.append(end)
         prompts.append(sequence.prompt_len)
-    tokens = torch.tensor([token_ids, positions, slots], dtype=torch.int64, device=device).unbind()
+    numbers = np.array([token_ids, positions, slots], np.int64)
+    table = _block_table(sequences)
     context = ForwardContext(
-        positions=tokens[1],
-        query_start=torch.tensor(ends, dtype=torch.int32, device=device),
-        context_len=torch.tensor(lengths, dtype=torch.int32, device=device),
-        prompt_len=torch.tensor(prompts, dtype=torch.int32, device=device),
-        slot_mapping=tokens[2],
-        block_table=_block_table(sequences).to(device),
+        positions=torch.from_numpy(numbers[1]),
+        query_start=torch.from_numpy(np.array(ends, np.int32)),
+        context_len=torch.from_numpy(np.array(lengths, np.int32)),
+        prompt_len=torch.from_numpy(np.array(prompts, np.int32)),
+        slot_mapping=torch.from_numpy(numbers[2]),
+        block_table=torch.from_numpy(table),
         position_limit=limit_of(max(lengths)),
         longest=max(*lengths, *prompts),
-        rotary_positions=torch.from_numpy(_rotary_positions(chunks, sequences)).to(device) if mrope else None,
+        rotary_positions=torch.from_numpy(_rotary_positions(chunks, sequences)) if mrope else None,
     )
-    return StepInputs(tokens[0], context)
+    return StepInputs(torch.from_numpy(numbers[0]), context)
 
 
 def send(
@@ -269,8 +281,9 @@ def whole_prompts(
     return WholePrompts(*(transfer.send(torch.from_numpy(part), device) for part in parts))
 
 
-def _block_table(sequences: Sequence[WorkerSequence]) -> torch.Tensor:
+def _block_table(sequences: Sequence[WorkerSequence]) -> np.ndarray:
+    """[S, B] int32."""
     table = np.zeros((len(sequences), max(len(sequence.block_ids) for sequence in sequences)), dtype=np.int32)
     for row, sequence in zip(table, sequences, strict=True):
         row[: len(sequence.block_ids)] = sequence.block_ids
-    return torch.from_numpy(table)
+    return table

@@ -16,7 +16,7 @@ from quire import kernels
 from quire.kernels.adapters import LoraSegments, Segment, times_named
 from quire.lora import AdapterMix, AdapterSlots, capacity_for
 from quire.models.base import CausalLM
-from quire.platform.execution.batch import StepInputs, tensors
+from quire.platform.execution.batch import StepInputs
 from quire.platform.execution.kv_tensors import keys_of
 from quire.platform.execution.sequences import WorkerSequence
 from quire.types import KVCache, StateCache
@@ -44,13 +44,7 @@ class _Recorded:
     def run(self, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
         if self.segments is not None:
             self.segments.fill(rows)
-        own = self.inputs
-        if own.packed is not None and inputs.packed is not None:
-            own.packed.take(inputs.packed)
-        else:
-            _copy(inputs.token_ids, own.token_ids)
-            for name, tensor in tensors(inputs.context).items():
-                _copy(tensor, getattr(own.context, name))
+        self.inputs.overwrite(inputs)
         self.recording.replay()
         results: torch.Tensor = self.recording.results
         return results
@@ -189,15 +183,10 @@ class DecodeGraphRunner:
             self._shapes.popitem(last=False)
 
 
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Into the first columns, where the target has more."""
-    (target if target.shape == source.shape else target[..., : source.shape[-1]]).copy_(source)
-
-
 def _widened(table: torch.Tensor, width: int) -> torch.Tensor:
     """A block table, or those of several groups, with `width` columns."""
     wide = table.new_zeros((*table.shape[:-1], width))
-    _copy(table, wide)
+    wide[..., : table.shape[-1]] = table
     return wide
 
 

@@ -158,8 +158,9 @@ class ModelRunner:
         elif len(self._windows) > 1:
             inputs = batch.build_groups(chunks, sequences, self.block_size, self._windows, self._mrope)
         else:
-            inputs = batch.build(chunks, sequences, self.block_size, self.device, self._mrope)
-        self._fill_in(inputs.token_ids, chunks)
+            inputs = batch.build(chunks, sequences, self.block_size, self._mrope)
+        if self.looks_ahead:
+            self._fill_in(inputs.token_ids, chunks)
         return inputs
 
     def _fill_in(self, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> None:

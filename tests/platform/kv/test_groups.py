@@ -135,7 +135,7 @@ def test_one_group_is_laid_out_as_ever() -> None:
     sequence = WorkerSequence(range(30), 20, SamplingInput(SamplingParams()), (), (), None)
     sequence.block_ids = [5, 6, 7, 9]
     chunks = [Chunk(0, 3, 11, 30, (), 4, ())]
-    built = batch.build(chunks, [sequence], 4, CPU)
+    built = batch.build(chunks, [sequence], 4)
     sent = batch.send(chunks, [sequence], 4, Staging(CPU))
     assert built.token_ids.tolist() == sent.token_ids.tolist()
     names = batch.tensors(built.context).keys()
