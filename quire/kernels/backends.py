@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import warnings
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,13 @@ from quire.errors import QuireError
 
 if TYPE_CHECKING:
     import torch
+
+_CSRC = Path(__file__).parents[2] / "csrc"  # there where these are the sources, and not what was installed
+_HERE = (
+    "This is quire's source folder: start Python in another one to use the quire that is installed, or compile the "
+    "kernels here (make setup)."
+)
+_ELSEWHERE = "Install a C++17 compiler and reinstall quire."
 
 
 @cache
@@ -36,7 +44,7 @@ def backend() -> ModuleType:
     except ImportError as error:
         warnings.warn(
             f"quire's native kernels are not available ({error}); running on the slow torch reference "
-            "kernels. Install a C++17 compiler and reinstall quire.",
+            f"kernels. {_HERE if _CSRC.is_dir() else _ELSEWHERE}",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -7,8 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import quire.kernels
+from quire.kernels import backends
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +73,16 @@ def test_native_where_it_was_built() -> None:
     pytest.importorskip("quire.kernels.native")
     name, errors = run(CALL, QUIRE_KERNELS="")
     assert name == "quire.kernels.native" and "RuntimeWarning" not in errors
+
+
+@pytest.mark.parametrize(("sources", "way_out"), [(".", "start Python in another one"), ("nowhere", "reinstall quire")])
+def test_kernels_that_are_not_there_are_missed_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sources: str, way_out: str
+) -> None:
+    """Python that is started within a clone finds its sources before what was installed."""
+    monkeypatch.delenv("QUIRE_KERNELS", raising=False)
+    monkeypatch.delattr(quire.kernels, "native", raising=False)
+    monkeypatch.setitem(sys.modules, "quire.kernels.native", None)
+    monkeypatch.setattr(backends, "_CSRC", tmp_path / sources)
+    with pytest.warns(RuntimeWarning, match=way_out):
+        assert backends.backend.__wrapped__().__name__ == "quire.kernels.reference"
