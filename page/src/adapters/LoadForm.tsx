@@ -1,6 +1,7 @@
 // Load an adapter from a folder that the server may read, or from the hub where it may.
 import { useState } from "preact/hooks";
 import { messageOf, postJson } from "../api";
+import { Field } from "../ui/Field";
 import type { FormProps } from "./AddAdapter";
 import { changed, type LoadReport } from "./listing";
 
@@ -28,32 +29,19 @@ export function LoadForm({ list, replacing, loaded }: FormProps) {
   };
   return (
     <form class="load" onSubmit={submit}>
-      <label class="field">
-        <span>
-          Folder, below one that <code>--lora-root</code> names; or a hub id, where <code>--lora-hub</code> allows it
-        </span>
-        <input
-          required
-          dir="ltr"
-          autocomplete="off"
-          spellcheck={false}
-          data-test="load-path"
-          value={path}
-          onInput={(event) => setPath(event.currentTarget.value)}
-        />
-      </label>
-      <label class="field">
-        <span>Name</span>
-        <input
-          required
-          dir="auto"
-          autocomplete="off"
-          spellcheck={false}
-          data-test="load-name"
-          value={name}
-          onInput={(event) => setName(event.currentTarget.value)}
-        />
-      </label>
+      <Field
+        label={
+          <>
+            Folder, below one that <code>--lora-root</code> names; or a hub id, where <code>--lora-hub</code> allows it
+          </>
+        }
+        required
+        dir="ltr"
+        test="load-path"
+        value={path}
+        set={setPath}
+      />
+      <Field label="Name" required dir="auto" test="load-name" value={name} set={setName} />
       {error !== null && (
         <p class="fault" role="alert" data-test="load-error">
           {error}

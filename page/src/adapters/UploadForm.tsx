@@ -2,6 +2,7 @@
 import { useRef, useState } from "preact/hooks";
 import { isAbort, messageOf, postForm } from "../api";
 import { bytes, plural } from "../format";
+import { Field } from "../ui/Field";
 import type { FormProps } from "./AddAdapter";
 import { chosenFiles, droppedFiles } from "./dropped";
 import { choose, type Chosen, last, type Parcel } from "./files";
@@ -51,18 +52,7 @@ export function UploadForm({ list, replacing, loaded }: FormProps) {
           These are {bytes(parcel.bytes)}, and the server takes {bytes(most)} (--max-adapter-upload-bytes).
         </p>
       )}
-      <label class="field">
-        <span>Name, by which requests ask for it</span>
-        <input
-          required
-          dir="auto"
-          autocomplete="off"
-          spellcheck={false}
-          data-test="upload-name"
-          value={name}
-          onInput={(event) => setName(event.currentTarget.value)}
-        />
-      </label>
+      <Field label="Name, by which requests ask for it" required dir="auto" test="upload-name" value={name} set={setName} />
       {taken && <p class="hint">It replaces the adapter of this name: requests that run end with the one that they began with.</p>}
       {error !== null && (
         <p class="fault" role="alert" data-test="upload-error">

@@ -74,9 +74,9 @@ function Calls({ calls, give }: { calls: ToolCall[]; give: ((results: Record<str
     >
       {calls.map((call) => (
         <div key={call.id} class="call" data-test="call">
-          <code>
-            {call.name}({call.arguments})
-          </code>
+          <div class="signature">
+            <PlainText text={`${call.name}(${call.arguments})`} />
+          </div>
           {give && (
             <input
               aria-label={`What ${call.name} returns`}

@@ -2,20 +2,22 @@ import { computed } from "@preact/signals";
 import { useRef, useState } from "preact/hooks";
 import { current } from "../store";
 import { memo } from "../ui/memo";
+import { type Cut, Cuts, endOfBlock, endOfPart, endOfTokens, MOST, textGoesOn, tokensGoOn } from "./cuts";
 import type { Token } from "./types";
 
 /** Whether the tokens of the conversation that is shown are shaded. */
 export const shading = computed(() => current.value?.options.logprobs ?? false);
 
-const LEAST = 1200; // characters of a block of text; it ends with a line
-const TOKENS = 100; // of a block of tokens
+const TOKENS = 100; // that are compared at once
 
 /** A long text as blocks, so that a new token touches the last of them alone. Exactly as it came: nothing is markup. */
 export function PlainText({ text }: { text: string }) {
+  const starts = useStarts(text, endOfBlock);
   return (
     <div class="text">
-      {blocksOf(text).map((block, place) => (
-        <Block key={place} text={block} />
+      {starts.map((start, place) => (
+        // The line break between two blocks is that of the blocks.
+        <Block key={place} text={place + 1 < starts.length ? text.slice(start, starts[place + 1]! - 1) : text.slice(start)} />
       ))}
     </div>
   );
@@ -23,21 +25,28 @@ export function PlainText({ text }: { text: string }) {
 
 const Block = memo(({ text }: { text: string }) => (
   <div class="block" dir="auto">
-    {text}
+    {text.length > MOST ? <Parts text={text} /> : text}
   </div>
 ));
 
-function blocksOf(text: string): string[] {
-  const blocks: string[] = [];
-  let from = 0;
-  while (text.length - from > LEAST) {
-    const end = text.indexOf("\n", from + LEAST);
-    if (end < 0) break;
-    blocks.push(text.slice(from, end));
-    from = end + 1;
-  }
-  blocks.push(text.slice(from));
-  return blocks;
+/** Lines that are too long to be laid out as one. */
+function Parts({ text }: { text: string }) {
+  const starts = useStarts(text, endOfPart);
+  return (
+    <>
+      {starts.map((start, place) => (
+        <Part key={place} text={text.slice(start, starts[place + 1])} last={place + 1 === starts.length} />
+      ))}
+    </>
+  );
+}
+
+const Part = memo(({ text, last }: { text: string; last: boolean }) => <span class={last ? "last-part" : "part"}>{text}</span>);
+
+function useStarts(text: string, end: Cut<string>): number[] {
+  const cuts = useRef<Cuts<string> | null>(null);
+  cuts.current ??= new Cuts(end, textGoesOn);
+  return cuts.current.of(text);
 }
 
 /** The tokens of an answer, darker where they were unlikely. One of them is in the order of the Tab key; arrows lead on. */
@@ -59,7 +68,9 @@ export function ShadedText({ tokens, text }: { tokens: Token[]; text: string }) 
     frame.current?.querySelector<HTMLElement>(`[data-token="${next}"]`)?.focus();
     event.preventDefault();
   };
-  const starts = Array.from({ length: Math.ceil(tokens.length / TOKENS) }, (_, place) => place * TOKENS);
+  const cuts = useRef<Cuts<Token[]> | null>(null);
+  cuts.current ??= new Cuts(endOfTokens, tokensGoOn);
+  const starts = cuts.current.of(tokens);
   const token = at ? tokens[at.place] : undefined;
   // The token that ended the answer is drawn too, and no part of its text.
   const last = tokens[tokens.length - 1];
@@ -77,8 +88,8 @@ export function ShadedText({ tokens, text }: { tokens: Token[]; text: string }) 
       onKeyDown={onKeyDown}
     >
       <div class="block" dir="auto">
-        {starts.map((start) => (
-          <TokenBlock key={start} tokens={tokens} start={start} end={Math.min(start + TOKENS, tokens.length)} ending={ending} />
+        {starts.map((start, place) => (
+          <TokenPart key={start} {...{ tokens, start, ending }} end={starts[place + 1] ?? tokens.length} last={place + 1 === starts.length} />
         ))}
       </div>
       {at && token && <Alternatives token={token} left={at.left} top={at.top} />}
@@ -86,8 +97,32 @@ export function ShadedText({ tokens, text }: { tokens: Token[]; text: string }) 
   );
 }
 
+interface TokensProps {
+  tokens: Token[];
+  start: number;
+  end: number;
+  ending: Token | undefined;
+}
+
+const sameTokens = (before: TokensProps, after: TokensProps): boolean =>
+  before.end === after.end && before.ending === after.ending && before.tokens[before.start] === after.tokens[after.start];
+
+const TokenPart = memo(
+  ({ tokens, start, end, ending, last }: TokensProps & { last: boolean }) => {
+    const starts = Array.from({ length: Math.ceil((end - start) / TOKENS) }, (_, place) => start + place * TOKENS);
+    return (
+      <span class={last ? "last-part" : "part"}>
+        {starts.map((from) => (
+          <TokenBlock key={from} tokens={tokens} start={from} end={Math.min(from + TOKENS, end)} ending={ending} />
+        ))}
+      </span>
+    );
+  },
+  (before, after) => before.last === after.last && sameTokens(before, after),
+);
+
 const TokenBlock = memo(
-  ({ tokens, start, end, ending }: { tokens: Token[]; start: number; end: number; ending: Token | undefined }) => (
+  ({ tokens, start, end, ending }: TokensProps) => (
     <>
       {tokens.slice(start, end).map((token, place) => (
         <span
@@ -103,7 +138,7 @@ const TokenBlock = memo(
       ))}
     </>
   ),
-  (before, after) => before.end === after.end && before.ending === after.ending && before.tokens[before.start] === after.tokens[after.start],
+  sameTokens,
 );
 
 /** What stood in a token's place, likeliest first. */

@@ -4,7 +4,7 @@ import { ApiError, events, isAbort, messageOf, postJson } from "../api";
 import { baseName, models, refresh } from "../server";
 import { change, changeTurn, conversations, putAnswer } from "../store";
 import { type Body, bodyOf } from "./request";
-import { type Answer, type Column, type Conversation, mixtureName, nameOf, newId, type Options, type Picture, type Token, type Turn } from "./types";
+import { type Answer, type Column, type Conversation, mixtureName, nameOf, newId, type Options, type Picture, type Token, tokenName, type Turn } from "./types";
 
 const SAVED_EVERY = 2000; // milliseconds, of an answer that goes on
 
@@ -108,6 +108,12 @@ function forgetMixtures(): void {
   }
 }
 
+interface ToldToken {
+  token: string;
+  logprob: number;
+  bytes?: number[] | null;
+}
+
 interface Chunk {
   error?: { message: string };
   usage?: { prompt_tokens: number; completion_tokens: number; prompt_tokens_details?: { cached_tokens?: number } } | null;
@@ -118,7 +124,7 @@ interface Chunk {
       reasoning_content?: string | null;
       tool_calls?: { index: number; id?: string; function?: { name?: string; arguments?: string } }[];
     };
-    logprobs?: { content?: { token: string; logprob: number; bytes?: number[] | null; top_logprobs?: { token: string; logprob: number }[] }[] | null } | null;
+    logprobs?: { content?: (ToldToken & { top_logprobs?: ToldToken[] })[] | null } | null;
     finish_reason?: string | null;
   }[];
 }
@@ -131,7 +137,7 @@ class AnswerStream {
   private readonly begun = performance.now();
   private saved = performance.now();
   private frame: number | undefined;
-  private readonly decoder = new TextDecoder();
+  private readonly decoder = new TextDecoder("utf-8", { ignoreBOM: true }); // which of a token's bytes end which letters
 
   constructor(
     model: string,
@@ -171,10 +177,10 @@ class AnswerStream {
       call.name += part.function?.name ?? "";
       call.arguments += part.function?.arguments ?? "";
     }
-    for (const { token, logprob, bytes, top_logprobs } of choice.logprobs?.content ?? []) {
-      const top = (top_logprobs ?? []).map((one) => ({ token: one.token, logprob: one.logprob }));
-      const shown = bytes ? this.decoder.decode(new Uint8Array(bytes), { stream: true }) : token;
-      this.tokens.push({ token, shown, logprob, top });
+    for (const told of choice.logprobs?.content ?? []) {
+      const top = (told.top_logprobs ?? []).map((one) => ({ token: tokenName(one), logprob: one.logprob }));
+      const shown = told.bytes ? this.decoder.decode(new Uint8Array(told.bytes), { stream: true }) : told.token;
+      this.tokens.push({ token: tokenName(told), shown, logprob: told.logprob, top });
     }
     draft.finish = choice.finish_reason ?? draft.finish;
     this.frame ??= requestAnimationFrame(() => this.show());
@@ -192,6 +198,8 @@ class AnswerStream {
 
   end(finish: string, error: string | null): void {
     if (this.frame !== undefined) cancelAnimationFrame(this.frame);
+    const last = this.tokens.pop();
+    if (last) this.tokens.push({ ...last, shown: last.shown + this.decoder.decode() }); // a letter that stayed a part of one
     const total = performance.now() - this.begun;
     this.shown.value = { ...this.draft, tokens: [...this.tokens], finish, error, total };
     this.keep(this.shown.value);

@@ -111,6 +111,12 @@ export function newColumn(model = ""): Column {
   return { id: newId(), model, mixture: null };
 }
 
+/** A token's text; of one that is a part of a letter its bytes, by which it is told from others. */
+export function tokenName({ token, bytes }: { token: string; bytes?: number[] | null }): string {
+  if (!bytes || !token.includes("\ufffd")) return token;
+  return `<${bytes.map((byte) => byte.toString(16).padStart(2, "0")).join(" ")}>`;
+}
+
 /** What an adapter or a mixture is called where people read it. */
 export function nameOf(column: Column, base: string): string {
   return column.mixture ? mixtureName(column.mixture) : column.model || base;

@@ -1,5 +1,5 @@
 // The map of a pool's blocks: a canvas of what is in sight, read by pointer and keys, with its sentence beside it.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { fit, property, useSize } from "./canvas";
 import { drawMap } from "./drawMap";
 import { colours, describeBlock, describeMap, type ColourBy } from "./owners";
@@ -197,9 +197,9 @@ function reveal(canvas: HTMLCanvasElement | null, grid: Grid, block: number, sca
   else if (y + grid.pitch / scale > box.scrollTop + height) box.scrollTop = y + grid.pitch / scale - height;
 }
 
-/** Draw in the next frame after something changed; several changes make one drawing. */
+/** Draw in the frame that shows what changed beside it; several changes make one drawing. */
 function useFrame(draw: () => void, changes: unknown[]): void {
-  useEffect(() => {
+  useLayoutEffect(() => {
     const frame = requestAnimationFrame(draw);
     return () => cancelAnimationFrame(frame);
   }, changes);

@@ -1,11 +1,12 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 /** Code to be taken elsewhere. */
 export function CodeDialog({ title, text, close }: { title: string; text: string; close: () => void }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const field = useRef<HTMLTextAreaElement>(null);
   const [copied, setCopied] = useState(false);
-  useEffect(() => dialog.current?.showModal(), []);
+  // At once: keys that come before the next frame are the dialog's, too.
+  useLayoutEffect(() => dialog.current?.showModal(), []);
   const copy = async () => {
     field.current?.select();
     try {

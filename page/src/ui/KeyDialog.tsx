@@ -1,5 +1,6 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { key, keyWanted, setKey } from "../api";
+import { Field } from "./Field";
 
 /** Asks for the API key when the server has refused to go on without one. */
 export function KeyDialog() {
@@ -8,7 +9,7 @@ export function KeyDialog() {
   const [remember, setRemember] = useState(false);
   const why = keyWanted.value;
   const ours = useRef(false); // the event of a close comes later, and a key may be wanted again by then
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (why !== null && !dialog.current?.open) {
       setValue(key.value);
       dialog.current?.showModal();
@@ -31,17 +32,7 @@ export function KeyDialog() {
       <form onSubmit={submit}>
         <h2 id="key-title">A key, please</h2>
         <p class="hint">{why}</p>
-        <label class="field">
-          <span>API key</span>
-          <input
-            type="password"
-            autocomplete="off"
-            spellcheck={false}
-            data-test="key"
-            value={value}
-            onInput={(event) => setValue(event.currentTarget.value)}
-          />
-        </label>
+        <Field secret label="API key" test="key" value={value} set={setValue} />
         <label class="check">
           <input type="checkbox" checked={remember} onChange={(event) => setRemember(event.currentTarget.checked)} />
           <span>Remember it on this device (else for this tab)</span>

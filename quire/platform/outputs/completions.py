@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from quire.platform.outputs.detokenizer import decode_token
+from quire.platform.outputs.detokenizer import decode_token, token_bytes
 from quire.platform.outputs.outputs import CompletionOutput, Logprob, RequestOutput
 from quire.platform.outputs.sequence_text import RequestText, SequenceText
 from quire.platform.sampling.params import RequestOutputKind
@@ -15,9 +15,11 @@ from quire.platform.scheduling.request import Request, SequenceState
 
 
 def named_logprobs(tokenizer: Any, top: TopLogprobs) -> dict[int, Logprob]:
-    """Logprobs by token id, with the tokens' texts."""
+    """Logprobs by token id, with the tokens' texts and bytes."""
+    if not tokenizer:
+        return {token: Logprob(value, rank) for token, value, rank in top.ranked()}
     return {
-        token: Logprob(value, rank, decode_token(tokenizer, token) if tokenizer else None)
+        token: Logprob(value, rank, decode_token(tokenizer, token), token_bytes(tokenizer, token))
         for token, value, rank in top.ranked()
     }
 

@@ -124,6 +124,14 @@ def decode_token(tokenizer: Any, token_id: int) -> str:
     return _vocabulary(tokenizer).shown(token_id)
 
 
+def token_bytes(tokenizer: Any, token_id: int) -> bytes:
+    """The bytes that one token stands for, its leading space kept; those of neighbours make letters together.
+
+    Of a tokenizer that tells no bytes (WordPiece, say): those of the token's text.
+    """
+    return _vocabulary(tokenizer).raw(token_id)
+
+
 class _Vocabulary:
     """What a tokenizer's tokens stand for; made once for each tokenizer, filled as tokens are met.
 
@@ -156,10 +164,13 @@ class _Vocabulary:
     def shown(self, token_id: int) -> str:
         if self.kind == "window":
             return self.decode([token_id])
-        piece = self.piece(token_id)
+        return self.raw(token_id).decode(errors="replace")
+
+    def raw(self, token_id: int) -> bytes:
+        piece = self.decode([token_id]) if self.kind == "window" else self.piece(token_id)
         if isinstance(piece, str):
-            return piece
-        return (bytes([piece]) if isinstance(piece, int) else piece).decode(errors="replace")
+            return piece.encode()
+        return bytes([piece]) if isinstance(piece, int) else bytes(piece)
 
     def decode(self, ids: list[int]) -> str:
         if self._backend is not None:

@@ -22,6 +22,7 @@ class Logprob:
     logprob: float
     rank: int | None = None  # 1 is the most likely; equally likely tokens are ranked by token id
     decoded_token: str | None = None  # None with detokenize=False or without a tokenizer
+    token_bytes: bytes | None = None  # the token's own, which may be a part of a letter; None where decoded_token is
 
 
 # By token id: the chosen token first, then the most likely ones.

@@ -38,7 +38,7 @@ def chat_logprobs(output: CompletionOutput, most: int, as_ids: bool) -> dict[str
 
 def _chat_token(token_id: int, entry: Logprob, as_ids: bool) -> dict[str, Any]:
     text = token_text(token_id, entry, as_ids)
-    return {"token": text, "logprob": max(entry.logprob, _LEAST), "bytes": list((entry.decoded_token or "").encode())}
+    return {"token": text, "logprob": max(entry.logprob, _LEAST), "bytes": list(entry.token_bytes or b"")}
 
 
 class CompletionLogprobs:

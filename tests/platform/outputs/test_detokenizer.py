@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from quire import SamplingParams
-from quire.platform.outputs.detokenizer import Detokenizer, _byte_characters, decode_token
+from quire.platform.outputs.detokenizer import Detokenizer, _byte_characters, decode_token, token_bytes
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. The dog sleeps, and the fox runs away from the dog.",
@@ -304,6 +304,25 @@ def test_decode_token_shows_the_token_itself() -> None:
     assert decode_token(tokenizer, len(tokenizer) + 5) == ""
     assert decode_token(byte_level(), byte_level().encode(" dog", add_special_tokens=False)[0]).startswith(" ")
     assert decode_token(MAKERS["word_piece"](), MAKERS["word_piece"]().convert_tokens_to_ids("dog")) == "dog"
+
+
+@pytest.mark.parametrize("name", ["byte_fallback", "byte_level"])
+def test_the_bytes_of_tokens_are_their_own(name: str) -> None:
+    """A letter's parts are none by themselves, and are the letter together."""
+    tokenizer = MAKERS[name]()
+    text = "\u0416 \u6c34\u706b \U0001f469"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    parts = [token_bytes(tokenizer, token) for token in ids]
+    assert b"".join(parts).strip() == text.encode()
+    assert any("\ufffd" in part.decode(errors="replace") for part in parts)
+    assert [part.decode(errors="replace") for part in parts] == [decode_token(tokenizer, token) for token in ids]
+    assert token_bytes(tokenizer, tokenizer.eos_token_id) == tokenizer.eos_token.encode()
+    assert token_bytes(tokenizer, len(tokenizer) + 5) == b""
+
+
+def test_the_bytes_of_a_word_are_its_text_s() -> None:
+    tokenizer = MAKERS["word_piece"]()
+    assert token_bytes(tokenizer, tokenizer.convert_tokens_to_ids("dog")) == b"dog"
 
 
 def test_detokenize_false_does_nothing() -> None:

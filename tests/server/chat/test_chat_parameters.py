@@ -39,7 +39,7 @@ def test_logprobs_are_the_engines(client: OpenAI, llm: LLM, most: int | None) ->
     assert want.logprobs is not None
     for shown, token, entries in zip(answer.choices[0].logprobs.content, want.token_ids, want.logprobs, strict=True):
         assert (shown.token, shown.logprob) == (entries[token].decoded_token, entries[token].logprob)
-        assert bytes(shown.bytes or []).decode() == shown.token
+        assert bytes(shown.bytes or []) == entries[token].token_bytes
         likeliest = sorted(entries.values(), key=lambda entry: entry.rank or 0)[: most or 0]
         assert [(top.token, top.logprob) for top in shown.top_logprobs] == [
             (entry.decoded_token, entry.logprob) for entry in likeliest
