@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quire import LLM
-from quire.platform.outputs.outputs import Logprob
-from quire.server.responses.logprobs import CompletionLogprobs
+from quire.platform.outputs.outputs import CompletionOutput, Logprob
+from quire.server.responses.logprobs import CompletionLogprobs, chat_logprobs
 from tests.server.api_answers import events, offline, post
 from tests.server.api_server import ServerProcess
 from tests.server.completions.helpers import DRAWN, GREEDY, LONG, MODEL, PATH, PROMPT, PROMPTS, ids_of
@@ -82,3 +82,13 @@ def test_of_tokens_that_look_alike_the_likeliest_is_told() -> None:
     entries = {7: Logprob(-0.1, 1, "\ufffd"), 8: Logprob(-1.0, 2, "a"), 9: Logprob(-4.0, 3, "\ufffd")}
     told = CompletionLogprobs(3, as_ids=False).of([7], [entries])
     assert told["top_logprobs"] == [{"\ufffd": -0.1, "a": -1.0}]
+
+
+def test_bytes_are_the_token_s_own() -> None:
+    """Of neighbours they make a letter, which its parts' texts do not."""
+    parts = [bytes([byte]) for byte in "\u6c34".encode()]
+    logprobs = [{number: Logprob(-1.0, 1, "\ufffd", part)} for number, part in enumerate(parts)]
+    told = chat_logprobs(CompletionOutput(0, "\u6c34", [0, 1, 2], logprobs=logprobs), 1, as_ids=False)
+    assert told is not None
+    assert b"".join(bytes(one["bytes"]) for one in told["content"]).decode() == "\u6c34"
+    assert [one["top_logprobs"][0]["bytes"] for one in told["content"]] == [list(part) for part in parts]
