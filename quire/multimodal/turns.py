@@ -94,6 +94,10 @@ class Turns:
 
     def next(self) -> Job | None:
         """The job whose turn it is, and which a worker is at from now on."""
+        if not (self.urgent or self.queue or self.begun):  # in most steps of most engines
+            for lane in self.lanes.values():
+                lane.next_large = None
+            return None
         for stage, lane in self.lanes.items():
             job = self._next_of(stage, lane) if len(lane.jobs) < lane.workers else None
             if job is not None:

@@ -36,17 +36,10 @@ class StepInputs:
         own: dict[str, Any] = {name: tensor.clone() for name, tensor in tensors(self.context).items()}
         return StepInputs(self.token_ids.clone(), replace(self.context, **own))
 
-    def overwrite(self, other: StepInputs) -> None:
-        """Take the numbers of another step's, of tables that have no more columns."""
-        if self.packed is not None and other.packed is not None:
-            self.packed.take(other.packed)
-            return
-        self.token_ids.numpy()[:] = other.token_ids.numpy()  # a copy in torch takes twice as long
-        for name in _NAMES:
-            source = getattr(other.context, name)
-            if source is not None:
-                numbers = source.numpy()
-                getattr(self.context, name).numpy()[..., : numbers.shape[-1]] = numbers
+    def arrays(self) -> list[np.ndarray]:
+        """The memory of all tensors, on a CPU; which these are depends on the model alone."""
+        found = [self.token_ids, *(getattr(self.context, name) for name in _NAMES)]
+        return [tensor.numpy() for tensor in found if tensor is not None]
 
 
 def tensors(context: ForwardContext) -> dict[str, torch.Tensor]:

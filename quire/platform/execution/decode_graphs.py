@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire import kernels
@@ -35,16 +36,21 @@ Shape = tuple[int, int, int, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A recording and the inputs that it reads."""
+    """A recording and the inputs that it reads. arrays: their memory; none on a GPU."""
 
     inputs: StepInputs
+    arrays: Sequence[np.ndarray]
     segments: LoraSegments | None
     recording: Any
 
     def run(self, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
         if self.segments is not None:
             self.segments.fill(rows)
-        self.inputs.overwrite(inputs)
+        if self.inputs.packed is not None and inputs.packed is not None:
+            self.inputs.packed.take(inputs.packed)
+        else:
+            for own, new in zip(self.arrays, inputs.arrays(), strict=True):
+                own[..., : new.shape[-1]] = new  # a copy in torch takes several times as long
         self.recording.replay()
         results: torch.Tensor = self.recording.results
         return results
@@ -174,7 +180,8 @@ class DecodeGraphRunner:
             self._recording = self._workspace = None
             self._shapes.clear()
             return self._forward(inputs, self._segments(inputs, rows))
-        self._remember(shape, _Recorded(own, segments, recording))
+        arrays = own.arrays() if own.packed is None else []
+        self._remember(shape, _Recorded(own, arrays, segments, recording))
         return self._finish(recording.results, segments)
 
     def _remember(self, shape: Shape, recorded: _Recorded | None) -> None:
