@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,24 @@ def test_an_error_stands_where_the_answer_would(open_tab: OpenTab, demo: ServerP
     tab.check_accessibility()
     chat.option("top_p", 1)
     assert chat.ask(STAR) == "Green."
+
+
+def test_who_asks_before_the_server_has_told_its_models_is_answered(open_tab: OpenTab, endless: ServerProcess) -> None:
+    tab = open_tab(endless.url)
+    held: list[Any] = []
+    free = False
+    tab.page.route("**/v1/models", lambda route: route.continue_() if free else held.append(route))
+    tab.page.reload()
+    chat = Playground(tab, max_tokens=5)
+    chat.send("Quick")
+    tab.expect("stop").to_be_visible()
+    while not held:
+        tab.page.evaluate("1")  # lets what the browser tells come in
+    free = True
+    for route in held:
+        route.continue_()
+    tab.expect("timings").to_contain_text("→ 5 tokens")
+    tab.expect(tab.page.get_by_role("group", name="Answer of endless")).to_be_visible()
 
 
 def test_all_is_done_by_keys(open_tab: OpenTab, endless: ServerProcess) -> None:

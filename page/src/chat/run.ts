@@ -69,6 +69,10 @@ export async function answer(id: string, turnId: string, columnId: string): Prom
   running.value = new Map(running.value).set(where, { answer: stream.shown, stop });
   spoken.value = `${stream.shown.value.model} answers`;
   try {
+    if (baseName.value === "") {
+      await refresh(); // the page was quicker than the server
+      stream.name(nameOf(column, baseName.value));
+    }
     const body = bodyOf(conversation, column, turnId);
     if (column.mixture) await loadMixture(column);
     await stream.read({ ...body, stream: true, stream_options: { include_usage: true } }, stop.signal);
@@ -148,6 +152,12 @@ class AnswerStream {
       model, options, text: "", reasoning: "", calls: [], tokens: [], finish: null, error: null, first: null, total: null, usage: null,
     };
     this.shown = signal(this.draft);
+  }
+
+  /** Say who answers, where that was not known yet. */
+  name(model: string): void {
+    this.draft.model = model;
+    this.show();
   }
 
   async read(body: Body, abort: AbortSignal): Promise<void> {
