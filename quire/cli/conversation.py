@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ class Command:
     run: Callable[[str], None]
 
 
-class Dialogue:
+class Dialogue(ABC):
     """Asks for lines, runs those with a slash, and gives the others to `say`, until the user leaves."""
 
     def __init__(self, partner: Partner, verbose: bool) -> None:
@@ -90,9 +91,9 @@ class Dialogue:
         except EOFError:
             return
 
+    @abstractmethod
     def say(self, text: str) -> Answer:
         """Give a text to the model, and show and return its answer."""
-        raise NotImplementedError
 
     def _hear(self, line: str) -> None:
         if line.startswith("/") and not line.startswith("//"):

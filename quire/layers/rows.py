@@ -13,6 +13,7 @@ Nothing is computed unless a step has adapters. The two may stand in one another
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -30,7 +31,7 @@ class _Innermost(threading.local):
 _innermost = _Innermost()
 
 
-class _Rows:
+class _Rows(ABC):
     """A context within which layers see other rows."""
 
     def __enter__(self) -> None:
@@ -46,8 +47,9 @@ class _Rows:
         """The step's segments, as layers see them here."""
         return self._mapped(segments if self._outer is None else self._outer.of(segments))
 
+    @abstractmethod
     def _mapped(self, segments: LoraSegments) -> LoraSegments:
-        raise NotImplementedError
+        """The segments of the rows that are outside of this one, as layers see them in it."""
 
 
 class repeated(_Rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,3 +106,11 @@ def llm() -> LLM:
     for name in ADAPTERS:
         llm.load_lora_adapter(name, str(adapter_path(name)))
     return llm
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that adapters may be loaded from, with a good one in it."""
+    path = tmp_path_factory.mktemp("root")
+    shutil.copytree(adapter_path("french"), path / "good")
+    return path

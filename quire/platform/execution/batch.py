@@ -38,8 +38,7 @@ class StepInputs:
 
     def arrays(self) -> list[np.ndarray]:
         """The memory of all tensors, on a CPU; which these are depends on the model alone."""
-        found = [self.token_ids, *(getattr(self.context, name) for name in _NAMES)]
-        return [tensor.numpy() for tensor in found if tensor is not None]
+        return [tensor.numpy() for tensor in (self.token_ids, *tensors(self.context).values())]
 
 
 def tensors(context: ForwardContext) -> dict[str, torch.Tensor]:

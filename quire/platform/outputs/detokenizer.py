@@ -162,8 +162,6 @@ class _Vocabulary:
         return piece
 
     def shown(self, token_id: int) -> str:
-        if self.kind == "window":
-            return self.decode([token_id])
         return self.raw(token_id).decode(errors="replace")
 
     def raw(self, token_id: int) -> bytes:

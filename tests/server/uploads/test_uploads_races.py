@@ -21,14 +21,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an adapter; clients may name it."""
-    path = tmp_path_factory.mktemp("root")
-    shutil.copytree(adapter_path("french"), path / "french")
-    return path
-
-
-@pytest.fixture(scope="module")
 def served(root: Path) -> Iterator[LocalServer]:
     engine = {"enable_lora": True, "num_gpu_blocks_override": 1024}
     with LocalServer(engine, allow_runtime_lora=True, lora_roots=(str(root),), lora_resolver=False) as server:
@@ -101,7 +93,7 @@ def test_a_load_that_an_upload_overtakes_tells_no_path(
     with served.http() as http:
         with monkeypatch.context() as patch:
             patch.setattr(places, "folder", find_late)
-            answer = http.post(LOAD, json={"lora_name": "mine", "lora_path": str(root / "french")})
+            answer = http.post(LOAD, json={"lora_name": "mine", "lora_path": str(root / "good")})
         assert answer.status_code == 422 and error_of(answer)["code"] == "adapter_refused"
         assert "loaded already" in answer.text and "quire-adapters-" not in answer.text, answer.text
         assert http.delete(f"{ADAPTERS}/mine").status_code == 200
@@ -111,7 +103,7 @@ def test_a_folder_that_goes_while_it_is_loaded(
     served: LocalServer, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client knows this path: it named it."""
-    shutil.copytree(root / "french", root / "fleeting")
+    shutil.copytree(root / "good", root / "fleeting")
     places = served.app.state.context.served._places  # private: a race is made here
     find = places.folder
 
