@@ -335,4 +335,9 @@ PYBIND11_MODULE(_C, module) {
       .def_static("end", &Recording::end)
       .def("replay", &Recording::replay)
       .def("__len__", &Recording::size);
+  py::class_<TeamSize>(module, "TeamSize")  // for tests: each recording has its own
+      .def(py::init<>())
+      .def("alone", &TeamSize::alone)
+      .def("asks_for_core_time", &TeamSize::asks_for_core_time)
+      .def("took", &TeamSize::took);
 }

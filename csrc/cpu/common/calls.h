@@ -4,11 +4,13 @@
 
 #include <pybind11/pybind11.h>
 
+#include <chrono>
 #include <functional>
 #include <stdexcept>
 #include <vector>
 
 #include "cpu/common/isa.h"
+#include "cpu/common/team_size.h"
 #include "cpu/common/threads.h"
 
 namespace py = pybind11;
@@ -35,16 +37,21 @@ class Recording {
     current_->teams_ = teams_asked_for() - current_->teams_;
     current_ = nullptr;
   }
-  void replay() const {
+  void replay() {
     py::gil_scoped_release release;
     const auto all = [](void* data) {
       for (const auto& call : static_cast<const Recording*>(data)->calls_) call();
     };
-    void* self = const_cast<Recording*>(this);
-    if (teams_ > 1)
-      keep_team(all, self);
+    if (teams_ <= 1 || max_threads() <= 1) return all(this);
+    const bool asks = team_size_.asks_for_core_time();
+    const double core = asks ? core_seconds() : 0;
+    const auto begin = std::chrono::steady_clock::now();
+    if (team_size_.alone())
+      keep_alone(all, this);
     else
-      all(self);
+      keep_team(all, this);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    team_size_.took(seconds, asks ? core_seconds() - core : seconds);
   }
   size_t size() const { return calls_.size(); }
 
@@ -56,6 +63,7 @@ class Recording {
  private:
   static thread_local Recording* current_;
   std::vector<std::function<void()>> calls_;
+  TeamSize team_size_;
   int64_t teams_ = 0;  // that the calls asked for when they were recorded
 };
 inline thread_local Recording* Recording::current_ = nullptr;

@@ -5,6 +5,8 @@
 #define QUIRE_ISA portable
 #include "cpu/common/parallel.h"
 
+#include <time.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -132,6 +134,7 @@ class KeptTeam {
 
 thread_local KeptTeam* kept = nullptr;  // of the thread that gives tasks, while it is in none
 thread_local int64_t asked_for = 0;
+thread_local bool alone = false;
 
 // Never destroyed: its threads run until the process ends.
 OwnThreads& own_threads() {
@@ -148,7 +151,10 @@ void use_thread_count(uintptr_t function) { torch_num_threads = reinterpret_cast
 void set_thread_count(int threads) { fixed_num_threads = threads > 0 ? threads : 1; }
 bool uses_openmp() { return gomp_parallel != nullptr; }
 
-int max_threads() { return torch_num_threads ? torch_num_threads() : fixed_num_threads.load(); }
+int max_threads() {
+  if (alone) return 1;
+  return torch_num_threads ? torch_num_threads() : fixed_num_threads.load();
+}
 
 int64_t teams_asked_for() { return asked_for; }
 
@@ -189,6 +195,24 @@ void keep_team(void (*calls)(void*), void* data) {
       },
       &shared, static_cast<unsigned>(threads), 0);
   if (shared.error) std::rethrow_exception(shared.error);
+}
+
+void keep_alone(void (*calls)(void*), void* data) {
+  struct Alone {
+    const bool before = alone;
+    Alone() { alone = true; }
+    ~Alone() { alone = before; }
+  } now;
+  calls(data);
+}
+
+double core_seconds() {
+#if defined(CLOCK_THREAD_CPUTIME_ID)
+  timespec time;
+  if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0)
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+#endif
+  return 0;
 }
 
 }  // namespace quire
