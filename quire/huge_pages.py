@@ -7,8 +7,10 @@ them does, on a virtual machine above all.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -17,6 +19,10 @@ import psutil
 import torch
 
 from quire.errors import QuireError
+
+SIZE = 2 << 20  # bytes of a huge page, as most systems have them
+
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later; Python's mmap has no name for it
 
 # By address: what `allocate` has made.
 _maps: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
@@ -44,6 +50,26 @@ def allocate(size: int) -> torch.Tensor:
     tensor = torch.frombuffer(pages, dtype=torch.uint8)
     _maps[tensor.data_ptr()] = pages
     return tensor
+
+
+def populate(tensor: torch.Tensor, first: int, end: int) -> bool:
+    """Have the system commit the pages of bytes `first` .. `end` of a tensor that `allocate` has made, as if each had
+    been written to; what is in them stays. Any thread may call this, also while others write there.
+
+    False: nothing was done, or not all: the system cannot, or has no memory left.
+    """
+    address = tensor.data_ptr()
+    pages = _maps.get(address)
+    if pages is None or sys.platform != "linux" or first >= end:
+        return False
+    begin = first // mmap.PAGESIZE * mmap.PAGESIZE
+    size = min(end, len(pages)) - begin
+    try:
+        # Not by `pages.madvise`: a call of ctypes lets other threads run meanwhile, which takes milliseconds.
+        madvise = ctypes.CDLL(None).madvise
+        return bool(madvise(ctypes.c_void_p(address + begin), ctypes.c_size_t(size), _POPULATE_WRITE) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def can_release(tensor: torch.Tensor) -> bool:

@@ -72,4 +72,4 @@ class InProcessExecutor:
         return self._broken
 
     def close(self) -> None:
-        pass
+        self.worker.close()

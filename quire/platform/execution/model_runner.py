@@ -17,6 +17,7 @@ from quire.lora import AdapterMix, AdapterSlots
 from quire.models.base import CausalLM
 from quire.models.vision.base import VisionLanguageModel
 from quire.platform.execution import batch, kv_tensors
+from quire.platform.execution.ahead import PagesAhead
 from quire.platform.execution.decode_graphs import DecodeGraphRunner
 from quire.platform.execution.encoder_runner import EncoderRunner
 from quire.platform.execution.host_cache import HostCache
@@ -68,6 +69,7 @@ class ModelRunner:
     known elsewhere.
 
     windows: of each group of layers, as the caches number them; 0: it keeps every token.
+    ahead: has pages of the pool committed between steps; None: they come as they are written.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class ModelRunner:
         adapter_slots: AdapterSlots | None = None,
         exact_products: bool = True,
         windows: Sequence[int] = (0,),
+        ahead: PagesAhead | None = None,
     ) -> None:
         self.model = model
         self.caches = caches
@@ -99,12 +102,16 @@ class ModelRunner:
         whole = isinstance(model, VisionLanguageModel) and model.prompt_sees
         self._whole_window = min((one for one in model.kv_spec.windows if one > 0), default=0) if whole else 0
         self._windows = windows
+        self._ahead = ahead
         self._sequences = Sequences()
         self.encoder = EncoderRunner(model, device, adapter_slots)
 
     def execute(self, plan: StepPlan) -> RunningStep:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
-        with torch.inference_mode(), self._on_device():
+        ahead = self._ahead or nullcontext()
+        if self._ahead is not None:
+            self._ahead.take(chunk.block_ids for chunk in plan.chunks)
+        with torch.inference_mode(), self._on_device(), ahead:
             return self._execute(plan)
 
     def _on_device(self) -> AbstractContextManager[object]:
@@ -216,7 +223,17 @@ class ModelRunner:
         """Give the pool's memory back, and all that a step has left behind; the function that is returned takes it
         again. Only while nothing runs."""
         self._before = _PreviousTokens()
-        return kv_tensors.release(self.caches)
+        if self._ahead is None:
+            return kv_tensors.release(self.caches)
+        self._ahead.pause()
+        take = kv_tensors.release(self.caches)
+
+        def take_again() -> None:
+            take()
+            ahead.resume()
+
+        ahead = self._ahead
+        return take_again
 
     def forget_recordings(self) -> None:
         """Weights or pool have other addresses from now on."""

@@ -19,9 +19,10 @@ from quire.models.base import CausalLM
 from quire.models.loader import load_model
 from quire.models.vision.base import VisionLanguageModel
 from quire.platform.execution import device as devices
+from quire.platform.execution.ahead import PagesAhead
 from quire.platform.execution.executor import WorkerFacts
 from quire.platform.execution.given_memory import GivenMemory
-from quire.platform.execution.kv_tensors import allocate_cache, poison
+from quire.platform.execution.kv_tensors import allocate_cache, keys_of, poison
 from quire.platform.execution.memory import (
     SPLIT_BYTES,
     block_bytes,
@@ -79,9 +80,19 @@ class Worker:
         caches = allocate_cache(spec, num_blocks, config.cache.block_size, model.dtype, weight.device, num_states)
         if config.debug:
             poison(caches)
+        self.ahead = None
+        if weight.device.type == "cpu" and not config.debug:
+            self.ahead = PagesAhead(keys_of(caches), num_states)
         settings = config.model
         self.runner = ModelRunner(
-            model, caches, weight.device, settings.enforce_eager, adapter_slots, settings.exact_products, windows
+            model,
+            caches,
+            weight.device,
+            settings.enforce_eager,
+            adapter_slots,
+            settings.exact_products,
+            windows,
+            self.ahead,
         )
         self.memory = GivenMemory(model, self.runner, path, settings.load_format)
         self.model = model
@@ -102,6 +113,11 @@ class Worker:
             feature_bytes=feature_size * model.dtype.itemsize,
             sees=isinstance(model, VisionLanguageModel),
         )
+
+    def close(self) -> None:
+        """No step will come."""
+        if self.ahead is not None:
+            self.ahead.close()
 
     def _adapter(self, uid: int) -> Adapter:
         assert self.weights is not None

@@ -108,3 +108,18 @@ def test_integrity_check_sees_tables_and_sequences_that_disagree(running: dict[i
     kv.check_integrity({1: 10}, {})
     with pytest.raises(AssertionError):
         kv.check_integrity(running, {})
+
+
+def test_blocks_that_nobody_can_find_come_before_untouched_ones_and_those_before_cached_ones() -> None:
+    kv = manager(blocks=9)
+    admit(kv, 1)
+    computed(kv, 1)  # two full blocks, and one that no key finds
+    admit(kv, 2, [20, 21])
+    held = list(kv.blocks(1)), list(kv.blocks(2))
+    kv.close(1)
+    kv.close(2)
+    untouched = [block for block in range(9) if block not in held[0] + held[1]]
+    order = kv.pool.allocate(9)
+    assert order[:2] == [held[1][0], held[0][2]], "the last released first: it is still in a cache"
+    assert order[2:7] == untouched, "in the order of their numbers, as pages are committed ahead of them"
+    assert order[7:] == [held[0][1], held[0][0]], "what may be found goes last, a sequence's end first"
