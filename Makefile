@@ -59,6 +59,10 @@ test-gpu: $(READY) ## the tests that need an NVIDIA GPU
 test-clients: $(READY) ## clients of OpenAI's API (from PyPI and npm, into .clients) call a server of the bundled model
 	$(BIN)/python clients/run.py
 
+.PHONY: test-sentences
+test-sentences: $(READY) ## vectors and scores beside sentence-transformers' own (from PyPI, into .sentences)
+	$(BIN)/python clients/sentences/run.py
+
 .PHONY: test-page
 test-page: $(READY) ## the page in a real Chromium (Debian's, where root; playwright and axe-core come into .page)
 	$(BIN)/python tests/browser/run.py

@@ -1,4 +1,4 @@
-"""Paged attention: how near a decode step comes to the memory's read rate, prefill beside torch's SDPA, and windows.
+"""Paged attention: how near a decode step comes to the memory's read rate, prefill and encoders beside SDPA, windows.
 
 python benchmarks/attention.py [--rounds 30] [--one-thread]
 
@@ -24,6 +24,8 @@ SHAPES = [(16, 8, 64), (32, 8, 128), (16, 16, 64), (14, 2, 64)]
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
 STREAMS, CONTEXT, BLOCK = 16, 3500, 16
 WINDOW, WINDOW_CONTEXT, CHUNK = 512, 4096, 512
+TEXTS, SHORTEST, LONGEST = 64, 16, 256  # tokens of an encoder's texts
+ENCODERS = [(12, 12, 32), (12, 12, 64)]
 BUFFER = 1 << 26  # float32 numbers, which no cache holds
 
 
@@ -101,6 +103,45 @@ def prefill_table(rounds: int, tokens: int, clock: Callable[[], float]) -> None:
             )
 
 
+def encoder_calls(
+    shape: tuple[int, int, int], dtype: torch.dtype, texts: int
+) -> tuple[Callable[[], object], Callable[[], object], int]:
+    """One call in which all tokens of a text see each other, SDPA of one after the other, and how many products."""
+    heads, _, dim = shape
+    lengths = torch.linspace(SHORTEST, LONGEST, texts).int()[torch.randperm(texts)]
+    blocks = -(-lengths // BLOCK)
+    keys, values = (pool(torch.randn(int(blocks.sum()), heads, BLOCK, dim).to(dtype)) for _ in range(2))
+    table = torch.zeros(texts, int(blocks.max()), dtype=torch.int32)
+    for row, count, end in zip(table, blocks.tolist(), blocks.cumsum(0).tolist(), strict=True):
+        row[:count] = torch.arange(end - count, end)
+    query = torch.randn(int(lengths.sum()), heads, dim).to(dtype)
+    start = torch.cat([torch.zeros(1), lengths.cumsum(0)]).int()
+    visible_end = lengths.repeat_interleave(lengths.long())
+    inputs = [torch.randn(3, 1, heads, length, dim).to(dtype).unbind() for length in lengths.tolist()]
+
+    def run() -> torch.Tensor:
+        return kernels.paged_attention(query, keys, values, table, start, lengths, dim**-0.5, visible_end=visible_end)
+
+    def sdpa() -> list[torch.Tensor]:
+        return [F.scaled_dot_product_attention(*qkv) for qkv in inputs]
+
+    return run, sdpa, 2 * heads * dim * int(lengths.long().square().sum())
+
+
+def encoder_table(rounds: int, clock: Callable[[], float]) -> None:
+    print(f"\nEncoders: {TEXTS} texts of {SHORTEST} to {LONGEST} tokens, all of which see each other")
+    print(f"{'H,G,D':>10} {'dtype':>9} {'quire ms':>9} {'GFLOP/s':>8} {'SDPA ms':>8} {'SDPA / quire':>12}")
+    for shape in ENCODERS:
+        for dtype in DTYPES[:2]:
+            run, sdpa, products = encoder_calls(shape, dtype, TEXTS)
+            times = best_of({"quire": run, "sdpa": sdpa}, rounds, clock)
+            print(
+                f"{','.join(map(str, shape)):>10} {str(dtype)[6:]:>9} {times['quire'] * 1e3:9.2f} "
+                f"{2 * products / times['quire'] / 1e9:8.0f} {times['sdpa'] * 1e3:8.2f} "
+                f"{times['sdpa'] / times['quire']:12.1f}"
+            )
+
+
 def window_table(rounds: int, clock: Callable[[], float]) -> None:
     print(
         f"\nA window of {WINDOW} at {WINDOW_CONTEXT} tokens, beside all of them: {STREAMS} streams, a chunk of {CHUNK}"
@@ -135,6 +176,7 @@ def main() -> None:
     print(f"{native.isa()}, {native.num_threads()} threads ({native.thread_pool()}), torch {torch.__version__}")
     decode_table(arguments.rounds, clock)
     prefill_table(arguments.rounds, arguments.tokens, clock)
+    encoder_table(arguments.rounds, clock)
     window_table(arguments.rounds, clock)
 
 

@@ -14,7 +14,12 @@ attention   decode at 3,500 tokens of context, 16 streams, 16 heads on 8 of 64 d
             memory's read rate
 prefix      the 32 requests without one cached prefix, prefix caching on beside off
 outside     a decode step of 32 streams: the share that is not spent in the C++ kernels
-start       LLM(MODEL) with its files in the page cache: all of it, and without the imports
+linear      linear beside torch's, shapes of 1,024 to 14,336 (kernels.py)
+adapters    the 32 requests with four adapters, in turns with none, in one process (lora.py)
+images      24 images beside transformers (images.py)
+http        the 32 requests, and 64, through HTTP beside LLM.generate (serve.py)
+speculation texts repeated, summed up and made up, with draft tokens beside without (speculation.py; SmolLM2 from PyPI)
+start       from quire import LLM; LLM(MODEL) with its files in the page cache, all imports in it; torch's alone
 """
 
 from __future__ import annotations
@@ -34,7 +39,8 @@ import torch
 import torch.nn.functional as F
 from attention import attention_call
 from lora import make_adapter
-from machine import Machine, seconds
+from machine import Machine, processor, seconds
+from other_scripts import SCRIPTS, run_script
 from peers.contender import Absent, Contender, command
 
 from quire import LLM, SamplingParams
@@ -232,23 +238,21 @@ class Bench:
         show("outside", "share of a step outside the kernels, 32 streams", found, "<= 0.08")
 
     def start(self) -> None:
-        """Transformers imports most of itself only when a configuration is read: that is an import too."""
-        code = (
-            "import sys, time; t = [time.perf_counter()]; import torch, transformers; t.append(time.perf_counter()); "
-            "transformers.AutoConfig.from_pretrained(sys.argv[1]); t.append(time.perf_counter()); "
-            "from quire import LLM; LLM(sys.argv[1], skip_tokenizer_init=True, kv_cache_memory_bytes=1 << 28); "
-            "t.append(time.perf_counter()); print(*(b - a for a, b in zip(t, t[1:])))"
-        )
-        runs = []
-        for _ in range(self.rounds + 1):
-            line = [sys.executable, "-c", code, str(self.model)]
-            done = subprocess.run(line, capture_output=True, text=True, check=True)
-            runs.append([float(part) for part in done.stdout.split()])
-        imports, lazy, rest = zip(*runs[1:], strict=True)
-        show("start", "import torch, transformers", imports, unit="s")
-        show("start", "imports of transformers' for a configuration", lazy, unit="s")
-        show("start", "import quire, LLM(MODEL)", rest, "<= 1.5", "s")
-        show("start", "all of it", [sum(run) for run in runs[1:]], unit="s")
+        """Each in a process of its own, from the interpreter's first line on."""
+        lines = {
+            "import torch": "import torch",
+            "quire and LLM(MODEL)": "from quire import LLM; LLM(sys.argv[1], kv_cache_memory_bytes=1 << 28)",
+        }
+        found: dict[str, list[float]] = {name: [] for name in lines}
+        for turn in range(-1, self.rounds):
+            for name, code in lines.items():
+                code = f"import sys, time; begin = time.perf_counter(); {code}; print(time.perf_counter() - begin)"
+                line = [sys.executable, "-c", code, str(self.model)]
+                done = subprocess.run(line, capture_output=True, text=True, check=True)
+                if turn >= 0:
+                    found[name].append(float(done.stdout.split()[-1]))
+        for name, spent in found.items():
+            show("start", name, spent, "<= 1.8" if "quire" in name else "", "s")
 
 
 def linears(engine: LLMEngine) -> list[torch.nn.Module]:
@@ -286,16 +290,20 @@ CASES: dict[str, Callable[[Bench], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?")
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--case", nargs="+", choices=[*CASES, *SCRIPTS], default=[*CASES, *SCRIPTS])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peers", type=Path, default=Path("~/.cache/quire-peers"))
     parser.add_argument("--patience", type=float, default=600, help="seconds that a peer's start or run may take")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as work:
         bench = Bench(args, Path(work))
-        print(f"{native.isa()}, {native.num_threads()} threads; medians of {args.rounds} rounds", flush=True)
+        print(f"{time.strftime('%Y-%m-%d')}, {processor()}, {native.isa()}, {native.num_threads()} threads; "
+              f"medians of {args.rounds} rounds", flush=True)  # fmt: skip
         for name in args.case:
-            CASES[name](bench)
+            if name in SCRIPTS:
+                run_script(name, bench.model, args.rounds)
+            else:
+                CASES[name](bench)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ LINEARS = (
     ("bf16", 32000, 1024, (1, 8, 32)),
     ("bf16", 1024, 2816, (1, 8, 32, 128)),
     ("bf16", 4096, 4096, (1, 8, 32, 128)),
+    ("bf16", 14336, 4096, (1, 32, 128)),
+    ("bf16", 4096, 14336, (1, 32, 128)),
     ("fp32", 2816, 1024, (1, 8, 32, 128)),
     ("fp16", 2816, 1024, (1, 8, 32, 128)),
 )
@@ -163,13 +165,19 @@ def overhead_table() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="more gives steadier figures")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--only", choices=["linear"], help="that table alone, and of bf16")
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
     print(f"{native.isa()}, {native.num_threads()} threads, {native.thread_pool()}")
-    overhead_table()
-    pool_table(rounds)
+    if not arguments.only:
+        overhead_table()
+        pool_table(rounds)
     print("weight, tokens, quire, torch, torch's time by quire's")
     for name, rows, features, tokens in LINEARS:
-        linear_table(name, rows, features, tokens, rounds)
+        if name == "bf16" or not arguments.only:
+            linear_table(name, rows, features, tokens, rounds)
+    if arguments.only:
+        return
     print(f"quantized rows {QUANTIZED_SHAPE}, tokens, quantized, bf16, bf16's time by the quantized one's")
     for kind in QUANTIZED:
         quantized_table(RowKind[kind], rounds)

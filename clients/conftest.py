@@ -60,7 +60,7 @@ def count(kind: Literal["circle", "square", "triangle", "star"]) -> str:
 
 
 # The clients must need no key of anybody's, and must not be led elsewhere by the variables of whoever runs this.
-MAKERS = ("ANTHROPIC_", "LANGCHAIN_", "LANGSMITH_", "LITELLM_", "OPENAI_")
+MAKERS = ("ANTHROPIC_", "COHERE_", "CO_API_", "LANGCHAIN_", "LANGSMITH_", "LITELLM_", "OPENAI_")
 for name in [name for name in os.environ if name.startswith(MAKERS)]:
     del os.environ[name]
 
@@ -69,6 +69,12 @@ for name in [name for name in os.environ if name.startswith(MAKERS)]:
 def server() -> str:
     """http://host:port"""
     return os.environ["QUIRE_URL"]
+
+
+@pytest.fixture(scope="session")
+def embedder() -> str:
+    """http://host:port of a server that embeds."""
+    return os.environ["QUIRE_EMBEDDER_URL"]
 
 
 @pytest.fixture(scope="session")

@@ -68,14 +68,18 @@ def run(command: list[str | Path]) -> None:
         raise SystemExit(f"{' '.join(map(str, command))}: failed with code {code}")
 
 
+# The bundled model and its adapters, to which further ones may be loaded; and the same model as an embedder.
+ADAPTERS = ROOT / "quire" / "demo" / "adapters"
+GENERATES = ["--enable-lora", "--allow-runtime-lora", "--lora-root", str(ADAPTERS)]
+GENERATES += ["--response-store-bytes", "10000000"]
+EMBEDS = ["--runner", "pooling", "--convert", "embed", "--pooler-config", '{"pooling_type": "MEAN"}']
+
+
 @contextmanager
-def serving(log: Path) -> Iterator[str]:
-    """A server of the bundled model and its adapters, which may load further ones; its URL."""
-    adapters = ROOT / "quire" / "demo" / "adapters"
-    flags = ["--port", "0", "--enable-lora", "--allow-runtime-lora", "--lora-root", str(adapters)]
-    flags += ["--response-store-bytes", "10000000"]
+def serving(log: Path, flags: list[str]) -> Iterator[str]:
+    """A server of the bundled model; its URL."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "quire.server", *flags, "--served-model-name", "quire-demo"]
+    command = [sys.executable, "-m", "quire.server", "--port", "0", *flags, "--served-model-name", "quire-demo"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     try:
@@ -128,8 +132,9 @@ def main() -> int:
     report.unlink(missing_ok=True)
     left_out = ["--ignore", HERE / "test_npm.py"] if args.without_npm else []
     command = [home / "venv" / "bin" / "python", "-m", "pytest", "-c", HERE / "pytest.ini", "--junitxml", report]
-    with serving(home / "server.log") as url:
+    with serving(home / "server.log", GENERATES) as url, serving(home / "embedder.log", EMBEDS) as embedder:
         offline = {"HF_HUB_OFFLINE": "1", "QUIRE_URL": url, "QUIRE_CLIENTS": str(home), "QUIRE_PYTHON": sys.executable}
+        offline["QUIRE_EMBEDDER_URL"] = embedder
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | offline
         code = subprocess.run([*command, *left_out, *(further or [HERE])], env=environment, cwd=HERE).returncode
     if report.exists():

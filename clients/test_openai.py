@@ -127,7 +127,6 @@ def test_fields_that_are_refused(client) -> None:
 
 def test_other_routes_are_404(client) -> None:
     for call in (
-        lambda: client.embeddings.create(model=MODEL, input=LOOK),
         lambda: client.moderations.create(model=MODEL, input=LOOK),
         lambda: client.audio.speech.create(model=MODEL, input=LOOK, voice="alloy"),
         lambda: client.images.generate(model=MODEL, prompt=LOOK),
@@ -136,3 +135,8 @@ def test_other_routes_are_404(client) -> None:
     ):
         with pytest.raises(openai.NotFoundError):
             call()
+
+
+def test_a_model_that_generates_says_how_vectors_are_had(client) -> None:
+    with pytest.raises(openai.BadRequestError, match="--runner pooling --convert embed"):
+        client.embeddings.create(model=MODEL, input=LOOK)

@@ -168,6 +168,10 @@ struct AttentionArgs {
   int64_t key_stride = 0;                // from a key to the next one
   // Above 0: keys and values are int8, and so many bytes behind the beginning of each row lies its scale, a float.
   int64_t key_scale_at = 0, value_scale_at = 0;
+  // [H, 2 * bias_reach + 1], or null: what is added to a score, by the key's position - query's, from -bias_reach on;
+  // what lies further counts as the nearest.
+  const float* biases = nullptr;
+  int64_t bias_reach = 0;
 };
 
 // The first key that a query at a position sees. It does not descend from one position to the next.
@@ -328,6 +332,20 @@ struct ScaleArgs {
   DType dtype;
   float limit = 0;              // y is held between -limit and limit; 0: it is not
   const float* rows = nullptr;  // [T]: each row times its own number, too; or null
+};
+
+struct LikeliestArgs {
+  const float* logits;  // [R, V], contiguous
+  int64_t* tokens;      // [R]: the first of a row's largest logits; -1 where that is NaN or infinite
+  int64_t rows, columns;
+};
+
+struct SumRowsArgs {
+  const void* x;               // [T, C], rows x_stride apart
+  const int32_t* query_start;  // [S + 1]: sequence s has the rows query_start[s] .. query_start[s + 1]
+  double* sums;                // [S, C]: to which a sequence's rows are added, one after the other
+  int64_t tokens, channels, x_stride, sequences;
+  DType dtype;
 };
 
 struct WriteKvArgs {

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
         Logprob,
         RequestOutput,
     )
+    from quire.platform.outputs.pooled import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from quire.platform.pooling.params import PoolingParams
     from quire.platform.sampling.logits_processors import BitMask, LogitsProcessor, ProcessorRequest, TokenMask
     from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
     from quire.platform.sampling.structured.guided import GuidedDecodingParams
@@ -75,6 +86,15 @@ _HOME = {
     "RequestOutput": "quire.platform.outputs.outputs",
     "CompletionOutput": "quire.platform.outputs.outputs",
     "Logprob": "quire.platform.outputs.outputs",
+    "PoolingParams": "quire.platform.pooling.params",
+    "PoolingOutput": "quire.platform.outputs.pooled",
+    "EmbeddingOutput": "quire.platform.outputs.pooled",
+    "ClassificationOutput": "quire.platform.outputs.pooled",
+    "ScoringOutput": "quire.platform.outputs.pooled",
+    "PoolingRequestOutput": "quire.platform.outputs.pooled",
+    "EmbeddingRequestOutput": "quire.platform.outputs.pooled",
+    "ClassificationRequestOutput": "quire.platform.outputs.pooled",
+    "ScoringRequestOutput": "quire.platform.outputs.pooled",
     "RequestMetrics": "quire.platform.scheduling.metrics",
     "QuireError": "quire.errors",
     "UnsupportedModelError": "quire.errors",
@@ -105,6 +125,15 @@ __all__ = [  # noqa: RUF022 (the order that a reader wants)
     "CompletionOutput",
     "Logprob",
     "RequestMetrics",
+    "PoolingParams",
+    "PoolingOutput",
+    "EmbeddingOutput",
+    "ClassificationOutput",
+    "ScoringOutput",
+    "PoolingRequestOutput",
+    "EmbeddingRequestOutput",
+    "ClassificationRequestOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "GuidedDecodingParams",
     "ReasoningTexts",

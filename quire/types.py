@@ -57,10 +57,9 @@ class AttentionSpec:
     softcap * tanh(score / softcap), before slopes are added; 0: they stay. sinks: each head has one more score, a
     parameter of the model's, whose value is 0. latent: values are the first value_dim numbers of the keys' own rows,
     and no other tensor has them (arXiv:2405.04434). chunk: positions are cut into chunks of so many, and a token sees
-    the keys of its own alone; 0: they are not.
+    the keys of its own alone; 0: they are not. biases: scores get a number of the model's by head and distance.
 
-    Each field is an argument of `kernels.paged_attention`, and any may be combined. What no kernel computes has no
-    field: the kernel's argument comes first.
+    Each field is an argument of `kernels.paged_attention`; any may be combined. What no kernel computes has no field.
     """
 
     num_heads: int
@@ -74,6 +73,7 @@ class AttentionSpec:
     sinks: bool = False
     latent: bool = False
     chunk: int = 0
+    biases: bool = False
 
     @property
     def reach(self) -> int:
@@ -349,8 +349,11 @@ class ForwardContext:
     # [G - 1, T] and [G - 1, S, B].
     group_slots: torch.Tensor | None = None
     group_tables: torch.Tensor | None = None
-    # For models with `feature_levels` alone, in steps with features: which rows are features, [V] int64, and what is
-    # added to them behind each of the first layers, [levels, V, E].
+    # For models with types of tokens alone: each token's, [T] int64; None: all are of the first.
+    token_types: torch.Tensor | None = None
+    # Where padding has a position of its own: each token's row of the table, [T] int64; None: there is no padding.
+    position_rows: torch.Tensor | None = None
+    # With `feature_levels`, if there are features: their rows, [V] int64, and what each layer adds, [levels, V, E].
     level_rows: torch.Tensor | None = None
     level_features: torch.Tensor | None = None
     # Their tokens see one another in every layer, whatever its window. None: there are no such prompts in the step.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/common/calls.h"
+#include "cpu/common/exchange.h"
 #include "cpu/common/threads.h"
 
 namespace quire {
@@ -109,7 +110,7 @@ void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int6
                      uintptr_t context_len, int64_t sequences, float scale, uintptr_t out, int dtype, int64_t window,
                      uintptr_t slopes, int64_t value_dim, int64_t value_stride, float softcap, uintptr_t sinks,
                      uintptr_t head_scales, uintptr_t visible_end, int64_t chunk, uintptr_t key_scales,
-                     uintptr_t value_scales, int64_t key_stride) {
+                     uintptr_t value_scales, int64_t key_stride, uintptr_t biases, int64_t bias_reach) {
   const int64_t rows = num_blocks * kv_heads * block_size;
   const AttentionArgs args{at<void>(query),
                            at<void>(keys),
@@ -138,7 +139,9 @@ void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int6
                            chunk,
                            key_stride,
                            scale_at(keys, key_scales, head_dim, key_stride, rows),
-                           scale_at(values, value_scales, value_dim, value_stride, rows)};
+                           scale_at(values, value_scales, value_dim, value_stride, rows),
+                           at<float>(biases),
+                           bias_reach};
   const auto call = [=] {
     check_blocks(args, tokens, num_blocks, table_width);
     check_visible_end(args);
@@ -219,6 +222,25 @@ void activation(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride,
   make([=] { current->kernels->activation(args); }, 4 * tokens * channels);
 }
 
+void likeliest(uintptr_t logits, int64_t rows, int64_t columns, uintptr_t tokens) {
+  const LikeliestArgs args{at<float>(logits), at<int64_t>(tokens), rows, columns};
+  make([=] { current->kernels->likeliest(args); }, rows * columns);
+}
+
+void sum_rows(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t query_start, int64_t sequences,
+              uintptr_t sums, int dtype) {
+  const SumRowsArgs args{at<void>(x), at<int32_t>(query_start), at<double>(sums), tokens, channels, x_stride,
+                         sequences,   static_cast<DType>(dtype)};
+  const auto call = [=] {
+    if (args.query_start[0] != 0 || args.query_start[sequences] != tokens)
+      throw py::value_error("query_start: must begin with 0 and end with the number of rows");
+    for (int64_t s = 0; s < sequences; ++s)
+      if (args.query_start[s + 1] < args.query_start[s]) throw py::value_error("query_start: must not decrease");
+    current->kernels->sum_rows(args);
+  };
+  make(call, tokens * channels);
+}
+
 void clamped_swiglu(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, float alpha, float limit,
                     bool interleaved, uintptr_t y, int dtype) {
   const ClampedSwigluArgs args{
@@ -288,6 +310,15 @@ void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_
   make(call, tokens * kv_heads * (head_dim + value_dim) / 2);
 }
 
+// The interpreter is let go however little there is to do: this waits for other processes.
+void gather(uintptr_t memory, int64_t place_bytes, int64_t rank, int64_t size, uintptr_t own, uintptr_t all,
+            int64_t rows, int64_t columns, int64_t element, uintptr_t bounds, int64_t parts) {
+  const ExchangeArgs args{at<char>(memory), place_bytes,         rank, size,
+                          at<void>(own),    at<void>(all),       rows, columns,
+                          element,          at<int64_t>(bounds), parts};
+  make([=] { gather_columns(args); }, INT64_MAX);
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -325,6 +356,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("add", &add);
   module.def("scale", &scale);
   module.def("join_heads", &join_heads);
+  module.def("likeliest", &likeliest);
+  module.def("sum_rows", &sum_rows);
+  module.def("gather_columns", &gather);
   bind_experts(module);
   bind_quantized(module);
   bind_states(module);

@@ -23,7 +23,7 @@ _SIDES = frozenset({
     "hidden_size", "n_embd", "d_model", "embed_dim", "intermediate_size", "ffn_dim", "n_inner", "word_embed_proj_dim",
     "head_dim", "num_attention_heads", "num_key_value_heads", "n_head", "num_heads", "n_heads", "num_kv_heads",
     "kv_channels", "rotary_dim", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "q_lora_rank", "kv_lora_rank",
-    "mamba_d_state", "mamba_d_head", "mamba_n_heads", "mamba_n_groups", "mamba_d_ssm",
+    "num_labels", "mamba_d_state", "mamba_d_head", "mamba_n_heads", "mamba_n_groups", "mamba_d_ssm",
 })  # fmt: skip
 # So many are built in no time, whatever the files hold; what does not fit is then refused tensor by tensor.
 _FEW_PARTS = 256

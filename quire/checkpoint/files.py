@@ -21,6 +21,7 @@ from quire.checkpoint import smollm2, strict_json
 from quire.checkpoint.gguf.folder import SUFFIX, gguf_folder, only_model
 from quire.checkpoint.hub import Hub as Hub
 from quire.checkpoint.hub import fetch_gguf, is_gguf_of_hub
+from quire.checkpoint.modules import MODULES, listed_modules, model_folder
 from quire.checkpoint.pickled import open_pickles
 from quire.checkpoint.plain import open_plain as open_plain  # which others import from here
 from quire.checkpoint.safetensors_header import read_header
@@ -36,6 +37,7 @@ HUB_FILES = (*HUB_TEXTS, "*.safetensors")
 HUB_PICKLED = (*HUB_TEXTS, PICKLED, "pytorch_model-*-of-*.bin")
 HUB_SKIPPED = ("*/*", "consolidated*", "*.fp16.safetensors", "*.fp32.safetensors")
 _OTHERS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.gguf", "*.h5", "*.msgpack", "*.index.json")
+_FOLDER = re.compile(r"\w[\w.-]*")  # with no sign that means more in a pattern of names
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LFS_POINTER = b"version https://git-lfs"
 _MOST_JSON = 64 << 20  # bytes
@@ -76,6 +78,10 @@ def resolve_checkpoint(
         raise CheckpointError(
             f"{name!r}: VLLM_USE_MODELSCOPE is set, and models come from the Hugging Face hub or a directory alone."
         )
+    return _snapshot(name, revision, files, HUB_SKIPPED, hub)
+
+
+def _snapshot(name: str, revision: str | None, files: Sequence[str], skipped: Sequence[str], hub: Hub) -> Path:
     import huggingface_hub
 
     try:
@@ -84,7 +90,7 @@ def resolve_checkpoint(
                 name,
                 revision=revision,
                 allow_patterns=list(files),
-                ignore_patterns=list(HUB_SKIPPED),
+                ignore_patterns=list(skipped),
                 cache_dir=os.path.expanduser(hub.folder) if hub.folder else None,
                 token=hub.token,
             )
@@ -115,15 +121,29 @@ def resolve_weights(
     hub: Hub = _HUB,
 ) -> Path:
     """As `resolve_checkpoint`, for a whole model. Of the hub's files .bin ones are fetched where `load_format` asks for
-    them ("pt"), or where there are no others ("auto"). Raises CheckpointError."""
+    them ("pt"), or where there are no others ("auto"), and sentence-transformers' modules, which lie in folders.
+    Raises CheckpointError."""
     path = resolve_checkpoint(model, revision, HUB_PICKLED if load_format == "pt" else HUB_FILES, hub)
     name = os.fspath(model)
-    if load_format != "auto" or os.path.exists(os.path.expanduser(name)) or is_gguf_of_hub(name):
-        return path
-    if (path / SINGLE).exists() or (path / INDEX).exists():
-        return path
+    if os.path.exists(os.path.expanduser(name)) or is_gguf_of_hub(name):
+        return model_folder(path)
     commit = path.name if _COMMIT.fullmatch(path.name) else revision  # the same, wherever a branch points by now
-    return resolve_checkpoint(model, commit, HUB_PICKLED, hub)
+    if load_format == "auto" and not (path / SINGLE).exists() and not (path / INDEX).exists():
+        path = resolve_checkpoint(model, commit, HUB_PICKLED, hub)
+    folders = _folders_beside(path)
+    if folders:
+        texts = HUB_TEXTS if model_folder(path) != path else ("config.json",)  # a whole model, or a layer
+        patterns = [f"{folder}/{file}" for folder in folders for file in (*texts, SINGLE, PICKLED)]
+        path = _snapshot(name, commit, patterns, (), hub)
+    return model_folder(path)
+
+
+def _folders_beside(path: Path) -> list[str]:
+    """Those in which sentence-transformers' modules have their files; names that are others are refused later."""
+    if not (path / MODULES).exists():
+        return []
+    names = [str(one.get("path")).rstrip("/") for one in listed_modules(path)]
+    return [name for name in names if _FOLDER.fullmatch(name)]
 
 
 def _looks_like_path(name: str) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from quire.checkpoint.files import INDEX, PICKLED, PICKLED_INDEX, SINGLE, Checkpoint
 from quire.checkpoint.gguf.folder import only_model
+from quire.checkpoint.joined import joined
 
 
 def open_checkpoint(directory: Path, load_format: str = "auto") -> Checkpoint:
@@ -18,4 +19,4 @@ def open_checkpoint(directory: Path, load_format: str = "auto") -> Checkpoint:
             from quire.checkpoint.gguf.tensors import GgufCheckpoint
 
             return GgufCheckpoint(directory, open_tensors(model))
-    return Checkpoint(directory, load_format)
+    return joined(Checkpoint(directory, load_format))

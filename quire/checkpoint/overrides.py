@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 # Fields that no configuration class keeps as they are, or that say which class it is.
-_READ_BY_US = {"architectures", "model_type", "dtype", "torch_dtype", "quantization_config"}
+_READ_BY_US = {
+    "architectures", "model_type", "dtype", "torch_dtype", "quantization_config",
+    "classifier_from_token", "is_original_qwen3_reranker", "method",
+    "is_matryoshka", "matryoshka_dimensions",
+}  # fmt: skip
 # transformers keeps these in rope_parameters, and does not look at them where a file has that.
 _OF_ROPE = ("rope_theta", "rope_scaling")
 

@@ -53,7 +53,8 @@ def _turned(shape: torch.Size) -> torch.Size:
 class StoredWeight:
     """A parameter or a buffer, and the name and the layout in which the checkpoint has it.
 
-    dtype: that it is to have; None: the model's. part: of what it is made, if `stored` is not it.
+    dtype: that it is to have; None: the model's. part: of what it is made, if `stored` is not it. rows: first and end
+    of those that are read; the shape stays whole, and the others' memory is not touched; None: all.
     """
 
     name: str
@@ -62,6 +63,15 @@ class StoredWeight:
     transposed: bool  # stored [in, out]
     dtype: torch.dtype | None = None
     part: StoredPart | None = None
+    rows: tuple[int, int] | None = None
+
+    @property
+    def num_read(self) -> int:
+        """Numbers that are read."""
+        if self.rows is None:
+            return math.prod(self.shape)
+        first, end = self.rows
+        return (end - first) * math.prod(self.shape[1:])
 
     @property
     def tensors(self) -> Sequence[str]:
@@ -79,9 +89,10 @@ def read_weights(
     for size in sizes:
         starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
     available = huge_pages.available_bytes(device)
-    if starts[-1] > available:
+    taken = sum(w.num_read * (w.dtype or dtype).itemsize for w in wanted)
+    if taken > available:
         raise CheckpointError(
-            f"{checkpoint.directory}: the weights take {starts[-1]:,} bytes as {str(dtype).removeprefix('torch.')}, "
+            f"{checkpoint.directory}: the weights take {taken:,} bytes as {str(dtype).removeprefix('torch.')}, "
             f"and {available:,} are available: free some, or take a smaller model or dtype."
         )
     if device.type == "cpu":
@@ -111,17 +122,29 @@ def read_into(checkpoint: Checkpoint, wanted: Sequence[tuple[StoredWeight, torch
 
 def _jobs(checkpoint: Checkpoint, wanted: StoredWeight, out: torch.Tensor) -> list[Callable[[], object]]:
     if wanted.part is not None:
-        return [partial(_make, checkpoint, wanted.part, out)]
+        return [partial(_make, checkpoint, wanted, out)]
     stored = checkpoint.tensor(wanted.stored)
     if wanted.transposed or stored.dtype is not out.dtype or not stored.is_contiguous():
-        return [partial(out.copy_, stored.t() if wanted.transposed else stored)]
+        rows = slice(*(wanted.rows or (None,)))
+        turned = stored.t() if wanted.transposed else stored
+        return [partial(out.copy_, turned) if wanted.rows is None else partial(out[rows].copy_, turned[rows])]
     flat, step = out.view(-1), _PIECE // out.element_size()
+    begin = 0 if wanted.rows is None else wanted.rows[0] * math.prod(wanted.shape[1:])
+    end = begin + wanted.num_read
     read = checkpoint.read if out.is_cpu else partial(_read_across, checkpoint)
-    return [partial(read, wanted.stored, flat[first : first + step], first) for first in range(0, flat.numel(), step)]
+    return [
+        partial(read, wanted.stored, flat[first : min(first + step, end)], first) for first in range(begin, end, step)
+    ]
 
 
-def _make(checkpoint: Checkpoint, part: StoredPart, out: torch.Tensor) -> None:
-    out.copy_(_made_of(checkpoint, part))
+def _make(checkpoint: Checkpoint, wanted: StoredWeight, out: torch.Tensor) -> None:
+    assert wanted.part is not None
+    made = _made_of(checkpoint, wanted.part)
+    if wanted.rows is None:
+        out.copy_(made)
+    else:
+        rows = slice(*wanted.rows)
+        out[rows].copy_(made[rows])
 
 
 def _made_of(checkpoint: Checkpoint, part: StoredPart) -> torch.Tensor:

@@ -52,7 +52,7 @@ def run(task: Task, sampling: Mapping[str, Any], settings: Mapping[str, Any], ve
         return
     assert task.prompt is not None
     prompt: PromptType = task.prompt
-    if not task.raw and getattr(llm.get_tokenizer(), "chat_template", None):
+    if not task.raw and getattr(llm.llm_engine.tokenizer, "chat_template", None):
         prompt = _render(llm, [_message(task.prompt, images)])
     elif images:
         prompt = {"prompt": task.prompt, "multi_modal_data": {"image": images}}
@@ -98,7 +98,7 @@ def _render(llm: LLM, messages: Sequence[Message]) -> PromptType:
     marker, lay_out = (image_spec.marker, image_spec.written) if image_spec else (None, None)
     numbered, words = (image_spec.numbered, image_spec.words) if image_spec else (None, {})
     chat = render_chat(
-        llm.get_tokenizer(),
+        llm.llm_engine.tokenizer,
         messages,
         image_marker=marker,
         lay_out=lay_out,

@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
@@ -135,6 +135,9 @@ def _available_isas() -> list[str]:
 
 def _processor(found: Findings) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": _cpu_name(), "cores": usable_cores(), "cores_of_machine": os.cpu_count()}
+    from quire.platform.execution.numa import nodes
+
+    facts["numa_nodes"] = [f"{number}: {_runs(own)}" for number, own in enumerate(nodes())]
     facts["threads"] = facts["thread_pool"] = None
     try:
         import torch
@@ -154,6 +157,13 @@ def _processor(found: Findings) -> dict[str, Any]:
             )
         )
     return facts
+
+
+def _runs(numbers: Sequence[int]) -> str:
+    """0-3,8 of [0, 1, 2, 3, 8]."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
 
 
 def _cpu_name() -> str:

@@ -38,6 +38,17 @@ def folder(given: Any) -> Any:
     return given or None
 
 
+def fields_given(given: Any) -> Any:
+    """An object's fields that are not None, as vLLM's PoolerConfig has them; a dict as it is."""
+    if given is None or isinstance(given, Mapping):
+        return {} if given is None else dict(given)
+    return (
+        {name: value for name, value in vars(given).items() if value is not None}
+        if hasattr(given, "__dict__")
+        else given
+    )
+
+
 def gibibytes(given: Any) -> int:
     """GiB -> bytes."""
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1 << 20:

@@ -50,6 +50,17 @@ class EngineConfig(Checked):
         group=Group.STEPS,
         choices=("in_process", "process"),
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "Processes that compute the model together, each its rows of every matrix.",
+        more="On a CPU: each has some of the processors, those of one NUMA node where there are several. The answers "
+        "are the same, bit for bit. See docs/scale.md.",
+        group=Group.STEPS,
+        at_least=1,
+        metavar="N",
+        flags=("-tp",),
+        vllm=True,
+    )
     debug: bool = setting(
         False,
         "Check every table after each step and poison freed blocks with NaN.",

@@ -42,6 +42,11 @@ def _check_quantization(name: Any) -> None:
         raise QuireError(f"quantization={name!r}: {_OTHERS[name]}.")
 
 
+def _check_pooler(given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise QuireError("pooler_config: must be a dict, such as {'pooling_type': 'MEAN'}.")
+
+
 @dataclass(frozen=True)
 class ModelConfig(Checked):
     """The checkpoint, the tokenizer, and what computes."""
@@ -80,6 +85,31 @@ class ModelConfig(Checked):
         "alone, as vllm is, which vLLM calls its own. transformers: its module for every text model. The log says "
         "what is exact by which means; see docs/models.md.",
         choices=("auto", "quire", "transformers", "vllm"),
+        vllm=True,
+    )
+    runner: str = setting(
+        "auto",
+        "Whether the model generates text, or makes vectors, classes and scores (pooling).",
+        more="auto: pooling for architectures without a projection to the vocabulary, and for checkpoints of "
+        "sentence-transformers; else generate. See docs/embeddings.md.",
+        choices=("auto", "generate", "pooling"),
+        vllm=True,
+    )
+    conversion: str = setting(
+        "auto",
+        "What a model is made to do under the pooling runner: embed, classify or reward.",
+        more="auto, none: what its architecture is named for; embed for generators.",
+        name="convert",
+        choices=("auto", "none", "embed", "classify", "reward"),
+        vllm=True,
+    )
+    pooler_config: Mapping[str, object] = setting(
+        {},
+        'How hidden states are pooled: {"pooling_type": "MEAN", "normalize": true}.',
+        more="Where it is left out, what the checkpoint's files say; see docs/embeddings.md.",
+        kind=Kind.OBJECT,
+        convert=convert.fields_given,
+        check=_check_pooler,
         vllm=True,
     )
     device: str = setting(

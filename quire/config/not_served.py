@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-_POOLING = "quire generates text; embeddings, classification and scores are not served"
 _WORKERS = "one process computes, and no code is sent to it; llm_engine is the engine itself"
 _PLUGIN = "a model is added by a plug-in package: see docs/adding-a-model.md"
 
 _OF_LLM = {
-    **dict.fromkeys(("encode", "embed", "classify", "score", "reward"), _POOLING),
     **dict.fromkeys(("collective_rpc", "apply_model"), _WORKERS),
     **dict.fromkeys(("start_profile", "stop_profile"), "py-spy or torch.profiler can be run on the program"),
     **dict.fromkeys(("enqueue", "wait_for_completion", "enqueue_chat"), "use llm_engine.add_request() and step()"),
@@ -15,9 +13,6 @@ _OF_LLM = {
     "get_world_size": "one process computes, on one device",
 }
 _OF_QUIRE = {
-    **dict.fromkeys(("PoolingParams", "PoolingOutput", "PoolingRequestOutput", "EmbeddingOutput"), _POOLING),
-    **dict.fromkeys(("EmbeddingRequestOutput", "ClassificationOutput", "ClassificationRequestOutput"), _POOLING),
-    **dict.fromkeys(("ScoringOutput", "ScoringRequestOutput"), _POOLING),
     "initialize_ray_cluster": _WORKERS,
     "ModelRegistry": _PLUGIN,
     "ExplicitEncoderDecoderPrompt": "models with an encoder for text are not served",

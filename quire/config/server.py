@@ -145,6 +145,7 @@ class ServerConfig(Checked):
         at_least=0,
     )
     max_prompts: int = setting(256, "Most prompts of a request.", group=_LIMITS, at_least=1)
+    max_texts: int = setting(2048, "Most texts of a request for vectors, classes or scores.", group=_LIMITS, at_least=1)
     max_n: int = setting(128, "Most answers to a prompt.", group=_LIMITS, at_least=1)
     header_timeout: float = seconds(10.0, "For a request's header.", group=_LIMITS)
     body_timeout: float = seconds(60.0, "For a request's body.", group=_LIMITS)

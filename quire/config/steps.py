@@ -1,9 +1,11 @@
 """The KV block pool, and what one step may hold."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.config import convert
 from quire.config.setting import Checked, Group, Kind, setting
+from quire.config.speculative import speculative
 from quire.errors import QuireError
 
 _SWAP_GIB = 4
@@ -112,5 +114,15 @@ class SchedulerConfig(Checked):
         group=_STEPS,
         kind=Kind.SIZE,
         at_least=1,
+        vllm=True,
+    )
+    speculative_config: Mapping[str, object] | None = setting(
+        None,
+        'Draft tokens, several of which a step may check: {"method": "ngram"}, or {"model": ...}, a draft model.',
+        more="They change how long an answer takes, and no bit of it: docs/speculative-decoding.md.",
+        group=_STEPS,
+        kind=Kind.OBJECT,
+        check=speculative,
+        flags=("-sc",),
         vllm=True,
     )

@@ -17,6 +17,9 @@ class EngineArguments(TypedDict, total=False):
     quantization: str | None
     load_format: str | None
     model_impl: str | None
+    runner: str | None
+    convert: str | None
+    pooler_config: Mapping[str, Any] | None
     device: str | None
     exact_products: bool | None
     max_model_len: int | None
@@ -65,7 +68,9 @@ class EngineArguments(TypedDict, total=False):
     enable_prefix_caching: bool | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
+    speculative_config: Mapping[str, Any] | None
     executor: str | None
+    tensor_parallel_size: int | None
     debug: bool | None
 
 
@@ -89,7 +94,6 @@ class LLMArguments(EngineArguments, total=False):
     aux_output_config: Any
     compilation_config: Any
     config_format: Any
-    convert: Any
     cp_kv_cache_interleave_size: Any
     cpu_offload_gb: Any
     cpu_offload_params: Any
@@ -225,7 +229,6 @@ class LLMArguments(EngineArguments, total=False):
     renderer_num_workers: Any
     replayssm_buffer_len: Any
     return_sampling_mask: Any
-    runner: Any
     safetensors_load_strategy: Any
     scheduler_delay_factor: Any
     scheduler_reserve_full_isl: Any
@@ -243,7 +246,6 @@ class LLMArguments(EngineArguments, total=False):
     structured_outputs_config: Any
     swa_bounded_replay: Any
     task: Any
-    tensor_parallel_size: Any
     tokenizer_mode: Any
     tokenizer_pool_size: Any
     tokenizer_pool_type: Any

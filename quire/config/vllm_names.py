@@ -93,9 +93,9 @@ _ONE = "one process computes, on one device"
 _QUANTISED = (
     "what quantized files hold they say themselves (config.json), and `quantization` makes int8 or int4 of others"
 )
-_POOLING = "quire generates text; embeddings, classification and scores are not served"
+_POOLING = "runner, convert and pooler_config say what a model is for"
 _FORMATS = "a package adds formats by the entry points {}"
-_DRAFTS = "this version serves no speculative decoding"
+_DRAFTS = "speculative_config has what there is to say about draft tokens"
 _TRACES = "nothing is sent anywhere; /metrics and get_metrics() have the numbers"
 _OWN_CODE = "no code is loaded by options; a plug-in package can add a model (docs/adding-a-model.md)"
 _COMPILE = "quire compiles nothing: its kernels are compiled when it is installed, and steps are recorded"
@@ -119,9 +119,9 @@ _ENGINE = (
     *_refused(_LLM, "set the level of Python's logger 'quire'", log_level=_NONE),
     *_refused(_SERVE, "the server makes text of tokens", skip_tokenizer_init=_OFF),
     # What is done anyway.
-    *_accepted(BOTH, _ONE, tensor_parallel_size=(1,), pipeline_parallel_size=(1,), data_parallel_size=(1,)),
+    *_accepted(BOTH, _ONE, pipeline_parallel_size=(1,), data_parallel_size=(1,)),
     *_accepted(BOTH, "with one process they are the same", distributed_executor_backend=("mp", "uni")),
-    *_accepted(BOTH, _POOLING, task=("generate", "auto"), runner=("generate", "auto"), convert=("none", "auto")),
+    *_accepted(BOTH, _POOLING, task=("generate", "auto")),
     *_accepted(BOTH, "prompts are always computed in chunks; answers do not depend on them",
               enable_chunked_prefill=_ON),
     *_accepted(BOTH, "adapters are used in the model's dtype", lora_dtype=("auto",)),
@@ -184,13 +184,14 @@ _ENGINE = (
     *_refused(BOTH, _WEIGHTS, cpu_offload_gb=(0,), offload_backend=("auto",), cpu_offload_params=([], set()),
               offload_group_size=(0,), offload_num_in_group=(1,), offload_prefetch_step=(1,), offload_params=([],
               set())),
-    *_refused(BOTH, _POOLING, pooler_config=_NONE, override_pooler_config=_NONE, max_lora_cls_labels=_NONE),
+    *_refused(BOTH, "say it in pooler_config", override_pooler_config=_NONE),
+    *_refused(BOTH, "adapters have heads of the model's labels, see docs/adapters.md", max_lora_cls_labels=_NONE),
     *_accepted(BOTH, "one engine serves all shapes, llguidance", guided_decoding_backend=_ANY),
     *_refused(BOTH, "one engine serves all shapes, llguidance; what else there is to say requests say",
               structured_outputs_config=_SHAPES),
     *_refused(BOTH, _FORMATS.format("quire.reasoning_parsers"), reasoning_parser_plugin=("",)),
     *_refused(BOTH, "a format of reasoning says by which texts it begins and ends", reasoning_config=_NONE),
-    *_refused(BOTH, _DRAFTS, speculative_config=_NONE, spec_method=_NONE, spec_model=_NONE, spec_tokens=_NONE,
+    *_refused(BOTH, _DRAFTS, spec_method=_NONE, spec_model=_NONE, spec_tokens=_NONE,
               per_request_spec_decode_metrics=("none",), speculative_model=_NONE, num_speculative_tokens=_NONE,
               speculative_model_quantization=_NONE, speculative_draft_tensor_parallel_size=_NONE,
               speculative_disable_mqa_scorer=_OFF, speculative_max_model_len=_NONE,
@@ -288,7 +289,7 @@ _SERVER = (
     *_refused(_SERVE, "requests ask for it as stream_options.include_usage", enable_force_include_usage=_OFF),
     *_refused(_SERVE, "/metrics has the times, of all requests together", enable_per_request_metrics=_OFF),
     *_refused(_SERVE, "streams have no lines to keep them open", sse_keep_alive_interval=(0,)),
-    *_refused(_SERVE, "there are no routes of Cohere's", cohere_is_reasoning_model=_ON, cohere_format=("cmd4",)),
+    *_refused(_SERVE, "Cohere's /v2/rerank alone is there", cohere_is_reasoning_model=_ON, cohere_format=("cmd4",)),
     *_refused(
         _SERVE, "thinking that is disabled in /v1/messages is off", anthropic_disabled_thinking_effort=("auto",)
     ),
@@ -306,7 +307,8 @@ _SERVER = (
               enable_offline_docs=_OFF),
     *_refused(_SERVE, "a header has 64 KiB at most", h11_max_incomplete_event_size=(4 << 20,),
               h11_max_header_count=(256,)),
-    *_refused(_SERVE, _POOLING, enable_flash_late_interaction=_ON),
+    *_refused(_SERVE, "late interaction is computed of the vectors of all tokens, in one way",
+              enable_flash_late_interaction=_ON),
     *_refused(_SERVE, _PROMPT_ADAPTERS, prompt_adapters=_NONE),
 )  # fmt: skip
 
@@ -314,9 +316,9 @@ NAMES: tuple[Name, ...] = (*_served(), *_ENGINE, *_SERVER)
 
 # vLLM's short flags, of names that `quire serve` does not have itself.
 SHORT = {
-    "tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp", "nnodes": "-n",
+    "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp", "nnodes": "-n",
     "node_rank": "-r", "enable_expert_parallel": "-ep", "decode_context_parallel_size": "-dcp",
-    "prefill_context_parallel_size": "-pcp", "speculative_config": "-sc", "compilation_config": "-cc",
+    "prefill_context_parallel_size": "-pcp", "compilation_config": "-cc",
     "attention_config": "-ac", "diffusion_config": "-dc", "api_server_count": "-asc", "data_parallel_rank": "-dpn",
     "data_parallel_start_rank": "-dpr", "data_parallel_size_local": "-dpl", "data_parallel_address": "-dpa",
     "data_parallel_rpc_port": "-dpp", "data_parallel_backend": "-dpb", "data_parallel_hybrid_lb": "-dph",

@@ -24,11 +24,13 @@ from quire.kernels.row_ops import (
     join_heads,
     layer_norm,
     layer_norm_heads,
+    likeliest,
     multiply_rows,
     rms_norm,
     rms_norm_heads,
     rotary,
     scale,
+    sum_rows,
     xielu,
 )
 from quire.kernels.state_ops import causal_conv1d, gated_norm, selective_scan
@@ -55,6 +57,7 @@ __all__ = [
     "join_heads",
     "layer_norm",
     "layer_norm_heads",
+    "likeliest",
     "linear",
     "multiply_rows",
     "paged_attention",
@@ -69,6 +72,7 @@ __all__ = [
     "scale",
     "selective_scan",
     "sort_by_expert",
+    "sum_rows",
     "write_kv",
     "xielu",
 ]

@@ -19,7 +19,7 @@ from quire.kernels.transfer import overwrite, send
 _ENTRY = np.dtype([("a", "<u8"), ("b", "<u8"), ("scale", "<u8"), ("shift", "<u8"), ("rank", "<i8"), ("scaling", "<f8")])
 _SEGMENT = np.dtype([("start", "<i8"), ("end", "<i8"), ("slot", "<i8"), ("weight", "<f8")])
 ENTRY_BYTES, SEGMENT_BYTES = _ENTRY.itemsize, _SEGMENT.itemsize
-_COLUMNS = 32  # kLoraColumns
+PACKED_COLUMNS = 32  # kLoraColumns
 _CPU = torch.device("cpu")
 
 # start, end, slot, weight: rows start .. end are those of the adapter in `slot`, whose share counts `weight` times.
@@ -29,11 +29,11 @@ Segment = tuple[int, int, int, float]
 def pack(b: torch.Tensor) -> torch.Tensor:
     """B [N, rank] as the kernel reads it: [ceil(N / 32), rank, 32], zeros past N."""
     columns, rank = b.shape
-    packed = b.new_zeros((-(-columns // _COLUMNS), rank, _COLUMNS))
-    whole = columns // _COLUMNS
-    packed[:whole] = b[: whole * _COLUMNS].view(whole, _COLUMNS, rank).transpose(1, 2)
-    if columns % _COLUMNS:
-        packed[whole, :, : columns % _COLUMNS] = b[whole * _COLUMNS :].t()
+    packed = b.new_zeros((-(-columns // PACKED_COLUMNS), rank, PACKED_COLUMNS))
+    whole = columns // PACKED_COLUMNS
+    packed[:whole] = b[: whole * PACKED_COLUMNS].view(whole, PACKED_COLUMNS, rank).transpose(1, 2)
+    if columns % PACKED_COLUMNS:
+        packed[whole, :, : columns % PACKED_COLUMNS] = b[whole * PACKED_COLUMNS :].t()
     return packed
 
 
@@ -75,6 +75,8 @@ class LoraWeights:
 class LoraTable:
     """The adapters of one layer [in_features -> out_features], by slot. Slots that hold none change nothing.
 
+    rows: first and end of the out-features that the kernel computes; None: all. They begin at a multiple of
+    `PACKED_COLUMNS`, by which B is packed.
     entries: the rows that the kernel reads, of which a GPU has a copy of its own; replaced by larger ones when a slot
     lies outside (`put` says so). max_rank: the largest rank that was ever in it.
     """
@@ -87,9 +89,11 @@ class LoraTable:
         slots: int = 8,
         device: torch.device = _CPU,
         row_major: bool = False,
+        rows: tuple[int, int] | None = None,
     ) -> None:
         self.in_features = in_features
         self.out_features = out_features
+        self.rows = rows or (0, out_features)
         self.dtype = dtype
         self.device = device
         self.row_major = row_major
@@ -101,6 +105,11 @@ class LoraTable:
         self.entries = entries
         self._mirror = _mirror(entries, self.device)
         self.address: int = self._mirror.data_ptr()
+
+    @property
+    def num_rows(self) -> int:
+        """Out-features that the kernel computes."""
+        return self.rows[1] - self.rows[0]
 
     def get(self, slot: int) -> LoraWeights | None:
         return self._weights.get(slot)
@@ -121,8 +130,10 @@ class LoraTable:
         moved |= weights.rank > self.max_rank and self.device.type != "cpu"
         self.max_rank = max(self.max_rank, weights.rank)
         self._weights[slot] = weights
-        tensors = (weights.a, weights.b, weights.scale, weights.shift)
-        addresses = (0 if t is None else t.data_ptr() for t in tensors)
+        before = self.rows[0] * self.dtype.itemsize * weights.rank  # bytes of B, packed or not
+        floats = 4 * self.rows[0]
+        tensors = (weights.a, 0), (weights.b, before), (weights.scale, floats), (weights.shift, floats)
+        addresses = (0 if t is None else t.data_ptr() + skipped for t, skipped in tensors)
         self._write(slot, (*addresses, weights.rank, weights.scaling))
         return moved
 
@@ -146,10 +157,10 @@ class LoraTable:
             overwrite(self._mirror[slot * size : (slot + 1) * size], row_bytes)
 
     def _check(self, weights: LoraWeights) -> None:
-        rank, blocks = weights.rank, -(-self.out_features // _COLUMNS)
+        rank, blocks = weights.rank, -(-self.out_features // PACKED_COLUMNS)
         wanted = {
             "a": ((rank, self.in_features), self.dtype),
-            "b": ((self.out_features, rank) if self.row_major else (blocks, rank, _COLUMNS), self.dtype),
+            "b": ((self.out_features, rank) if self.row_major else (blocks, rank, PACKED_COLUMNS), self.dtype),
             "scale": ((self.out_features,), torch.float32),
             "shift": ((self.out_features,), torch.float32),
         }
@@ -183,8 +194,8 @@ def check_tables(
     for table, weight in zip(tables, weights):  # noqa: B905 (the lengths were compared above)
         if table is None:
             continue
-        if table.in_features != features or table.out_features != weight.shape[0] or table.dtype is not dtype:
-            wanted, got = f"{list(weight.shape)} {dtype}", f"[{table.out_features}, {table.in_features}] {table.dtype}"
+        if table.in_features != features or table.num_rows != weight.shape[0] or table.dtype is not dtype:
+            wanted, got = f"{list(weight.shape)} {dtype}", f"[{table.num_rows}, {table.in_features}] {table.dtype}"
             raise ValueError(f"tables: expected one for a weight {wanted}, got one for {got}")
 
 

@@ -22,7 +22,8 @@ from quire.kernels.table import TABLE, Columns, Contiguous, Heads, Let, Op, Rows
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # What the written source calls by name.
 _CODES = DTYPES
-_FLOAT32, _INT32, _INT64, _UINT8 = torch.float32, torch.int32, torch.int64, torch.uint8
+_FLOAT32, _FLOAT64 = torch.float32, torch.float64
+_INT32, _INT64, _UINT8 = torch.int32, torch.int64, torch.uint8
 _empty = torch.empty
 
 Numbers = tuple[Any, ...]  # what an extension's function is given
@@ -124,10 +125,11 @@ def source(
     waiting: list[Rule | Let] = [*op.rules, *op.lets]
     lines += _ready(op, waiting, known)
     for name, tensor in op.tensors.items():
-        if name in unchecked:
-            lines.append(f"{name}_at = 0")
-            continue
         sizes = [size for size in tensor.shape.split() if size.isidentifier() and size not in known]
+        if name in unchecked:
+            lines.append(f"{' = '.join([f'{name}_at', *sizes])} = 0")
+            known.update(sizes)
+            continue
         checks = _checks(name, tensor, device, known, name == own)
         if op.may_be_none(name):
             strides = [] if isinstance(tensor, Contiguous) else [f"{name}_stride"]

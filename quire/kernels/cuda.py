@@ -231,6 +231,7 @@ def _paged_attention(
     numbers: Numbers,
     query: torch.Tensor,
     key_scales: torch.Tensor | None,
+    biases: torch.Tensor | None,
     T: int,
     H: int,
     D: int,
@@ -242,10 +243,12 @@ def _paged_attention(
     code: int,
 ) -> None:
     _refuse_int8(key_scales)
+    if biases is not None:
+        raise RuntimeError("attention with biases by distance has kernels for the CPU alone")
     num_bytes = _cuda.attention_workspace(T, H, D, DV, G, size, B, S, code)
     workspace = torch.empty(num_bytes, dtype=torch.uint8, device=query.device)
     address = workspace.data_ptr() if num_bytes else 0
-    _cuda.paged_attention(*numbers[:-3], address, _stream(query))  # the last three are of int8
+    _cuda.paged_attention(*numbers[:-5], address, _stream(query))  # the last five are of int8 and biases
 
 
 def _write_kv(numbers: Numbers, key: torch.Tensor, key_scales: torch.Tensor | None) -> None:

@@ -123,12 +123,14 @@ _KEYS_APART = Rule(
 )
 
 
-def _check_options(window: int, softcap: float, chunk: int) -> None:
+def _check_options(window: int, softcap: float, chunk: int, biases: torch.Tensor | None) -> None:
     for name, keys in (("window", window), ("chunk", chunk)):
         if not 0 <= keys < 1 << 62:
             raise ValueError(f"{name}: expected a number of keys, or 0 for all, got {keys}")
     if not 0.0 <= softcap < math.inf:
         raise ValueError(f"softcap: expected a number above 0, or 0 for none, got {softcap}")
+    if biases is not None and biases.dim() == 2 and not biases.shape[-1] % 2:
+        raise ValueError(f"biases: expected an odd number of distances, got {biases.shape[-1]}")
 
 
 @kernel(
@@ -146,6 +148,7 @@ def _check_options(window: int, softcap: float, chunk: int) -> None:
         "sinks": Contiguous("H", "float32"),
         "head_scales": Contiguous("H", "float32"),
         "visible_end": Contiguous("T", "int32"),
+        "biases": Contiguous("H distances", "float32"),
     },
     dtype_of="query",
     rules=(
@@ -159,12 +162,12 @@ def _check_options(window: int, softcap: float, chunk: int) -> None:
     ),
     lets=(
         _STORED,
-        Let("", _check_options, "window, softcap, chunk"),
+        Let("", _check_options, "window, softcap, chunk, biases"),
     ),
     out="T H DV",
     passes="query_at, query_stride, T, H, D, keys_at, values_at, blocks, G, size, block_table_at, block_table_stride, "
     "B, query_start_at, context_len_at, S, scale, y_at, code, window, slopes_at, DV, values_stride, softcap, sinks_at, "
-    "head_scales_at, visible_end_at, chunk, key_scales_at, value_scales_at, keys_stride",
+    "head_scales_at, visible_end_at, chunk, key_scales_at, value_scales_at, keys_stride, biases_at, distances // 2",
 )
 def paged_attention(
     query: torch.Tensor,
@@ -183,6 +186,7 @@ def paged_attention(
     chunk: int = 0,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    biases: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax attention of every token over its sequence's cached keys and values: causal, but for `visible_end`.
 
@@ -199,7 +203,9 @@ def paged_attention(
 
     The score of a key is query * key * scale * head_scales[h] ([H] float32; None: 1); then, with softcap, softcap *
     tanh(score / softcap); then, with slopes [H] float32, slopes[h] * (key's position - token's) is added: ALiBi
-    (arXiv:2108.12409). sinks: [H] float32, one more score of each head, whose value is 0.
+    (arXiv:2108.12409); then, with biases [H, 2 R + 1] float32, biases[h, R + (key's position - token's)], of which what
+    is less than -R counts as -R and what is more than R as R. sinks: [H] float32, one more score of each head, whose
+    value is 0.
 
     key_scales, value_scales: [num_blocks, G, block_size, 1] float32: keys and values are int8, the first columns of
     their rows, and are multiplied by these, each of which lies in its row behind them (`types.KVCache.of_rows`).
@@ -207,7 +213,7 @@ def paged_attention(
     """
     return backend_of(query).paged_attention(
         query, keys, values, block_table, query_start, context_len, scale, window, slopes, softcap, sinks, head_scales,
-        visible_end, chunk, key_scales, value_scales,
+        visible_end, chunk, key_scales, value_scales, biases,
     )  # fmt: skip
 
 

@@ -169,6 +169,11 @@ class _OnlyKernels(TorchDispatchMode):
         self.parts: list[Any] = []
         self.calls = _C.Recording()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled by torch. Else the first call would import its compiler, which takes a second."""
+        return False
+
     def refuse(self, what: str) -> NoReturn:
         self.refused = self.refused or f"{what} ({place_of(traceback.extract_stack())}) is no kernel of quire's"
         raise NotRecordable(self.refused)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -242,6 +243,19 @@ def rotary(
 
 def join_heads(first: torch.Tensor, second: torch.Tensor | None = None) -> torch.Tensor:
     return first.clone(memory_format=torch.contiguous_format) if second is None else torch.cat((first, second), -1)
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    table = logits.numpy()
+    best = table.argmax(axis=1)  # which takes NaN for the largest, and the first of equals; torch's promises neither
+    finite = np.isfinite(table[np.arange(len(table)), best])
+    return torch.from_numpy(np.where(finite, best, -1).astype(np.int64))
+
+
+def sum_rows(x: torch.Tensor, query_start: torch.Tensor, sums: torch.Tensor) -> None:
+    for own, (first, end) in zip(sums, pairwise(query_start.tolist()), strict=True):
+        for row in x[first:end]:
+            own += row
 
 
 def activation(x: torch.Tensor, kind: str) -> torch.Tensor:

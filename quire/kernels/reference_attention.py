@@ -28,6 +28,7 @@ def paged_attention(
     chunk: int = 0,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    biases: torch.Tensor | None = None,
 ) -> torch.Tensor:
     heads, block_size = query.shape[1], keys.shape[2]
     out = query.new_empty((len(query), heads, values.shape[3]))
@@ -59,6 +60,9 @@ def paged_attention(
             scores = _scores(query[begin + some], key, scale, head_scales, softcap)
             if slopes is not None:
                 scores = scores + slopes.view(-1, 1, 1) * (seen - places[some].unsqueeze(1))
+            if biases is not None:
+                reach = biases.shape[1] // 2
+                scores = scores + biases[:, (seen - places[some].unsqueeze(1)).clamp(-reach, reach) + reach]
             hidden = (seen < firsts[some].unsqueeze(1)) | (seen >= ends[some].unsqueeze(1))
             out[begin + some] = _weigh(scores.masked_fill(hidden, -torch.inf), value, sinks).to(query.dtype)
     return out

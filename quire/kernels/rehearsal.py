@@ -63,10 +63,11 @@ def _paged_attention(
     head_scales: torch.Tensor | None,
     visible_end: torch.Tensor | None,
     chunk: int,
+    biases: torch.Tensor | None,
     DV: int,
     values_stride: int,
 ) -> None:
-    own = tuple(None if one is None else one.shape for one in (slopes, sinks, head_scales))
+    own = tuple(None if one is None else one.shape for one in (slopes, sinks, head_scales, biases))
     sizes = query.shape[1:], keys.shape[1:3], (DV, values_stride)
     options = (*sizes, query.dtype, window, softcap, own, visible_end is not None, chunk)
     target = _target.get()
@@ -91,16 +92,16 @@ def _attend_once(
     """One token, alone in its block of keys and values.
 
     heads: [H, D]; block: [key heads, block size]; value: its size, and the distance of rows; own: the shapes of slopes,
-    sinks and scales of heads.
+    sinks, scales of heads and biases.
     """
     device = target.device
     make = partial(torch.zeros, dtype=dtype, device=device)
     numbers = partial(torch.tensor, dtype=torch.int32, device=device)
-    slopes, sinks, scales = (None if shape is None else torch.zeros(shape, device=device) for shape in own)
+    slopes, sinks, scales, biases = (None if shape is None else torch.zeros(shape, device=device) for shape in own)
     target.attention(
         make((1, *heads)), make((1, *block, heads[1])), make((1, *block, value[1]))[..., : value[0]], numbers([[0]]),
         numbers([0, 1]), numbers([1]), scale, window, slopes, softcap, sinks, scales,
-        numbers([1]) if with_ends else None, chunk,
+        numbers([1]) if with_ends else None, chunk, biases=biases,
     )  # fmt: skip
 
 
@@ -126,6 +127,6 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
 _done_by: dict[str, Callable[..., None]] = {name: _refusal(op.cpu_only) for name, op in TABLE.items() if op.cpu_only}
 _done_by["paged_attention"] = _paged_attention
 # What heads have of their own is looked at where it is used, on the device.
-_unchecked = frozenset({"slopes", "sinks", "head_scales"})
+_unchecked = frozenset({"slopes", "sinks", "head_scales", "biases"})
 _functions = column("meta", done_by=_done_by, unchecked=_unchecked)
 globals().update({name: _refusing(function) for name, function in _functions.items()})

@@ -178,6 +178,38 @@ def activation(x: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 @kernel(
+    tensors={"logits": Contiguous("R V", "float32")},
+    rules=(Rule("V > 0", "logits", "[R, V], V at least 1"),),
+    out="R",
+    out_dtype="_INT64",
+    cpu_only="drawing tokens in main memory",
+    passes="logits_at, R, V, y_at",
+)
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """The first of the largest logits of each row of [R, V] float32: [R] int64, -1 where that is NaN or infinite.
+
+    NaN counts as the largest.
+    """
+    return backend_of(logits).likeliest(logits)
+
+
+@kernel(
+    tensors={"x": Rows("T C"), "query_start": Contiguous("S1", "int32"), "sums": Contiguous("S1-1 C", "float64")},
+    rules=(Rule("S1 > 0", "query_start", "[S + 1]"),),
+    cpu_only="vectors that are means of hidden states",
+    passes="x_at, T, C, x_stride, query_start_at, S1 - 1, sums_at, code",
+)
+def sum_rows(x: torch.Tensor, query_start: torch.Tensor, sums: torch.Tensor) -> None:
+    """Add to sums [S, C] float64, in place, the rows of x [T, C] that are each sequence's, one after the other.
+
+    query_start: [S + 1] int32, ascending: sequence s has the rows query_start[s] .. query_start[s + 1]. Since rows are
+    added one by one, a sequence's sum has the same bits whatever it is cut into and whatever lies beside it.
+    Raises ValueError for starts that descend, or do not begin with 0 and end with T.
+    """
+    backend_of(x).sum_rows(x, query_start, sums)
+
+
+@kernel(
     tensors={"x": Rows("T C2")},
     rules=(Rule("C2 % 2 == 0", "x", "[T, 2 C]"),),
     lets=(Let("kind_code", _kind_code, "kind"),),

@@ -6,6 +6,7 @@ All of it is done by kernels, the sorting and counting too, so that a step with 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from quire.layers.activation import gated_activation
 from quire.layers.adapters import LinearAdapters
 from quire.layers.linear import Linear
 from quire.layers.quantization.rows import weight_of
+from quire.layers.shards import own_rows, shard_of
 from quire.layers.weight_formats import FLOAT_ROWS
 
 # The expert with the largest logit, which counts 1.
@@ -122,6 +124,18 @@ class GroupedLinear:
     def __call__(self, x: torch.Tensor, starts: torch.Tensor, rows: torch.Tensor, tokens: int) -> torch.Tensor:
         """x: [R, in_features], sorted by expert; starts, rows: as `kernels.sort_by_expert` writes them, of so many
         tokens -> [R, sum of one expert's out_features], the layers' results side by side."""
+        shard = shard_of(self._ends[0])
+        if shard is None:
+            return self._product(x, starts, rows, tokens)
+        counts = [linear.out_features for linear in self.linears[0]]
+        if any(own_rows(linear).out_features for linear in self.linears[0]):
+            own = self._product(x, starts, rows, tokens)
+        else:
+            own = torch.empty((x.shape[0], 0), dtype=x.dtype, device=x.device)
+        return shard.gather(own, tuple(counts))
+
+    def _product(self, x: torch.Tensor, starts: torch.Tensor, rows: torch.Tensor, tokens: int) -> torch.Tensor:
+        """By the rows of the weights that are this process's."""
         adapters = self._adapters()
         segments = None if adapters is None else adapters.context.for_rows(tokens, adapters.name)
         tables = () if adapters is None else self._tables()
@@ -136,14 +150,21 @@ class GroupedLinear:
         assert first is not None and last is not None
         read_from = first.data_ptr(), last.data_ptr(), first.dtype, first.device
         if self._weights is None or read_from != self._read_from:
-            biases = [[linear._parameters["bias"] for linear in own] for own in self.linears]
-            if any(linear.format is not FLOAT_ROWS for own in self.linears for linear in own):
-                rows = [[weight_of(linear) for linear in own] for own in self.linears]
-                self._weights = QuantizedExpertWeights(rows, biases)
+            parts = [self._parts(own) for own in self.linears]
+            biases = [[part._parameters["bias"] for part in own] for own in parts]
+            if any(part.format is not FLOAT_ROWS for own in parts for part in own):
+                self._weights = QuantizedExpertWeights([[weight_of(part) for part in own] for own in parts], biases)
             else:
-                self._weights = ExpertWeights([[linear.weight for linear in own] for own in self.linears], biases)
+                self._weights = ExpertWeights([[part.weight for part in own] for own in parts], biases)
             self._read_from = read_from
         return self._weights
+
+    @staticmethod
+    def _parts(linears: Sequence[Linear]) -> Sequence[Any]:
+        """Of one expert, what this process multiplies by."""
+        if shard_of(linears[0]) is None:
+            return linears
+        return [own for own in map(own_rows, linears) if own.out_features]
 
     def _adapters(self) -> LinearAdapters | None:
         """Of some layer that adapters change, if there are any in the step."""
@@ -154,4 +175,12 @@ class GroupedLinear:
         return None
 
     def _tables(self) -> list[list[LoraTable | None]]:
-        return [[None if one.adapters is None else one.adapters.table for one in own] for own in self.linears]
+        shard = shard_of(self._ends[0])
+        return [
+            [
+                None if one.adapters is None else one.adapters.table
+                for one in own
+                if shard is None or own_rows(one).out_features
+            ]
+            for own in self.linears
+        ]

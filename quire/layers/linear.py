@@ -10,6 +10,7 @@ from torch import nn
 from quire import kernels
 from quire.kernels.adapters import LoraSegments
 from quire.layers.adapters import LinearAdapters
+from quire.layers.shards import shard_of
 from quire.layers.weight_formats import FLOAT_ROWS, WeightFormat
 
 
@@ -91,12 +92,14 @@ def _adapted_product(
     for own, linear in zip(adapters, linears, strict=True):
         first, column = column, column + linear.out_features
         if own is not None and own.replaced:
-            _replace(own, segments, x, y[:, first:column])
+            _replace(own, linear, segments, x, y[:, first:column])
     return y
 
 
-def _replace(layer: LinearAdapters, segments: LoraSegments, x: torch.Tensor, y: torch.Tensor) -> None:
+def _replace(layer: LinearAdapters, linear: Linear, segments: LoraSegments, x: torch.Tensor, y: torch.Tensor) -> None:
     """Compute anew the rows of one layer's product y [T, N] whose adapter replaces weights."""
+    shard = shard_of(linear)
+    first, last = (0, linear.out_features) if shard is None else shard.rows_of(linear.out_features)
     for start, end, slot, share in segments.rows:
         change = layer.replaced.get(slot)
         if change is None or end <= start:
@@ -104,7 +107,11 @@ def _replace(layer: LinearAdapters, segments: LoraSegments, x: torch.Tensor, y: 
         own = x[start:end]
         if change.weight is not None:
             alone = LoraSegments.of([(0, end - start, slot, share)], end - start, x.device)
-            y[start:end] = kernels.linear(own, (change.weight,), (change.bias,), y.dtype, (layer.table,), alone)
+            weight, bias = change.weight[first:last], None if change.bias is None else change.bias[first:last]
+            new = torch.empty((end - start, 0), dtype=y.dtype, device=y.device)
+            if first < last:
+                new = kernels.linear(own, (weight,), (bias,), y.dtype, (layer.table,), alone)
+            y[start:end] = new if shard is None else shard.gather(new, (linear.out_features,))
         trained = change.tokens
         if trained is not None:
             alone = LoraSegments.of([(0, end - start, 0, share)], end - start, x.device)

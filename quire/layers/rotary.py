@@ -19,6 +19,7 @@ calls each once a step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -315,16 +316,21 @@ def _init_function(config: _Settings, kind: str) -> Callable[[torch.Tensor | Non
     """Return f(sequence length or None) -> frequencies of that type."""
     if kind == "default":
         return lambda length: (_default_frequencies(config), 1.0)
+    if kind in _OWN_KINDS:
+        return _guarded(kind, lambda length: (_OWN_KINDS[kind](config), 1.0))
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if kind not in ROPE_INIT_FUNCTIONS:
         known = ", ".join(sorted({"default", *ROPE_INIT_FUNCTIONS}))
         raise UnsupportedModelError(f"rope_type {kind!r} is not known to this transformers. Known: {known}.")
     function = ROPE_INIT_FUNCTIONS[kind]
+    return _guarded(kind, lambda length: function(config, torch.device("cpu"), seq_len=length))
 
+
+def _guarded(kind: str, function: Callable[[torch.Tensor | None], Any]) -> Callable[[torch.Tensor | None], Frequencies]:
     def init(length: torch.Tensor | None) -> Frequencies:
         try:
-            frequencies, factor = function(config, torch.device("cpu"), seq_len=length)
+            frequencies, factor = function(length)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UnsupportedModelError(f"The configuration of rope_type {kind!r} is not usable: {error!r}") from error
         return frequencies.float(), float(factor)
@@ -339,6 +345,26 @@ def _head_dim(config: PretrainedConfig) -> int:
 def _default_frequencies(config: _Settings) -> torch.Tensor:
     size = int(config.head_dim * config.partial_rotary_factor)
     return 1.0 / (config.rope_theta ** (torch.arange(0, size, 2, dtype=torch.float) / size))
+
+
+def _linear_frequencies(config: _Settings) -> torch.Tensor:
+    return _default_frequencies(config) / config.rope_parameters["factor"]
+
+
+def _llama3_frequencies(config: _Settings) -> torch.Tensor:
+    """Waves that are long beside the first training's length are stretched, short ones stay; between, a blend."""
+    frequencies, settings = _default_frequencies(config), config.rope_parameters
+    factor, low, high = (settings[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    length = settings["original_max_position_embeddings"]
+    waves = 2 * math.pi / frequencies
+    share = (length / waves - low) / (high - low)
+    between = (1 - share) * frequencies / factor + share * frequencies
+    kept = torch.where(waves < length / high, frequencies, between)
+    return torch.where(waves > length / low, frequencies / factor, kept)
+
+
+# Computed here as transformers computes them, to the bit: its import would take longer than all the rest of a start.
+_OWN_KINDS = {"linear": _linear_frequencies, "llama3": _llama3_frequencies}
 
 
 def _original_length(config: PretrainedConfig, parameters: dict[str, Any]) -> int:

@@ -7,6 +7,7 @@ The format is PEFT's (`files.py`), with Hugging Face's module names
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -32,8 +33,9 @@ from quire.lora.files import (
 )
 from quire.lora.fused import fused_parameters, split_parts
 from quire.lora.gguf import bound_pairs, described, gguf_adapter, is_gguf, own_names, pairs_of, read_numbers
-from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, base_model_of, read_config
+from quire.lora.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, base_model_of, read_config, task_of
 from quire.lora.targets import Naming, Targets, choose_naming, find_targets, namings
+from quire.lora.tasks import check_head, check_task
 from quire.models.base import CausalLM
 
 _MOST_PLANS = 64
@@ -181,6 +183,7 @@ class AdapterReader:
         return self._made(Binding(self._base, kinds, targets, naming, parts, plain, where), digest, told)
 
     def _made(self, binding: Binding, digest: bytes, told: Bound) -> Adapter:
+        check_head(binding.targets.saved, self._model, binding.where)
         changes, parameters = binding.run()
         changes, parameters, nbytes = in_one_block(changes, parameters, self._max_bytes, binding.where)
         names = [*changes, *(name.rpartition(".")[0] for name in parameters)]
@@ -206,6 +209,11 @@ class AdapterReader:
         self, tensors: Mapping[str, torch.Tensor], where: str
     ) -> tuple[dict[str, Parts], dict[str, torch.Tensor]]:
         parts, plain = sorted_tensors(tensors, where)
+        for names in (parts, plain):  # of modules that the checkpoint may have, and that change nothing here
+            for name in [
+                name for name in names if any(re.fullmatch(one, name) for one in self._model.adapters_ignored)
+            ]:
+                del names[name]
         return split_parts(parts, self._fused, where), plain
 
     def _plan(self, data: bytes, naming: Naming, where: str) -> tuple[Any, Targets, str | None]:
@@ -214,7 +222,9 @@ class AdapterReader:
         plan = self._plans.get(key)
         if plan is None:
             config = read_config(data, f"{where}/{CONFIG_FILE}")
-            plan = config, find_targets(config, naming, self._model, where), base_model_of(data)
+            task = task_of(data)
+            check_task(task, self._model, where)
+            plan = config, find_targets(config, naming, self._model, where, task), base_model_of(data)
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             self._plans[key] = plan

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from quire.checkpoint.gguf.families import FAMILIES
 from quire.checkpoint.gguf.file import GgufFile
 from quire.checkpoint.gguf.header import GgufHeader, GgufTensor, kind_name, read_gguf_header
 from quire.checkpoint.gguf.names import Names, Piece, Source, rows_of
@@ -218,6 +217,8 @@ def own_names(base: Base) -> Naming:
 
 
 def _check_architecture(adapter: GgufAdapter, model: CausalLM) -> None:
+    from quire.checkpoint.gguf.families import FAMILIES  # only here: most adapters are no such file
+
     family, kind = FAMILIES.get(adapter.architecture), _text_config(model).model_type
     kinds = () if family is None else (family.model_type, *_ALSO.get(adapter.architecture, ()))
     if kind not in kinds:

@@ -70,6 +70,12 @@ def base_model_of(data: bytes) -> str | None:
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in named[:_LONGEST_NAME])
 
 
+def task_of(data: bytes) -> str | None:
+    """What a configuration that was read says that the adapter was trained for: PEFT's task_type."""
+    task = _parse(data, CONFIG_FILE).get("task_type")
+    return task if isinstance(task, str) else None
+
+
 def _parse(data: bytes, where: str) -> dict[str, Any]:
     try:
         raw = strict_json.parse(data)

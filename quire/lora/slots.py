@@ -16,6 +16,7 @@ from quire.kernels.transfer import send
 from quire.layers import Embedding, LatentProjection, Linear
 from quire.layers.adapters import EmbeddingAdapters, LinearAdapters, LoRAContext, NormAdapters, on_device
 from quire.layers.latent import LatentAdapters, LatentChange
+from quire.layers.shards import shard_of
 from quire.lora.adapter import Adapter
 from quire.lora.base import adapter_dtype
 from quire.lora.binding import Change
@@ -145,6 +146,7 @@ class AdapterSlots:
         if isinstance(module, LatentProjection):
             return module.new_adapters(self._context, name, self._dtype, self._slots, self.device, self._row_major)
         if isinstance(module, Linear):
+            shard = shard_of(module)
             table = LoraTable(
                 module.in_features,
                 module.out_features,
@@ -152,6 +154,7 @@ class AdapterSlots:
                 self._slots,
                 device=self.device,
                 row_major=self._row_major,
+                rows=None if shard is None else shard.rows_of(module.out_features),
             )
             return LinearAdapters(self._context, name, table)
         kind = EmbeddingAdapters if isinstance(module, Embedding) else NormAdapters

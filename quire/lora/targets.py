@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from quire.checkpoint.joined import PREFIX
 from quire.checkpoint.patterns import Patterns
 from quire.errors import AdapterError
 from quire.layers import Embedding, ExpertLinear, Linear, Router
 from quire.lora.fused import fused_parameters
+from quire.lora.tasks import CLASSES, HEADS
 from quire.models.base import CausalLM
 
 if TYPE_CHECKING:
@@ -70,7 +72,11 @@ def namings(model: CausalLM) -> list[Naming]:
     """
     head = next((name for name, module in model.named_modules() if module is _output(model)), "")
     found = []
-    owners = {name: module for name, module in model.named_modules() if _own(module) or _is_linear(module)}
+    owners = {
+        name: module
+        for name, module in model.named_modules()
+        if (_own(module) or _is_linear(module)) and not name.startswith(PREFIX)  # which the adapted model lies before
+    }
     count = len(model.published_names(next(iter(owners))))
     apart = {name for name, module in owners.items() if isinstance(module, (ExpertLinear, Router))}
     experts = fused_parameters(model)
@@ -114,11 +120,11 @@ def choose_naming(names: Sequence[Naming], modules: Iterable[str], parameters: I
     )
 
 
-def find_targets(config: LoraConfig, naming: Naming, model: CausalLM, where: str) -> Targets:
-    """Apply the configuration's rules. Raises AdapterError for one that matches nothing."""
+def find_targets(config: LoraConfig, naming: Naming, model: CausalLM, where: str, task: str | None = None) -> Targets:
+    """Apply the configuration's rules. task: PEFT's task_type. Raises AdapterError for one that matches nothing."""
     patterns = Patterns(where)
     lora = {naming.modules[name]: _rank(config, name, patterns) for name in _targeted(config, naming, patterns)}
-    saved = _saved(config, naming, patterns, where)
+    saved = _saved(config, naming, patterns, where, HEADS if task in CLASSES else ())
     parameters = _targeted_parameters(config, naming, model, patterns, where)
     if not lora.keys().isdisjoint(parameters):
         twice = sorted(lora.keys() & parameters.keys())[0]
@@ -249,13 +255,14 @@ def _tied(
     return {own: replace(_rank(config, published[own], patterns), rank=embedding.rank) for own in tied}
 
 
-def _saved(config: LoraConfig, naming: Naming, patterns: Patterns, where: str) -> frozenset[str]:
-    """The parameters of all modules whose name ends in one of `modules_to_save`."""
-    saved = set()
+def _saved(config: LoraConfig, naming: Naming, patterns: Patterns, where: str, heads: Sequence[str]) -> frozenset[str]:
+    """The parameters of all modules whose name ends in one of `modules_to_save`. heads: of which one is enough."""
+    saved: set[str] = set()
+    has_head = any(parent.endswith(tuple(heads)) for name in naming.parameters for parent in _parents(name))
     for wanted in config.modules_to_save or ():
         patterns.check_time(wanted)
         found = {own for name, own in naming.parameters.items() if any(p.endswith(wanted) for p in _parents(name))}
-        if not found:
+        if not found and not (wanted in heads and has_head):
             raise AdapterError(f"{where}: modules_to_save names {wanted!r}, and this model has no such module.")
         saved |= found
     return frozenset(saved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -87,6 +88,8 @@ class CausalLM(nn.Module):
     checkpoint_ignored: Sequence[str] = ()
     # Names, once renamed, of matrices stored [in, out]; they are transposed, once, at load:
     checkpoint_transposed: Sequence[str] = ()
+    # Published names of modules that transformers' class has, with adapters that change nothing of what is served:
+    adapters_ignored: Sequence[str] = ()
     # Parameter -> whose tensor it shares if tie_word_embeddings is set:
     tied_weights: Mapping[str, str] = {}
     # Configuration fields that the class implements, of those that `fields.py` refuses:
@@ -101,6 +104,8 @@ class CausalLM(nn.Module):
     quantization: QuantizationPlan | None = None
     # What the weights were read from; the loader sets it (`Checkpoint.stamp`).
     read_from: tuple[tuple[str, int, int, int], ...] = ()
+    # First and end of the rows that are read of parameters, where this process computes a part; the loader sets it.
+    rows_read: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()

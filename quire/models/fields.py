@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from quire.checkpoint.plain_config import PlainConfig
 from quire.errors import UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -225,6 +226,8 @@ def _is_unserved(config: PretrainedConfig, field: str) -> bool:
 
 def _is_own(kind: type[PretrainedConfig], field: str) -> bool:
     """Whether a configuration class has a field of its own accord, and not because a file does."""
+    if issubclass(kind, PlainConfig):
+        return field in kind.own_names
     return hasattr(kind, field) or field in inspect.signature(kind.__init__).parameters
 
 

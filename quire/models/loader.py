@@ -20,19 +20,28 @@ from torch import nn
 from quire import registry
 from quire.checkpoint.config_numbers import check_numbers
 from quire.checkpoint.files import Checkpoint, read_json, resolve_checkpoint
+from quire.checkpoint.joined import PREFIX
 from quire.checkpoint.matching import Matches, NameRules, Place, match_tensors
 from quire.checkpoint.opening import open_checkpoint
 from quire.checkpoint.overrides import OverriddenConfig, check_taken, overridden
+from quire.checkpoint.plain_config import read_plain
 from quire.checkpoint.weights import read_into, read_weights
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
+from quire.layers.shards import Shard
 from quire.models import quantization
 from quire.models.base import CausalLM
 from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
+from quire.models.pooling.base import PoolingModel
+from quire.models.pooling.of_decoders import pooled_of
+from quire.models.pooling.purpose import GENERATE, Purpose
+from quire.models.pooling.settings import pooling_of
 from quire.models.quantization import QuantizationPlan
 from quire.models.quantization.devices import check_device
 from quire.models.quantization.of_floats import plan_of_floats
 from quire.models.rehearsal import rehearse, run_once
+from quire.models.sharded import rows_read, share_out, with_rows
 from quire.models.vision.broken_torchvision import hide_if_broken
+from quire.registry.pooling import PoolingRow, find_pooling
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -48,6 +57,15 @@ DTYPES = {
     "half": torch.float16,
     "bfloat16": torch.bfloat16,
 }
+# Rows whose configuration may be one of `checkpoint/plain_config.py`.
+_PLAIN_ROWS = {
+    f"quire.models.{name}"
+    for name in (
+        "llama:LlamaForCausalLM", "mistral:MistralForCausalLM", "mixtral:MixtralForCausalLM", "gpt2:GPT2LMHeadModel",
+        "qwen2:Qwen2ForCausalLM", "qwen3:Qwen3ForCausalLM", "gemma:GemmaForCausalLM", "phi3:Phi3ForCausalLM",
+        "opt:OPTForCausalLM",
+    )
+}  # fmt: skip
 # Fields by which a configuration tells that the model takes more than text.
 _MEDIA_FIELDS = ("vision_config", "audio_config", "mm_vision_tower", "image_token_id", "image_token_index")
 
@@ -60,22 +78,31 @@ def load_model(
     overrides: Mapping[str, Any] = MappingProxyType({}),
     impl: str = "auto",
     quantized: str | None = None,
+    purpose: Purpose = GENERATE,
+    shard: Shard | None = None,
 ) -> CausalLM:
     """Load the model of a local directory to a device, in eval mode and without gradients.
 
     dtype: "auto" (config.json's, or else the files' own), a name of DTYPES, or a torch.dtype among them. load_format:
     see `Checkpoint`. overrides: of fields of config.json. impl: whose modules run it, see `registry.find`.
-    quantized: as the setting `quantization`.
+    quantized: as the setting `quantization`. purpose: whether it generates, or makes vectors or classes. shard: this
+    process's place among those that compute it together: it reads its rows of the weights alone, unless adapters may
+    need them all.
     Raises UnsupportedModelError for what quire does not run, CheckpointError for files that do not fit.
     """
     path = Path(path)
-    model, checkpoint, raw = _build(path, load_format, overrides, impl)
+    model, checkpoint, raw = _build(path, load_format, overrides, impl, purpose)
     wanted = _dtype(dtype, raw, checkpoint)
     _quantize(model, checkpoint, raw, wanted, quantized, device)
     check_device(model, device)
     # Transformers' own code has tables with numbers, which do not go with tensors that have none.
     rehearsed = not model.computes_itself("") and rehearse(model, wanted, device)
+    # Adapters are compared and folded with whole weights: norms of rows, saved modules, trained tokens.
+    if shard is not None and not purpose.adapters:
+        model.rows_read = rows_read(model, shard)
     fill(model, checkpoint, wanted, device)
+    if shard is not None:  # before anything looks its weights up
+        share_out(model, shard)
     if not rehearsed:
         run_once(model, device)
     model.check_loaded()
@@ -108,27 +135,35 @@ def load_structure(
     load_format: str = "auto",
     overrides: Mapping[str, Any] = MappingProxyType({}),
     impl: str = "auto",
+    purpose: Purpose = GENERATE,
 ) -> CausalLM:
     """The model of a local directory on the meta device: without weights, to be asked for what needs none.
 
     Raises as `load_model`.
     """
-    return _build(Path(path), load_format, overrides, impl)[0].eval().requires_grad_(False)
+    return _build(Path(path), load_format, overrides, impl, purpose)[0].eval().requires_grad_(False)
 
 
 def _build(
-    path: Path, load_format: str, overrides: Mapping[str, Any], impl: str
+    path: Path, load_format: str, overrides: Mapping[str, Any], impl: str, purpose: Purpose = GENERATE
 ) -> tuple[CausalLM, Checkpoint, dict[str, Any]]:
     """(the model on the meta device, its files, config.json with the overrides)"""
     raw = quantization.with_own_file(overridden(read_json(path / "config.json"), overrides), path)
-    model_class = _model_class(raw, impl)
+    model_class = _model_class(raw, impl, purpose.of(path, raw), purpose.runner == "generate")
     check_class(model_class)
     checkpoint = open_checkpoint(path, load_format)
     check_numbers(raw, checkpoint, path / "config.json")
-    config = _overridden_config(path, raw, overrides) if overrides else load_config(path)
+    config = _overridden_config(path, raw, overrides) if overrides else _plain_config(path, raw, impl)
+    if config is None:
+        config = load_config(path)
     try:
         with torch.device("meta"):
             model = model_class(config)
+            if isinstance(model, PoolingModel):
+                model.pooling = pooling_of(model, path, purpose.pooler)
+                checkpoint = model.as_named(checkpoint)
+                if purpose.adapters:
+                    model.leave_head_to_adapters(checkpoint)
     except QuireError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -183,6 +218,19 @@ def _overridden_config(path: Path, raw: dict[str, Any], overrides: Mapping[str, 
     return config
 
 
+def _plain_config(path: Path, raw: Mapping[str, Any], impl: str) -> Any:
+    """What a row of quire's own can read of config.json without transformers; None where that is not certain.
+
+    Other packages' rows, and transformers' own models, get what transformers makes of it.
+    """
+    architectures = _architectures(raw)
+    known = [row for row in registry.rows() if row.architecture in architectures[:1]]
+    if not known or registry.find(architectures, impl).target not in _PLAIN_ROWS:
+        return None
+    _check_dtype(path / "config.json", raw)
+    return read_plain(path, read_json(path / "config.json"))
+
+
 def load_config(path: str | Path) -> PretrainedConfig:
     """Read config.json through transformers, never running code that comes with the checkpoint.
 
@@ -235,14 +283,14 @@ def _check_dtype(file: Path, raw: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{file}: {field}={given!r} is no dtype of torch's.")
 
 
-def _model_class(raw: dict[str, Any], impl: str) -> type[CausalLM]:
-    """The class for a config.json.
+def _model_class(raw: dict[str, Any], impl: str, pooling: PoolingRow | None, generates: bool) -> type[CausalLM]:
+    """The class for a config.json. generates: whether it must be one that does.
 
     Found before transformers reads the file: a plug-in may have to register its configuration class first.
     """
     quantization.method_of(raw)
     architectures = _architectures(raw)
-    row = registry.find(architectures, impl)
+    row = pooling.row if pooling else registry.find(architectures, impl)
     media = [field for field in _MEDIA_FIELDS if raw.get(field) is not None]
     if media and row.text_alone:
         logger.warning("%s: its text model is served alone; images are refused", row.architecture)
@@ -253,15 +301,22 @@ def _model_class(raw: dict[str, Any], impl: str) -> type[CausalLM]:
         )
     if "image" in row.capabilities:
         hide_if_broken()
-    model_class = registry.resolve(architectures, impl)
+    model_class = registry.load_class(row) if pooling else registry.resolve(architectures, impl)
     if not issubclass(model_class, CausalLM):
         raise UnsupportedModelError(
             f"{row.architecture}: {row.target} does not derive from quire.models.base.CausalLM."
         )
-    return model_class
+    if pooling is None and issubclass(model_class, PoolingModel):  # a plug-in's, which its row does not tell
+        if generates:
+            raise UnsupportedModelError(
+                f"runner='generate': {architectures[0]} makes vectors and classes of prompts, and generates nothing; "
+                "take runner='pooling'."
+            )
+        pooling = find_pooling(architectures, registry.rows())
+    return pooled_of(model_class, pooling, architectures[0]) if pooling else model_class
 
 
-def _architectures(raw: dict[str, Any]) -> list[str]:
+def _architectures(raw: Mapping[str, Any]) -> list[str]:
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise CheckpointError(f"config.json: architectures={architectures!r} must be a list of names.")
@@ -291,7 +346,7 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
     """
     filled = filled_by_files(model)
     matches = _matches(model, checkpoint, filled)
-    loaded = read_weights(checkpoint, matches.wanted, dtype, device)
+    loaded = read_weights(checkpoint, with_rows(matches, model.rows_read), dtype, device)
     for name, old in filled.items():
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
@@ -308,7 +363,9 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
 def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
     """Read all numbers once more, into the memory that they have. Raises CheckpointError."""
     filled = filled_by_files(model)
-    wanted = _matches(model, checkpoint, filled).wanted
+    if isinstance(model, PoolingModel):
+        checkpoint = model.as_named(checkpoint)
+    wanted = with_rows(_matches(model, checkpoint, filled), model.rows_read)
     read_into(checkpoint, [(one, filled[one.name].data) for one in wanted])
     model.loaded()
 
@@ -325,10 +382,11 @@ def _matches(model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch
     places = {name: place(name, old) for name, old in filled.items()}
     plan = model.quantization or QuantizationPlan()
     exact = {**model.see_files(checkpoint), **plan.all_names()}
+    dense = () if "sentence_dense" in dict(model.named_children()) else (rf"{re.escape(PREFIX)}.+",)
     rules = NameRules(
         type(model).__name__,
         model.checkpoint_renames,
-        [*model.checkpoint_ignored, *map(re.escape, plan.ignored)],
+        [*model.checkpoint_ignored, *dense, *map(re.escape, plan.ignored)],
         model.checkpoint_transposed,
         model.tied_weights if model.is_tied else {},
         {**model.checkpoint_parts(), **plan.all_parts()},

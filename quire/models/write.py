@@ -14,19 +14,21 @@ from quire import registry
 from quire.models import fields
 from quire.models.fallback.construct import seeing
 from quire.registry.listing import without_a_row
+from quire.registry.pooling import ENCODERS
 
 _ROOT = Path(__file__).parents[2]
 PAGE = _ROOT / "docs" / "models.md"
 _PUBLISHED = _ROOT / "tests" / "models" / "published.json"
 _FAMILIES = "<!-- families without a row, made by quire.models.write -->"
 _SEEING = "<!-- image-text models without a row, made by quire.models.write -->"
+_POOLED = "<!-- models that make vectors, made by quire.models.write -->"
 _BEGIN, _END = "<!-- made by quire.models.write -->", "<!-- end -->"
 _MOST_EXAMPLES = 3
 
 
 def models_page(text: str) -> str:
     """docs/models.md with its table as it is to be."""
-    for begin, table in ((_BEGIN, _table()), (_FAMILIES, _families()), (_SEEING, _seeing())):
+    for begin, table in ((_BEGIN, _table()), (_FAMILIES, _families()), (_SEEING, _seeing()), (_POOLED, _pooled())):
         head, _, rest = text.partition(begin)
         text = f"{head}{begin}\n{table}\n{_END}{rest.partition(_END)[2]}"
     return text
@@ -46,6 +48,16 @@ def _families() -> str:
         else:
             continue
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _pooled() -> str:
+    """The families that generate nothing, and what their architectures are called."""
+    lines = ["| family | architectures |", "|---|---|"]
+    targets = {row.target: row for row in ENCODERS}
+    for target, row in targets.items():
+        names = [f"`{own.architecture}`" for own in ENCODERS if own.target == target]
+        lines.append(f"| {_family(registry.load_class(row))} | {', '.join(names)} |")
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from importlib import import_module
 from quire.errors import UnsupportedModelError
 from quire.plugins import root_cause
 from quire.registry.plugins import plugin_rows
+from quire.registry.pooling import find_pooling
 from quire.registry.row import IMAGES, SOUNDS, Row
 
 logger = logging.getLogger("quire")
@@ -207,6 +208,9 @@ def config_class(architectures: Sequence[str]) -> type | None:
     Raises UnsupportedModelError for one that cannot be imported.
     """
     row = next((row for row in rows() if row.architecture in architectures[:1]), None)
+    if row is None:  # a reward model's, say, of a generator's family
+        pooled = find_pooling(architectures, rows())
+        row = pooled.row if pooled else None
     return None if row is None or row.config is None else _imported(row, row.config)
 
 

@@ -12,6 +12,7 @@ from quire import __version__
 from quire.config import ServerConfig
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.platform.outputs.messages.message_format import formats_of
+from quire.pooling_types import PoolingSpec
 from quire.server.context import IGNORED, ServerContext
 from quire.server.metrics import Metrics
 from quire.server.middleware import ApiKeys, BodyLimits, RequestLog
@@ -21,6 +22,7 @@ from quire.server.routes import (
     chat,
     completions,
     control,
+    embeddings,
     events,
     generate,
     info,
@@ -28,10 +30,13 @@ from quire.server.routes import (
     messages,
     page,
     responses,
+    scores,
     status,
     tokens,
 )
+from quire.server.runners import only_generators, only_poolers
 from quire.server.served_models import ServedModels
+from quire.server.short_way import ShortWay
 from quire.server.uploads.store import AdapterStore
 
 
@@ -78,18 +83,35 @@ def create_app(
     )
     app.state.context = ServerContext(engine, config, served, metrics, format)
     install_handlers(app)
-    if config.page:
-        app.include_router(page.router)  # before info's: it has the same /, for others than browsers
-        app.router.routes.append(page.BareRoot())
-    for part in (status, info, completions, chat, responses, tokens, adapters, events, control, generate, invocations):
-        app.include_router(part.router, responses=DOCUMENTED)
-    app.include_router(messages.router, responses=DOCUMENTED_ANTHROPIC)
+    _include(app, config.page, engine.llm_engine.pooling)
+    asked_most = [completions, chat] if engine.llm_engine.pooling is None else [embeddings, scores]
+    lenient = config.unknown_fields == "warn"
+    app.add_middleware(ShortWay, api=app, routers=[part.router for part in asked_most], lenient=lenient)
     _surround(app, config, metrics, access_log)
     return app
 
 
+def _include(app: FastAPI, with_page: bool, spec: PoolingSpec | None) -> None:
+    """Add the routes, those first that are asked most: each is compared with a request's path until one fits.
+
+    spec: what the model makes of prompts; None: it generates.
+    """
+    generators, poolers = only_generators(spec), only_poolers(spec)
+    asked_most = [(completions, generators), (chat, generators), (embeddings, poolers), (scores, poolers)]
+    for part, dependencies in asked_most if spec is None else asked_most[2:] + asked_most[:2]:
+        app.include_router(part.router, responses=DOCUMENTED, dependencies=dependencies)
+    if with_page:
+        app.include_router(page.router)  # before info's: it has the same /, for others than browsers
+        app.router.routes.append(page.BareRoot())
+    for part in (status, info, tokens, adapters, events, control, invocations):
+        app.include_router(part.router, responses=DOCUMENTED)
+    for part in (responses, generate):
+        app.include_router(part.router, responses=DOCUMENTED, dependencies=generators)
+    app.include_router(messages.router, responses=DOCUMENTED_ANTHROPIC, dependencies=generators)
+
+
 def _surround(app: FastAPI, config: ServerConfig, metrics: Metrics, access_log: bool) -> None:
-    """What every request passes before its route, from the inside out."""
+    """What every request passes before its route, be it by the short way or not; from the inside out."""
     app.add_middleware(
         BodyLimits,
         most=config.max_request_bytes,

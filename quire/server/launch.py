@@ -41,6 +41,7 @@ from quire.server.cores import use_share
 from quire.server.http.server import HttpServer, tls
 from quire.server.logs import configure
 from quire.server.metrics import Metrics
+from quire.server.runners import about
 from quire.server.uploads.store import AdapterStore, adapter_store
 
 logger = logging.getLogger("quire.server")
@@ -146,6 +147,8 @@ def load(task: Task) -> Service:
         engine.llm_engine.load_lora_adapter(module.name, module.path)
     names = ", ".join([served.names[0], *(module.name for module in modules)])
     logger.info("%s ready in %.1f s", names, time.monotonic() - begun)
+    if engine.llm_engine.pooling is not None:
+        logger.info("this server %s", about(engine.llm_engine.pooling))
     return Service(app, engine, server)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter as Counts
 from collections.abc import Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -14,7 +16,8 @@ from prometheus_client.registry import Collector
 from quire import __version__
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.platform.engine.stats import EngineStats
-from quire.platform.outputs.outputs import BeamSearchOutput, Output
+from quire.platform.outputs.outputs import BeamSearchOutput
+from quire.platform.outputs.pooled import AnyOutput, PoolingRequestOutput
 from quire.platform.scheduling.metrics import RequestMetrics, StepTimes
 from quire.server.vllm_metrics import Twins
 
@@ -23,6 +26,18 @@ _GAP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 _FORGET = 0.1  # the weight of the newest request in the mean duration
+
+
+class StepHistogram(Histogram):
+    """Takes all that a step has at once: its streams' gaps, which lie in one bucket or two."""
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        """As `observe` of each."""
+        if not values:
+            return
+        self._sum.inc(sum(values))
+        for place, count in Counts(bisect_left(self._upper_bounds, one) for one in values).items():
+            self._buckets[place].inc(count)
 
 
 class Metrics:
@@ -34,8 +49,8 @@ class Metrics:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
 
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(f"quire_{name}", text, buckets=buckets, registry=self.registry)
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> StepHistogram:
+            return StepHistogram(f"quire_{name}", text, buckets=buckets, registry=self.registry)
 
         self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN)
         self._gap = histogram("inter_token_latency_seconds", "From one token of a sequence to the next.", _GAP)
@@ -72,17 +87,21 @@ class Metrics:
         """Requests whose client has gone, or that came to nothing with another of the same HTTP request."""
         self._finished.labels("abort").inc(requests)
 
-    def on_step(self, times: StepTimes, outputs: Sequence[Output]) -> None:
+    def on_step(self, times: StepTimes, outputs: Sequence[AnyOutput]) -> None:
         """After each step, in the engine's thread."""
         for histogram, seconds in (
             (self._gap, times.gaps),
             (self._first_token, times.first_tokens),
             (self._queue, times.queued),
         ):
-            for one in seconds:
-                histogram.observe(one)
+            histogram.observe_all(seconds)
         for output in outputs:
-            if isinstance(output, BeamSearchOutput):
+            if isinstance(output, PoolingRequestOutput):
+                self._finished.labels("stop" if output.failure is None else "error").inc()
+                if output.metrics is not None:
+                    self._observe(output.metrics)
+                self._prompt.observe(len(output.prompt_token_ids))
+            elif isinstance(output, BeamSearchOutput):
                 for beam in output.sequences:
                     self._finished.labels(beam.finish_reason or "error").inc()
             elif output.finished:
@@ -131,6 +150,9 @@ class _EngineCollector(Collector):
             ("generation_tokens", "Tokens generated.", stats.generated_tokens),
             ("prefix_cache_queries", "Tokens looked for in the prefix cache.", stats.prefix_queries),
             ("prefix_cache_hits", "Tokens found in the prefix cache.", stats.prefix_hits),
+            ("drafts", "Times that a sequence had draft tokens in a step.", stats.drafts),
+            ("draft_tokens", "Draft tokens that were computed.", stats.draft_tokens),
+            ("accepted_draft_tokens", "Draft tokens that were drawn, too.", stats.accepted_tokens),
             ("encoder_cache_queries", "Images whose features were wanted.", stats.encoder_queries),
             ("encoder_cache_hits", "Images whose features were there.", stats.encoder_hits),
         ):

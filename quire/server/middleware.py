@@ -177,7 +177,8 @@ class BodyLimits:
                 return await receive()
             begun = loop.time()
             try:
-                received: Any = await asyncio.wait_for(receive(), max(left, 0.0))
+                async with asyncio.timeout(max(left, 0.0)):
+                    received: Any = await receive()
             except TimeoutError:
                 complete = True
                 message = f"the body did not come within {self._seconds:g} s"

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire.demo import model_path
 from tests.benchmarks.benchmarks import BENCHMARKS, FOLDER, imported
-from tests.server.api_server import ServerProcess
+from tests.server.api_server import LocalServer, ServerProcess
 
 TINY = dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -108,8 +108,46 @@ def test_attention(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         monkeypatch.setattr(attention, "SHAPES", [(4, 2, 64)])
         monkeypatch.setattr(attention, "CONTEXT", 40)
         monkeypatch.setattr(attention, "BUFFER", 1 << 16)
+        monkeypatch.setattr(attention, "TEXTS", 3)
+        monkeypatch.setattr(attention, "LONGEST", 20)
         call(attention, "--rounds", 1, "--tokens", 8)
-    assert capsys.readouterr().out.count("4,2,64") == 9  # decode, with a window too, and prefill; in three dtypes
+    out = capsys.readouterr().out
+    assert out.count("4,2,64") == 9  # decode, with a window too, and prefill; in three dtypes
+    assert out.count("12,12,64") == out.count("12,12,32") == 2  # encoders
+
+
+def test_embeddings(
+    call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With quire as the only contender."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    with imported("embeddings") as embeddings:
+        monkeypatch.setattr(embeddings, "MODELS", {"tiny": sizes})
+        call(embeddings, "--model", "tiny", "--rounds", 1, "--texts", 3, "--peers", tmp_path)
+    out = capsys.readouterr().out
+    assert out.count("left out") == 5 and len(re.findall(r"quire +\d+ tokens/s", out)) == 2
+
+
+def test_serve_embeddings(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a server in this process, which takes no seconds to start; the clients are the benchmark's."""
+
+    class Local(LocalServer):
+        def __init__(self, model: str, *_: str) -> None:
+            super().__init__({"model": model, "dtype": "bfloat16"})
+
+        def __enter__(self) -> Local:
+            super().__enter__()
+            self.host, self.port = self.url.removeprefix("http://").split(":")
+            return self
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    with imported("serve_embeddings") as module:
+        monkeypatch.setattr(module, "MODELS", {"tiny": sizes})
+        monkeypatch.setattr(module, "Server", Local)
+        monkeypatch.setattr(module, "CASES", ((3, 1), (2, 4)))
+        call(module, "--model", "tiny", "--rounds", 1, "--texts", 9, "--longest", 20)
+    out = capsys.readouterr().out
+    assert out.count("texts/s") == 3 and out.count("of LLM.embed") == 2 and out.count("of a core") == 2
 
 
 def test_families(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,3 +364,22 @@ def test_serve(
     out = capsys.readouterr().out
     assert out.count("of LLM.generate") == 3 and "requests/s" in out and "idle streams" in out
     assert (tmp_path / "serve.png").exists()
+
+
+def test_speculation(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("speculation") as speculation:
+        few = {name: (texts[:1], {**given, "max_tokens": 8}) for name, (texts, given) in speculation.CASES.items()}
+        monkeypatch.setattr(speculation, "CASES", few)
+        call(speculation, model_path(), "--rounds", 1, "--case", "edit", "random", "batch", "--streams", 3)
+    assert capsys.readouterr().out.count("with / without") == 3
+
+
+def test_the_scripts_that_are_cases_of_cpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with imported("other_scripts") as scripts:
+        assert all((FOLDER / script).is_file() for script, *_ in scripts.SCRIPTS.values())
+        monkeypatch.setitem(scripts.SCRIPTS, "help", ("kernels.py", "--help"))
+        scripts.run_script("help", Path("model"), 1)
+        monkeypatch.setitem(scripts.SCRIPTS, "wrong", ("kernels.py", "--nothing"))
+        scripts.run_script("wrong", Path("model"), 1)
+    out = capsys.readouterr().out
+    assert "help       usage: kernels.py" in out and "wrong      kernels.py ended with 2" in out

@@ -132,6 +132,7 @@ def test_damaged_fields_are_refused_at_load(copy_of, architecture, field, values
         ({"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers=1000000000: its files hold 30 tensors"),
         ({"hidden_size": 10**6}, "hidden_size=1000000: the longest side of its files' tensors is 97"),
         ({"qk_rope_head_dim": 10**9}, "qk_rope_head_dim=1000000000: the longest side"),
+        ({"num_labels": 10**9}, "num_labels=1000000000: the longest side"),
         ({"kv_channels": 10**9}, "kv_channels=1000000000: the longest side"),
         ({"head_dim": 2**31 - 1}, "head_dim=2147483647: the longest side"),
         ({"a_number": 10**400}, "a_number has 401 digits"),

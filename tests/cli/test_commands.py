@@ -85,7 +85,9 @@ def test_a_shown_benchmark_is_taken(page: str, name: str, words: list[str]) -> N
         return
     parser = parser_of(name)
     if "--help" not in words:
-        parser.parse_args(words or ["MODEL"] * any(action.dest == "model" for action in parser._actions))
+        parser.parse_args(
+            words or ["MODEL"] * any(action.dest == "model" for action in parser._get_positional_actions())
+        )
 
 
 def test_every_flag_that_is_named_exists() -> None:

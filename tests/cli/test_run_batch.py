@@ -139,7 +139,7 @@ def test_it_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
         ([{"method": "POST", "url": CHAT, "body": {}}], "line 1 has no custom_id"),
         ([{**line("a"), "custom_id": 7}], "custom_id must be a text"),
         ([{**line("a"), "method": "GET"}], "method must be POST"),
-        ([line("a", "/v1/embeddings")], "url must be one of /v1/chat/completions, "),
+        ([line("a", "/v1/files")], "url must be one of /v1/chat/completions, "),
         ([{**line("a"), "body": []}], "body must be an object"),
         ([{**line("a"), "priority": 1}], "there is no such key"),
         ([line("a", "/v1/responses", input="a", background=True)], "body.background: nobody could ask"),

@@ -32,6 +32,7 @@ OTHER_FORMS: dict[str, tuple[Any, Any]] = {
     "generation_config": ("vllm", "vllm"),
     "metrics_prefix": ("vllm:", "vllm:"),
     "kv_cache_dtype": ("int8", "int8"),
+    "speculative_config": ({"method": "suffix"}, {"method": "suffix"}),
 }
 
 

@@ -67,7 +67,7 @@ def pretended(emulated_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield calls
 
 
-def begin(logits: torch.Tensor, specs: Sequence[Any]) -> Sampling:
+def begin(logits: torch.Tensor, specs: Sequence[Any], likeliest: Sequence[int] | None = None) -> Sampling:
     assert logits.is_meta and len(logits) >= len({spec.row for spec in specs})
     sampling = Sampling(specs, [None] * len(specs))
     sampling.tokens = torch.empty(len(specs), dtype=torch.int64, device=META)

@@ -10,7 +10,6 @@ import copy
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,9 +31,8 @@ STEPS = 5
 
 
 @pytest.fixture
-def emulated_engine(emulated_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LLM]]:
+def emulated_engine(engine_on_emulated_cuda: None) -> Iterator[Callable[..., LLM]]:
     """Makes engines whose kernels are the GPU's."""
-    monkeypatch.setattr(backends, "backend", lambda: emulated_cuda)
 
     def make(path: Any, **settings: Any) -> LLM:
         return as_on_a_gpu(LLM(str(path), debug=True, **{"num_gpu_blocks_override": 64, **settings}))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.kernels import backends
 from quire.models import quantization
 from tests.models.test_quantization_plan import as_q8, dequantized, quantized
 from tests.platform.conftest import make_llama
@@ -19,9 +17,8 @@ BATCH = [[1, 17, 23, 5, 99, 42, 8], [1, 300], [1, *range(40, 90)]]
 
 
 @pytest.fixture
-def answers(emulated_cuda: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[object]]:
+def answers(engine_on_emulated_cuda: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[object]]:
     """The tokens of prompts and their logprobs, by a model on the GPU's kernels."""
-    monkeypatch.setattr(backends, "backend", lambda: emulated_cuda)
     monkeypatch.setattr(quantization, "METHODS", {**quantization.METHODS, "test": as_q8})
 
     def made(path: Path, batch: list[list[int]], **settings: object) -> list[object]:

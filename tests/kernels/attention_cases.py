@@ -14,8 +14,8 @@ from quire.types import KVCache, int8_row_bytes
 
 HALVES = [torch.bfloat16, torch.float16]
 HEAD_DIMS = [16, 20, 24, 32, 64, 80, 96, 128, 7, 256]
-# Error per unit of the values' magnitude. Half types are rounded on the way out; scores are float32. On a GPU, the
-# weights are rounded too.
+# Error per unit of the values' magnitude. Half types are rounded on the way out; scores are float32. On a GPU, and of
+# bfloat16 on AMX, the weights are rounded too.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
 GPU_TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 POISON_BLOCK = 1 << 30
@@ -25,6 +25,10 @@ Heads = tuple[int, int]
 
 def tolerance(kernels: Any, dtype: torch.dtype) -> float:
     return (GPU_TOLERANCE if is_gpu(kernels) else TOLERANCE)[dtype]
+
+
+def rounds_weights(kernels: Any, dtype: torch.dtype) -> bool:
+    return is_gpu(kernels) or (dtype is torch.bfloat16 and hasattr(kernels, "isa") and kernels.isa() == "amx")
 
 
 @dataclass
@@ -165,6 +169,7 @@ def exact(
     head_scales: torch.Tensor | None = None,
     visible_end: torch.Tensor | None = None,
     chunk: int = 0,
+    biases: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The chunk's attention in float64: [end - start, H, DV]. visible_end: of the chunk's tokens."""
     group = own.query.shape[1] // own.key.shape[1]
@@ -179,6 +184,9 @@ def exact(
         scores = torch.tanh(scores / softcap) * softcap
     if slopes is not None:
         scores -= slopes.double()[:, None, None] * distance
+    if biases is not None:
+        reach = biases.shape[1] // 2
+        scores += biases.double()[:, (-distance).clamp(-reach, reach) + reach]
     later = distance < 0 if visible_end is None else torch.arange(end) >= visible_end[:, None]
     earlier = torch.arange(start, end)[:, None] // chunk > torch.arange(end) // chunk if chunk else distance >= end
     scores.masked_fill_(later | earlier | (distance >= (window or end)), -torch.inf)

@@ -39,11 +39,14 @@ def state_arguments(rows: torch.Tensor, starts: torch.Tensor) -> dict[str, dict[
     }  # fmt: skip
 
 
-def quantized_arguments(rows: torch.Tensor) -> dict[str, dict[str, Any]]:
-    """The calls of the kernels of quantized weights."""
+def cpu_arguments(rows: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """The calls of kernels that a CPU alone has: of quantized weights, and one of logits."""
     weight = QuantizedWeight(torch.zeros(7, 34, dtype=torch.uint8), RowLayout(RowKind.Q8_0, 32))
     experts = QuantizedExpertWeights([[weight], [weight]], [[None], [randn(7, dtype=F32)]])
     return {
+        "likeliest": {"logits": randn(5, 40, dtype=F32)},
+        "sum_rows": {"x": rows, "query_start": torch.tensor([0, 2, 5], dtype=torch.int32),
+                     "sums": torch.zeros(2, 32, dtype=torch.float64)},
         "quantized_linear": {"x": rows, "weights": [weight], "biases": [randn(7, dtype=F32)]},
         "quantized_embedding": {"ids": torch.arange(5), "weight": weight, "dtype": F32, "added": rows},
         "quantized_grouped_linear": {"x": rows, "starts": torch.tensor([0, 2, 5], dtype=torch.int32),
@@ -80,13 +83,13 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
                     "shared": randn(2, 32, dtype=F32), "shared_gate": torch.ones(2, 1)},
     }  # fmt: skip
     gpu = back_end == "emulated"
-    options = {"softcap": 3.0, "sinks": randn(4, dtype=F32), "head_scales": randn(4, dtype=F32),
-               "visible_end": torch.tensor([8, 9, 2, 2, 3], dtype=torch.int32)}  # fmt: skip
+    options = {"softcap": 3.0, "visible_end": torch.tensor([8, 9, 2, 2, 3], dtype=torch.int32),
+               **dict.fromkeys(["slopes", "sinks", "head_scales"], randn(4, dtype=F32)),
+               **dict.fromkeys([] if gpu else ["biases"], randn(4, 7, dtype=F32))}  # fmt: skip
     return {
         "linear": {"x": rows, "weights": [randn(3, 32, dtype=F32)], "biases": [randn(3, dtype=F32)]},
         "paged_attention": {"query": heads["query"], **pool, "block_table": table, "query_start": starts,
-                            "context_len": lengths, "scale": 0.25,
-                            "window": 0, "slopes": randn(4, dtype=F32), **options},
+                            "context_len": lengths, "scale": 0.25, "window": 0, **options},
         "write_kv": {"key": heads["key"], "value": randn(5, 2, 16, dtype=F32), **pool,
                      "slot_mapping": torch.arange(5)},
         "embedding": {"ids": torch.arange(5), "table": randn(7, 32, dtype=F32), "added": rows},
@@ -109,7 +112,7 @@ def valid_arguments(back_end: str = "emulated") -> dict[str, dict[str, Any]]:
         "multiply_rows": {"x": rows, "factors": randn(5, dtype=F32)},
         "clip": {"x": rows, "limit": 0.5},
         **experts,
-        **(only_there if gpu else {**state_arguments(rows, starts), **quantized_arguments(rows)}),
+        **(only_there if gpu else {**state_arguments(rows, starts), **cpu_arguments(rows)}),
     }  # fmt: skip
 
 
@@ -122,7 +125,7 @@ def spoil(x: Any) -> dict[str, Any]:
         return {fault: QuantizedWeight(data, x.layout) for fault, data in spoil(x.data).items()}
     return {
         "dtype": x.to(torch.int16),
-        "half": x.to(torch.float64),
+        "half": x.to(torch.float16 if x.dtype is torch.float64 else torch.float64),
         "device": x.to("meta"),
         "elements apart": torch.stack([x, x], -1)[..., 0],
         "one dimension too many": x[None],
@@ -136,9 +139,11 @@ def case(back_end: str, *values: Any) -> Any:
 
 
 # Fine are any number of channels for an activation on its own, and of numbers in a head that is joined; of a table,
-# wider rows; values of another size than keys; any vocabulary, and more draws; more experts than are named.
+# wider rows; values of another size than keys; biases of more distances; any vocabulary, and more draws; more experts
+# than are named.
 FINE = {
     ("activation", "x", "too long"),
+    ("paged_attention", "biases", "too long"),
     ("activation_and_mul", "x", "too long"),
     ("clamped_swiglu", "x", "too long"),
     ("xielu", "x", "too long"),
@@ -149,6 +154,7 @@ FINE = {
     ("paged_attention", "block_table", "too long"),
     ("paged_attention", "values", "too long"),
     ("sample", "logits", "too long"),
+    ("likeliest", "logits", "too long"),
     ("sample", "draws", "too long"),
     ("copy_blocks", "caches", "too long"),
     ("sort_by_expert", "starts", "too long"),
@@ -232,6 +238,9 @@ WRONG = [
     ("paged_attention", {"softcap": float("nan")}, ValueError, "softcap: .*got nan"),
     ("paged_attention", {"sinks": torch.zeros(2)}, ValueError, "sinks: .*4"),
     ("paged_attention", {"head_scales": torch.zeros(4).double()}, TypeError, "head_scales: .*float32"),
+    ("paged_attention", {"biases": torch.zeros(3, 7)}, ValueError, "biases: .*4"),
+    ("paged_attention", {"biases": torch.zeros(4, 7).double()}, TypeError, "biases: .*float32"),
+    ("paged_attention", {"biases": torch.zeros(4, 6)}, ValueError, "biases: .*odd number of distances, got 6"),
     ("paged_attention", {"visible_end": torch.arange(5)}, TypeError, "visible_end: .*int32"),
     ("paged_attention", {"visible_end": torch.arange(4).int()}, ValueError, "visible_end: .*5"),
     ("route", {"routing": Routing(groups=3, top_groups=1)}, ValueError, "experts: 2 of 4 .* 1 of 3 groups"),

@@ -38,6 +38,20 @@ def test_bits_do_not_depend_on_threads_or_splitting(cpu: Any, dtype: torch.dtype
     assert all(same_bits(out, outs[0]) for out in outs[1:])
 
 
+@pytest.mark.parametrize("dim", [7, 20, 64, 80, 96, 112, 256, (576, 512)])
+@pytest.mark.parametrize("heads", [(1, 1), (5, 5), (4, 2), (9, 3), (4, 1)])
+def test_bits_of_few_rows_are_those_of_many(
+    cpu: Any, dtype: torch.dtype, heads: tuple[int, int], dim: int | tuple[int, int]
+) -> None:
+    """Scores of a token or two are made of keys where they lie, those of a chunk of keys that are packed once."""
+    key_dim, value_dim = dim if isinstance(dim, tuple) else (dim, dim)
+    subject = stream(150, heads, key_dim, dtype, value_dim=value_dim)
+    for block_size in (1, 16):
+        chunk = page([(subject, 100, 150)], block_size).run(cpu)
+        for p in (100, 127, 128, 149):
+            assert same_bits(page([(subject, p, p + 1)], block_size).run(cpu), chunk[p - 100 : p - 99]), (p, block_size)
+
+
 def test_bits_of_one_token_alone_among_denormals(cpu: Any) -> None:
     """Products of floats are another way to the sums of vdpbf16ps, which takes denormals for zeros."""
     plain = stream(40, (4, 2), 64, torch.bfloat16)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import HEAD_DIMS, Heads, Stream, as_stored, check, page, stream
+from attention_cases import HEAD_DIMS, Heads, Stream, as_stored, check, page, rounds_weights, stream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_helpers import same_bits
@@ -108,7 +108,8 @@ def test_sizes_match_the_reference(cpu: Any, dim: int, value_dim: int, dtype: to
     chunks = [(stream(end, (6, 2), dim, dtype, end, value_dim), start, end) for start, end in spans]
     check(cpu, chunks, 8, int8=True, apart=3)
     call = page(chunks, int8=True)
-    torch.testing.assert_close(call.run(cpu), call.run(reference), rtol=2.0**-7, atol=1e-3)
+    atol = 6e-3 if rounds_weights(cpu, dtype) else 1e-3
+    torch.testing.assert_close(call.run(cpu), call.run(reference), rtol=2.0**-7, atol=atol)
 
 
 def options(heads: int) -> dict[str, Any]:
@@ -191,7 +192,8 @@ def test_a_chunk_sees_its_own_keys_as_they_are_stored(on_cpu: Any, dtype: torch.
     assert not same_bits(fresh, stored)
     kept = as_stored(own)
     wanted = page([(replace(kept, query=own.query.float()), 0, 30)]).run(on_cpu)
-    torch.testing.assert_close(stored.float(), wanted, rtol=2.0**-7, atol=1e-5)
+    atol = 6e-3 if rounds_weights(on_cpu, dtype) else 1e-5
+    torch.testing.assert_close(stored.float(), wanted, rtol=2.0**-7, atol=atol)
 
 
 def test_later_tokens_cannot_reach_earlier_ones(on_cpu: Any, dtype: torch.dtype) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from kernel_helpers import assert_close, misaligned, randn, same_bits, strided_rows
-from linear_cases import exact_linear, operands
+from linear_cases import Product, exact_linear, operands
 
 from quire.kernels.experts import ExpertWeights
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")  # more threads need wider we
     ("features", "rows"),
     [
         (1, (130,)), (15, (260, 3)), (31, (129,)), (64, (128,)), (65, (300, 131)), (100, (64, 70, 1)), (500, (161,)),
-        (3000, (150,)),
+        (3000, (150,)), (6151, (150, 7)),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("out", [None, torch.float32], ids=["same", "float32"])
@@ -28,10 +28,10 @@ def test_the_bits_of_one_token_alone(
     weights, biases = operands(features, rows, dtype)
     weights = [misaligned(weight) for weight in weights]
     biases = [None if bias is None else misaligned(bias) for bias in biases]
-    x = strided_rows(randn(200, features, dtype=dtype, seed=features))
+    x = strided_rows(randn(250, features, dtype=dtype, seed=features))
     alone = torch.cat([cpu.linear(x[i : i + 1], weights, biases, out) for i in range(len(x))])
     assert_close(alone, *exact_linear(x, weights, biases))
-    for tokens in (7, 12, 13, 14, 24, 25, 26, 36, 47, 49, 73, 97, 200):
+    for tokens in (7, 12, 13, 14, 24, 25, 26, 36, 47, 49, 73, 97, 121, 200, 241, 250):
         assert same_bits(cpu.linear(x[:tokens], weights, biases, out), alone[:tokens]), tokens
 
 
@@ -47,6 +47,47 @@ def test_the_bits_of_one_token_alone_among_denormals(cpu: Any, size: float) -> N
         starts = torch.tensor([0, tokens, tokens], dtype=torch.int32)
         experts = ExpertWeights([[weight], [weight]])
         assert same_bits(cpu.grouped_linear(x[:tokens], starts, rows, experts), alone[:tokens]), tokens
+
+
+@pytest.mark.parametrize("features", [3104, 7000])
+def test_long_features_beside_experts_and_adapters(cpu: Any, dtype: torch.dtype, features: int) -> None:
+    """The sums of several panels: in an expert's call too, and with what an adapter adds."""
+    x, weight = randn(80, features, dtype=dtype), randn(170, features, dtype=dtype, seed=1)
+    alone = torch.cat([cpu.linear(x[i : i + 1], [weight], [None]) for i in range(len(x))])
+    assert_close(alone, *exact_linear(x, [weight], [None]))
+    experts = ExpertWeights([[weight], [weight]])
+    for tokens in (49, 61, 80):
+        starts = torch.tensor([0, tokens, tokens], dtype=torch.int32)
+        got = cpu.grouped_linear(x[:tokens], starts, torch.arange(tokens), experts)
+        assert same_bits(got, alone[:tokens]), tokens
+    product = Product(cpu, features, [170, 130], {0: 5, 1: 16}, dtype)
+    together = product.check(x, [(3, 20, 0, 1.0), (20, 77, 1, 0.5)])
+    assert same_bits(product(x[10:70], [(0, 10, 0, 1.0), (10, 60, 1, 0.5)]), together[10:70])
+    assert same_bits(product(x[30:31], [(0, 1, 1, 0.5)]), together[30:31])
+
+
+@pytest.mark.parametrize("features", [96, 1000])
+def test_many_tokens_beside_adapters(cpu: Any, dtype: torch.dtype, features: int) -> None:
+    """As many as are multiplied with turned rows on AVX-512, and a last tile that is not full."""
+    x = randn(251, features, dtype=dtype)
+    product = Product(cpu, features, [170, 130], {0: 5, 1: 16}, dtype)
+    together = product.check(x, [(3, 40, 0, 1.0), (40, 247, 1, 0.5)])
+    assert same_bits(product(x[5:247], [(0, 35, 0, 1.0), (35, 242, 1, 0.5)]), together[5:247])
+    for row, slot, scale in ((20, 0, 1.0), (246, 1, 0.5)):
+        assert same_bits(product(x[row : row + 1], [(0, 1, slot, scale)]), together[row : row + 1])
+
+
+@pytest.mark.parametrize("features", [70, 8300])
+def test_more_tokens_than_a_cache_holds(cpu: Any, dtype: torch.dtype, features: int) -> None:
+    """Many tokens in parts, and the long features of few ones in panels."""
+    weights, biases = operands(features, (150, 33), dtype)
+    x, some = randn(600, features, dtype=dtype), (0, 40, 63, 271, 303, 304, 599)
+    alone = {i: cpu.linear(x[i : i + 1], weights, biases) for i in some}
+    for tokens in (41, 64, 530, 600):
+        got = cpu.linear(x[:tokens], weights, biases)
+        for i in some:
+            if i < tokens:
+                assert same_bits(got[i : i + 1], alone[i]), (tokens, i)
 
 
 def test_any_number_of_threads(cpu: Any, dtype: torch.dtype) -> None:

@@ -34,6 +34,24 @@ def test_threads_change_nothing(cpu: Any) -> None:
     assert same_bits(results[0], results[1]) and same_bits(results[0], results[2])
 
 
+def test_how_columns_are_shared_out_changes_nothing(cpu: Any, dtype: torch.dtype) -> None:
+    """Threads expand ranges of columns, which their number makes shorter: no element shows where a range ends."""
+    product = Product(cpu, 72, [700, 33, 8, 1030], {0: 16, 1: 5, 2: 33, 3: 0}, dtype)
+    rows = [(row, row + 1, row % 4, 1.0) for row in range(20)]
+    rows += [(20, 33, 0, 0.5), (20, 33, 1, 0.25), (20, 33, 2, -1.0), (34, 40, 3, 1.0)]
+    x, before = randn(41, 72, dtype=dtype), torch.get_num_threads()
+    wanted = product.check(x, rows)
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            assert same_bits(product(x, rows), wanted), threads
+    finally:
+        torch.set_num_threads(before)
+    for row in range(41):
+        own = [(0, 1, slot, weight) for start, end, slot, weight in rows if start <= row < end]
+        assert same_bits(product(x[row : row + 1], own), wanted[row : row + 1]), row
+
+
 def test_segments_of_more_tokens_than_a_cache_holds(cpu: Any, dtype: torch.dtype) -> None:
     """The tokens are cut into parts then, in the middle of segments: no row shows where."""
     product = Product(cpu, 3000, [40, 9], {0: 5, 1: 16}, dtype)

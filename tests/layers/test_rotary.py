@@ -272,3 +272,15 @@ def test_a_table_says_how_it_turns() -> None:
 def test_what_makes_no_table_is_refused(make_table: Callable[[Any], RotaryEmbedding]) -> None:
     with pytest.raises(UnsupportedModelError):
         make_table(make("LlamaConfig"))
+
+
+@pytest.mark.parametrize("size", [16, 80, 128])
+@pytest.mark.parametrize("theta", [10000, 123456.7])
+@pytest.mark.parametrize("settings", [{"rope_type": "linear"}, LLAMA3, {**LLAMA3, "high_freq_factor": 8.5}])
+def test_frequencies_made_here_are_transformers_to_the_bit(settings: dict[str, Any], theta: float, size: int) -> None:
+    functions = importlib.import_module("transformers.modeling_rope_utils").ROPE_INIT_FUNCTIONS
+    for factor in (1, 1.5, 8, 32.0):
+        parameters = {**settings, "rope_theta": theta, "factor": factor}
+        config = transformers.LlamaConfig(head_dim=size, rope_parameters=parameters)
+        expected, _ = functions[settings["rope_type"]](config, torch.device("cpu"))
+        assert torch.equal(RotaryEmbedding(config)._base[0], expected)  # private: tables show them rounded

@@ -92,7 +92,7 @@ class RecordingRunner:
     """Instead of keys and values, each slot records the whole history that they would depend on."""
 
     model = None  # the engine may put one to sleep
-    facts = SimpleNamespace(feature_bytes=1)
+    facts = SimpleNamespace(feature_bytes=1, pooling=None)
 
     def __init__(self, pool: BlockPool, budget: int, luck: random.Random, faults: float) -> None:
         self.size, self.budget, self.luck, self.faults = pool.block_size, budget, luck, faults

@@ -131,7 +131,7 @@ GOOD: dict[str, tuple[str, Any, int]] = {
 @pytest.mark.parametrize("case", GOOD)
 def test_what_is_large_and_right_is_read(server: LocalServer, case: str) -> None:
     path, given, expected = GOOD[case]
-    status, told = post(server, path, json.dumps(given).encode().ljust(bodies._SMALL + 1))
+    status, told = post(server, path, json.dumps(given).encode().ljust(bodies.SMALL + 1))
     assert status == expected, told
     assert "holds too much" not in json.dumps(told)
 
@@ -147,10 +147,10 @@ def test_what_is_large_and_right_is_read(server: LocalServer, case: str) -> None
 )  # fmt: skip
 def test_a_fault_is_told_as_it_is_of_a_small_body(server: LocalServer, given: Any, param: str | None) -> None:
     text = json.dumps(given).encode()
-    small, large = post(server, COMPLETIONS, text), post(server, COMPLETIONS, text.ljust(bodies._SMALL + 1))
+    small, large = post(server, COMPLETIONS, text), post(server, COMPLETIONS, text.ljust(bodies.SMALL + 1))
     assert small == large and small[0] == 400
     assert param is None or small[1]["error"]["param"] == param
-    broken = post(server, COMPLETIONS, text + b"}"), post(server, COMPLETIONS, text + b"}".rjust(bodies._SMALL))
+    broken = post(server, COMPLETIONS, text + b"}"), post(server, COMPLETIONS, text + b"}".rjust(bodies.SMALL))
     assert broken[0][0] == broken[1][0] == 400 and "no JSON object" in broken[1][1]["error"]["message"]
 
 

@@ -57,6 +57,14 @@ struct HeadRows {
 // in bursts, prefetches wait for one another and the loads wait for them.
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// What is asked for while a head's part of a tile is worked on: sixteen rows for every sixteen keys that are scored, then
+// sixteen for every sixteen values. In the order in which they lie in memory, where processors go on by themselves.
+template <class S>
+struct Ahead {
+  static constexpr int kParts = kKeyTile / kLanes;
+  HeadRows<S> while_scored[kParts], while_weighed[kParts];
+};
+
 // How many times a score's four sums are added to.
 template <class T>
 inline int64_t quad_count(int64_t head_dim) {

@@ -10,13 +10,14 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-// Registers: kRowTile x kColumns sums, kColumns vectors of keys or values, one query or probability.
+// Registers: kRowTile x kColumns sums, kColumns vectors of keys or values, one query or probability. Scores of up to
+// kCachedRows rows are made of keys in the cache, kKeySets times four of them at once.
 #if defined(__AVX512F__)
-constexpr int kRowTile = 6, kColumns = 4;
+constexpr int kRowTile = 6, kColumns = 4, kCachedRows = 2, kKeySets = 2;
 #elif defined(__AVX2__)
-constexpr int kRowTile = 3, kColumns = 2;
+constexpr int kRowTile = 3, kColumns = 2, kCachedRows = 2, kKeySets = 1;
 #else
-constexpr int kRowTile = 2, kColumns = 2;
+constexpr int kRowTile = 2, kColumns = 2, kCachedRows = 2, kKeySets = 1;
 #endif
 
 // Keys begin .. end of a tile: those that a row sees.
@@ -68,13 +69,67 @@ inline void score_tile(const float* q, int64_t q_stride, const float* keys, int6
   }
 }
 
+// Quad `quad` of a step of kSets times four keys, by all its parts, onto the sums of kRows rows; q: the rows' quad.
+template <class T, int kRows, int kSets, int kPart = 0>
+inline void add_quad(const float* q, int64_t q_stride, const Vec (&units)[kSets][4], int quad, Vec (&sums)[kRows][4],
+                     int set) {
+  using O = Operands<T>;
+  Vec k[kSets];
+  for (int j = 0; j < kSets; ++j) k[j] = O::template part<kPart>(units[j][quad]);
+  for (int i = 0; i < kRows; ++i) {
+    const Vec x = load_quad(q + i * q_stride + kPart * 4);
+    for (int j = 0; j < kSets; ++j) sums[i][set + j] = O::multiply_add(x, k[j], sums[i][set + j]);
+  }
+  if constexpr (kPart + 1 < O::kParts) add_quad<T, kRows, kSets, kPart + 1>(q, q_stride, units, quad, sums, set);
+}
+
+// scores[row][key] = scale * q_row . k_key, for sixteen keys where they lie in the cache: the operations of pack_keys and
+// score_tile, with no memory between them. What few rows take; more share what is packed once.
+template <class T, int kRows, class S>
+inline void score_cached(const float* q, int64_t q_stride, HeadRows<S> keys, HeadRows<S> ahead, int64_t head_dim,
+                         Vec scale, float* scores) {
+  using O = Operands<T>;
+  const int64_t quads = quad_count<T>(head_dim) / O::kParts;
+  Vec sums[kRows][4];
+  for (int i = 0; i < kRows; ++i)
+    for (int j = 0; j < 4; ++j) sums[i][j] = zero();
+#pragma GCC unroll 4
+  for (int set = 0; set < 4; set += kKeySets) {
+    const float* at = q;
+    int64_t d = 0;
+    Vec units[kKeySets][4];
+    for (; d + O::kStep <= head_dim; d += O::kStep) {
+#pragma GCC unroll 8
+      for (int i = 0; i < 4 * kKeySets; ++i) {
+        units[i / 4][i % 4] = O::load(keys.at(4 * set + i) + d);
+        prefetch(ahead.at(4 * set + i) + d);
+      }
+      for (int j = 0; j < kKeySets; ++j) turn_quads(units[j]);
+#pragma GCC unroll 4
+      for (int quad = 0; quad < 4; ++quad, at += O::kParts * 4)
+        add_quad<T, kRows, kKeySets>(at, q_stride, units, quad, sums, set);
+    }
+    if (d < head_dim) {
+      for (int i = 0; i < 4 * kKeySets; ++i)
+        units[i / 4][i % 4] = O::load(keys.at(4 * set + i) + d, static_cast<int>(head_dim - d));
+      for (int j = 0; j < kKeySets; ++j) turn_quads(units[j]);
+      for (int quad = 0; d / O::kStep * 4 + quad < quads; ++quad, at += O::kParts * 4)
+        add_quad<T, kRows, kKeySets>(at, q_stride, units, quad, sums, set);
+    }
+  }
+  for (int i = 0; i < kRows; ++i)
+    store(scores + i * kKeyTile, mul(finish_quads(sums[i][0], sums[i][1], sums[i][2], sums[i][3]), scale));
+}
+
 // Values where they lie in the cache, and values already widened. Either way the same floats.
 template <class T>
 struct CachedValues {
   static constexpr int kLine = 64 / sizeof(T);
-  HeadRows<T> rows, ahead;  // ahead: those that come next
+  HeadRows<T> rows;
+  const HeadRows<T>* ahead;  // of every sixteen
   void look_ahead(int key, int64_t d, int count) const {
-    for (int i = 0; i < count; i += kLine) prefetch(ahead.at(key) + d + i);
+    const T* next = ahead[key / kLanes].at(key % kLanes) + d;
+    for (int i = 0; i < count; i += kLine) prefetch(next + i);
   }
   // Vector j of those from d on, which begins a step.
   Vec at(int key, int64_t d, int j) const {
@@ -131,7 +186,20 @@ inline void weigh(int rows, const float* p, const Values& values, int begin, int
     if (d < layout.width) weigh<Values, kRows, kVecs / 2>(kRows, p, values, begin, end, factors, records, layout, d);
 }
 
-// The one place where scores are more than scaled products: the head's own scale, the soft cap, ALiBi.
+// What is added to the scores of sixteen keys; own: of a head, where distance 0 lies; first: the first key's distance.
+inline Vec biases_from(const float* own, int64_t reach, int64_t first) {
+  if (first >= -reach && first + kLanes - 1 <= reach) return load(own + first);
+  if (first >= reach) return set1(own[reach]);
+  if (first + kLanes - 1 <= -reach) return set1(own[-reach]);
+  float each[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) {
+    const int64_t distance = first + i;
+    each[i] = own[distance < -reach ? -reach : distance > reach ? reach : distance];
+  }
+  return load(each);
+}
+
+// The one place where scores are more than scaled products: the head's own scale, the soft cap, ALiBi, biases by distance.
 // distance: from the row's position to the tile's first key's.
 inline void change_scores(const AttentionArgs& args, int64_t head, int64_t distance, TileRange seen, float* scores) {
   static constexpr float kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -142,6 +210,10 @@ inline void change_scores(const AttentionArgs& args, int64_t head, int64_t dista
     if (args.slopes) {
       const Vec distances = add(set1(static_cast<float>(distance + key)), load(kNumbers));
       x = fma(distances, set1(args.slopes[head]), x);
+    }
+    if (args.biases) {
+      const int64_t reach = args.bias_reach;
+      x = add(x, biases_from(args.biases + head * (2 * reach + 1) + reach, reach, distance + key));
     }
     store(scores + key, x);
   }
@@ -245,10 +317,9 @@ inline void add_sink(const RecordLayout& layout, float* record, float sink) {
   store(layout.sums(record), add(load(layout.sums(record)), weight));
 }
 
-// S: of the values' rows, whose units the record has.
-template <class S, class T>
+// U: the order in which the record has the values, as units (units.h).
+template <class U, class T>
 inline void finish(const RecordLayout& layout, float* record, int64_t value_dim, T* out) {
-  using U = Units<S>;
   const Vec total = set1(reduce_add(load(layout.sums(record))));
   for (int64_t d = 0; d < value_dim; d += U::kStep) {
     Vec values[U::kParts];

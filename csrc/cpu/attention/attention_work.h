@@ -15,7 +15,11 @@ namespace {
 constexpr int64_t kSpan = 512;
 // Rows of an item: enough for the packing of a key tile to be a small part of its work. Where a head has fewer, an
 // item takes several: the heads of a block lie one after the other, and memory is read fastest in its order.
+#if defined(__AMX_BF16__)
+constexpr int64_t kItemRows = 192;  // whose products cost less
+#else
 constexpr int64_t kItemRows = 96;
+#endif
 // Split by spans only while the partial records stay small.
 constexpr int64_t kMostPartialFloats = int64_t{1} << 22;
 constexpr int64_t kPiecesEach = 4;  // items or spans that a thread should have, for the threads to end together

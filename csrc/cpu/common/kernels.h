@@ -29,6 +29,8 @@ struct Kernels {
   void (*unpacked_linear)(const LinearArgs&);
   void (*quantized_embedding)(const EmbeddingArgs&);
   void (*unpacked_grouped_linear)(const GroupedLinearArgs&);
+  void (*likeliest)(const LikeliestArgs&);
+  void (*sum_rows)(const SumRowsArgs&);
 };
 
 // Defined by the files that are compiled once for each instruction set.
@@ -57,6 +59,8 @@ void gated_norm(const GatedNormArgs&);
 void unpacked_linear(const LinearArgs&);
 void quantized_embedding(const EmbeddingArgs&);
 void unpacked_grouped_linear(const GroupedLinearArgs&);
+void likeliest(const LikeliestArgs&);
+void sum_rows(const SumRowsArgs&);
 
 extern const Kernels kernels;
 

@@ -28,6 +28,8 @@ const Kernels kernels = {
     unpacked_linear,
     quantized_embedding,
     unpacked_grouped_linear,
+    likeliest,
+    sum_rows,
 };
 
 }  // namespace QUIRE_ISA

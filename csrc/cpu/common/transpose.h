@@ -7,7 +7,7 @@
 namespace quire {
 namespace QUIRE_ISA {
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512F__)
 
 inline void transpose(Vec* rows) {
   __m512 pairs[16];

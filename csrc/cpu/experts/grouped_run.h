@@ -75,22 +75,21 @@ struct Group {
   Adapters<T, T> adapters;
   const Products products;
   const Cut cut;
-  int64_t first_shrink, first_tile, first_block;
+  int64_t first_shrink, first_tile, first_block, first_expand;
 
   template <class Make>
   Group(const LinearArgs& call, const Factors<T>& x, Job* jobs, int64_t total_rows, int64_t tail_blocks,
         const Make& make)
       : args(call), adapters(args, x, jobs), products(make(args)),
-        cut(args, rows_of_block(args, total_rows, Products::kLongBlocks, products.row_bytes(), step()), step(),
-            tail_blocks),
-        first_shrink(0), first_tile(0), first_block(0) {}
+        cut(args,
+            rows_of_block(args, total_rows, Products::kLongBlocks, products.row_bytes(), Products::kBlockRows,
+                          products.tall_rows()),
+            Products::kBlockRows, tail_blocks),
+        first_shrink(0), first_tile(0), first_block(0), first_expand(0) {}
 
-  int64_t step() const { return adapters.none() ? Products::kBlockRows : kLoraColumns; }
   int64_t blocks() const { return products.parts() * cut.blocks; }
   int64_t work() const { return cut.total_rows * args.features * (args.tokens + kFetchWork) + adapters.work(); }
-  auto block(int64_t index, Place* place = nullptr) const {
-    return block_at<T, T>(args, products, cut, index - first_block, place);
-  }
+  auto block(int64_t index) const { return block_at<T, T>(args, products, cut, index - first_block); }
   static void* operator new(__SIZE_TYPE__, void* memory) { return memory; }
 };
 
@@ -110,12 +109,14 @@ G& group_of(G* groups, int64_t count, int64_t item) {
 
 template <class G>
 void run_groups(G* groups, int64_t count) {
-  int64_t shrinks = 0, tiles = 0, blocks = 0, work = 0;
+  int64_t shrinks = 0, tiles = 0, blocks = 0, expands = 0, work = 0;
   for (G* group = groups; group < groups + count; ++group) {
     group->first_shrink = shrinks, group->first_tile = tiles, group->first_block = blocks;
+    group->first_expand = expands;
     shrinks += group->adapters.shrink_items();
     tiles += group->products.tiles();
     blocks += group->blocks();
+    expands += group->adapters.expand_items();
     work += group->work();
   }
   parallel_for(tiles, decltype(groups->products)::kTurnGrain, [&](int64_t begin, int64_t end) {
@@ -126,26 +127,31 @@ void run_groups(G* groups, int64_t count) {
       begin = last;
     }
   });
-  parallel_for_ahead(shrinks + blocks, 1 + work / kThreadWork, [&](int64_t index, int64_t next_index) {
+  const int64_t before_expands = shrinks + blocks;
+  Progress progress;
+  parallel_for_ahead(before_expands + expands, 1 + work / kThreadWork, [&](int64_t index, int64_t next_index) {
     if (index < shrinks) {
       const FlushDenormals<typename G::Element> flush;
-      G& group = group_of<&G::first_shrink>(groups, count, index);
-      return group.adapters.run_shrink(index - group.first_shrink);
-    }
-    const FlushDenormals<typename G::Flushed> flush;
-    const G& group = group_of<&G::first_block>(groups, count, index - shrinks);
-    Place place;
-    const auto block = group.block(index - shrinks, &place);
-    if (next_index < 0) {
-      group.products.run(block, nullptr);
+      const G& group = group_of<&G::first_shrink>(groups, count, index);
+      const int64_t own = index - group.first_shrink, next = next_index - group.first_shrink;
+      group.adapters.run_shrink(own, next_index >= 0 && next < group.adapters.shrink_items() ? next : -1);
+    } else if (index < before_expands) {
+      const FlushDenormals<typename G::Flushed> flush;
+      const G& group = group_of<&G::first_block>(groups, count, index - shrinks);
+      const auto block = group.block(index - shrinks);
+      if (next_index < 0 || next_index >= before_expands) {
+        group.products.run(block, nullptr);
+      } else {
+        const auto next = group_of<&G::first_block>(groups, count, next_index - shrinks).block(next_index - shrinks);
+        group.products.run(block, &next);
+      }
     } else {
-      const auto next = group_of<&G::first_block>(groups, count, next_index - shrinks).block(next_index - shrinks);
-      group.products.run(block, &next);
+      const FlushDenormals<typename G::Element> flush;
+      progress.wait_for(before_expands);
+      const G& group = group_of<&G::first_expand>(groups, count, index - before_expands);
+      return group.adapters.run_expand(index - before_expands - group.first_expand);
     }
-    if (!group.adapters.none()) {
-      const FlushDenormals<typename G::Element> flush_all;
-      group.adapters.run_expand(place.weight, place.row, block);
-    }
+    if (expands > 0) progress.add();
   });
 }
 

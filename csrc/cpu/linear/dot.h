@@ -196,30 +196,35 @@ struct Dot : DotUnits<T> {
 };
 
 #if defined(__AVX512BF16__)
-inline __m512i load_halves(const void* p) { return _mm512_loadu_si512(p); }
-inline __m512i load_halves(const void* p, int n) {
-  return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((uint64_t{1} << n) - 1), p);
-}
-
+// Pairs as they lie, which the processor multiplies. The matrix unit takes all products of units.
 template <>
-struct Dot<bf16> : Dot512 {
+struct Dot<bf16> : FloatDot {
   using Wide = bf16;
-  using Operand = __m512i;
+#if defined(__AMX_BF16__)
   static constexpr bool kHasUnits = false;
+#endif
   static constexpr int kStep = 32, kParts = 1;
+  static Operand units(const bf16* p) { return Units<bf16>::load(p).v; }
+  static Operand units(const bf16* p, int n) { return Units<bf16>::load(p, n).v; }
+  template <int>
+  static Operand part(Operand units) {
+    return units;
+  }
   template <int>
   static Operand load(const bf16* p) {
-    return load_halves(p);
+    return units(p);
   }
   template <int>
   static Operand load_first(const bf16* p, int n) {
-    return load_halves(p, n);
+    return units(p, n);
   }
   template <int>
   static Operand load_wide(const bf16* p) {
-    return load_halves(p);
+    return units(p);
   }
-  static Sum multiply_add(Sum sum, Operand x, Operand w) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
+  static Sum multiply_add(Sum sum, Operand x, Operand w) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_castps_si512(x), (__m512bh)_mm512_castps_si512(w));
+  }
 };
 
 template <>

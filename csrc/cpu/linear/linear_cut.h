@@ -18,11 +18,6 @@ constexpr int64_t kShortBlocks = 4;  // in which a long one is cut at the end
 // kFetchWork of them. About 10 microseconds.
 constexpr int64_t kThreadWork = 1 << 20;
 
-// Where a block stands: its weight's number and its first row of it.
-struct Place {
-  int64_t weight, row;
-};
-
 // How a call is cut: its tokens into `products.parts()`, and for each of them the weights into `blocks`, of which so
 // many last ones are short: threads end together then.
 struct Cut {
@@ -47,7 +42,7 @@ struct Cut {
 // Block number `index`, a part's blocks after those of the part before.
 template <class T, class Out, class Products>
 LinearBlock<T, Out, typename Products::Stored> block_at(const LinearArgs& args, const Products& products,
-                                                        const Cut& cut, int64_t index, Place* place = nullptr) {
+                                                        const Cut& cut, int64_t index) {
   Out* y = static_cast<Out*>(args.y);
   const int64_t part = index / cut.blocks, block_rows = cut.block_rows;
   const int64_t first = products.first_of(part), tokens = products.first_of(part + 1) - first;
@@ -66,7 +61,6 @@ LinearBlock<T, Out, typename Products::Stored> block_at(const LinearArgs& args, 
   const T* bias = static_cast<const T*>(weight->bias);
   const int64_t number = weight - args.weights;
   const int64_t row_size = args.formats ? args.formats[number].row_bytes : args.features;
-  if (place) *place = {number, row};
   return {static_cast<const typename Products::Stored*>(weight->data) + row * row_size,
           bias ? bias + row : nullptr,
           y + row,
@@ -85,10 +79,15 @@ inline int64_t rows_of(const LinearArgs& args) {
 }
 
 // total_rows: of all weights that the threads have to do. row_bytes: of what a thread keeps of a row while it
-// multiplies. step: a block has a multiple of these rows, but for a weight's last.
+// multiplies. step: a block has a multiple of these rows, but for a weight's last. tall_rows: how many it may have where
+// what the tokens take is read again for each block; 0 where it is not.
 inline int64_t rows_of_block(const LinearArgs& args, int64_t total_rows, bool may_be_long, int64_t row_bytes,
-                             int64_t step) {
+                             int64_t step, int64_t tall_rows) {
   if (row_bytes < 1) row_bytes = 1;
+  if (tall_rows > 0) {
+    const int64_t share = total_rows / max_threads();
+    return (share < step ? step : share > tall_rows ? tall_rows : share) / step * step;
+  }
   int64_t bytes = kBlockBytes;
   if (may_be_long && args.tokens <= kFewTokens) {
     const int64_t share = total_rows * row_bytes / (kBlocksEach * max_threads());

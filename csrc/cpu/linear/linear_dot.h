@@ -1,7 +1,7 @@
 // The linear kernel on vector registers: kTileTokens x kTileRows dot products at a time.
 //
 // Where the processor cannot multiply the elements as they are, x is widened once a call, and weights on their way into
-// registers. For more than a few tokens see linear_outer.h.
+// registers. For more than a few tokens see linear_outer.h, for many linear_columns.h.
 #pragma once
 
 #include "cpu/common/parallel.h"
@@ -192,6 +192,7 @@ class DotProducts {
 
   // Nothing has to be turned.
   static constexpr int64_t kTurnGrain = 1;
+  static int64_t tall_rows() { return 0; }
   int64_t row_bytes() const { return args_.features * static_cast<int64_t>(sizeof(T)); }
   int64_t tiles() const { return 0; }
   void turn(int64_t, int64_t) const {}

@@ -4,6 +4,7 @@
 #include "cpu/common/kernels.h"
 #include "cpu/common/parallel.h"
 #include "cpu/linear/linear_amx.h"
+#include "cpu/linear/linear_columns.h"
 #include "cpu/linear/linear_cut.h"
 #include "cpu/linear/linear_dot.h"
 #include "cpu/linear/linear_outer.h"
@@ -18,32 +19,35 @@ template <class Products>
 using AsTheyLie = Products;
 
 template <class T, class Out, class Products>
-void linear_by(const LinearArgs& args, const Products& products, Adapters<T, Out>& adapters) {
-  const int64_t step = adapters.none() ? Products::kBlockRows : kLoraColumns;
-  const int64_t rows = rows_of_block(args, rows_of(args), Products::kLongBlocks, products.row_bytes(), step);
+void linear_by(const LinearArgs& args, const Products& products, const Adapters<T, Out>& adapters) {
+  const int64_t step = Products::kBlockRows;
+  const int64_t rows =
+      rows_of_block(args, rows_of(args), Products::kLongBlocks, products.row_bytes(), step, products.tall_rows());
   const Cut cut(args, rows, step, max_threads());
   const int64_t work = cut.total_rows * args.features * (args.tokens + kFetchWork) + adapters.work();
-  const int64_t team = 1 + work / kThreadWork;
-  const int64_t shrinks = adapters.shrink_items();  // these come first, since what follows waits for them
-  parallel_for_ahead(shrinks + products.parts() * cut.blocks, team, [&](int64_t index, int64_t next_index) {
+  const int64_t shrinks = adapters.shrink_items(), before_expands = shrinks + products.parts() * cut.blocks;
+  Progress progress;
+  const auto run = [&](int64_t index, int64_t next_index) {
     if (index < shrinks) {
       const FlushDenormals<T> flush;
-      return adapters.run_shrink(index);
-    }
-    const FlushDenormals<typename Products::Flushed> flush;
-    Place place;
-    const auto block = block_at<T, Out>(args, products, cut, index - shrinks, &place);
-    if (next_index < 0) {
-      products.run(block, nullptr);
+      adapters.run_shrink(index, next_index < shrinks ? next_index : -1);
+    } else if (index < before_expands) {
+      const FlushDenormals<typename Products::Flushed> flush;
+      const auto block = block_at<T, Out>(args, products, cut, index - shrinks);
+      if (next_index < 0 || next_index >= before_expands) {
+        products.run(block, nullptr);
+      } else {
+        const auto next = block_at<T, Out>(args, products, cut, next_index - shrinks);
+        products.run(block, &next);
+      }
     } else {
-      const auto next = block_at<T, Out>(args, products, cut, next_index - shrinks);
-      products.run(block, &next);
+      const FlushDenormals<T> flush;
+      progress.wait_for(before_expands);
+      return adapters.run_expand(index - before_expands);
     }
-    if (!adapters.none()) {
-      const FlushDenormals<T> flush_all;
-      adapters.run_expand(place.weight, place.row, block);
-    }
-  });
+    if (!adapters.none()) progress.add();
+  };
+  parallel_for_ahead(before_expands + adapters.expand_items(), 1 + work / kThreadWork, run);
 }
 
 template <class T, class Out>
@@ -51,6 +55,15 @@ Adapters<T, Out> adapters_of(const LinearArgs& args, const Factors<T>& x) {
   Adapters<T, Out> adapters(args, x, scratch<Job, Adapters<T, Out>>(Adapters<T, Out>::most_jobs(args)));
   adapters.place(scratch<float, Adapters<T, Out>>(adapters.hidden()));
   return adapters;
+}
+
+// By products that turn all tokens first.
+template <class T, class Out, class Products, template <class> class Wrap>
+void linear_turned(const LinearArgs& args) {
+  Adapters<T, Out> adapters = adapters_of<T, Out>(args, args.num_segments > 0 ? Factors<T>(args) : Factors<T>());
+  Wrap<Products> products(args, scratch<float, typename Products::TurnedTokens>(Products::elements(args)));
+  turn_tokens(products);
+  linear_by(args, products, adapters);
 }
 
 // Wrap: how products come to their weights.
@@ -65,14 +78,13 @@ void linear_as(const LinearArgs& args) {
     return linear_by(args, products, adapters);
   }
 #endif
+#if defined(__AVX512F__)
+  if constexpr (Dot<T>::kHasUnits && Dot<T>::kParts == 1) {
+    if (ColumnProducts<T, Out>::suits(args)) return linear_turned<T, Out, ColumnProducts<T, Out>, Wrap>(args);
+  }
+#endif
   if constexpr (Dot<T>::kHasUnits) {
-    using Outer = OuterProducts<T, Out>;
-    if (Outer::suits(args)) {
-      Adapters<T, Out> adapters = adapters_of<T, Out>(args, args.num_segments > 0 ? Factors<T>(args) : Factors<T>());
-      Wrap<Outer> products(args, scratch<float, typename Outer::TurnedTokens>(Outer::elements(args)));
-      turn_tokens(products);
-      return linear_by(args, products, adapters);
-    }
+    if (OuterProducts<T, Out>::suits(args)) return linear_turned<T, Out, OuterProducts<T, Out>, Wrap>(args);
   }
   const Factors<T> x(args);
   Adapters<T, Out> adapters = adapters_of<T, Out>(args, x);

@@ -249,6 +249,7 @@ class PanelProducts {
   explicit PanelProducts(const LinearArgs& args) : args_(args), x_(args) {}
 
   // Half of a panel's bytes where panels are small: all tokens pass each block.
+  static int64_t tall_rows() { return 0; }
   int64_t row_bytes() const { return args_.features * (QUIRE_WIDE == 64 ? 5 : 2) / 4; }
   int64_t tiles() const { return x_.count(); }
   void turn(int64_t begin, int64_t end) const {

@@ -18,6 +18,7 @@ class Unpacked : public Products {
   using Stored = uint8_t;
   using Flushed = float;  // unpacking has its denormals
   static constexpr bool kLongBlocks = false;
+  static int64_t tall_rows() { return 0; }  // they lie in memory of a block's size
 
   template <class Memory>
   Unpacked(const LinearArgs& args, const Memory& memory) : Products(args, memory), args_(args) {}

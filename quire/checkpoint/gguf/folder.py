@@ -23,9 +23,7 @@ from typing import Any
 
 from quire import __version__
 from quire.checkpoint.caches import cache_folder
-from quire.checkpoint.gguf.config import config_of
 from quire.checkpoint.gguf.file import GgufFile, open_gguf, parts_of
-from quire.checkpoint.gguf.tokenizer import ends_of, has_tokenizer, write_tokenizer
 from quire.errors import CheckpointError
 
 SUFFIX = ".gguf"
@@ -119,6 +117,9 @@ def _temporary(file: GgufFile, source: Source) -> Path:
 
 
 def _write(file: GgufFile, folder: Path, source: Source) -> None:
+    from quire.checkpoint.gguf.config import config_of  # only here: most checkpoints are no such file
+    from quire.checkpoint.gguf.tokenizer import has_tokenizer, write_tokenizer
+
     config = config_of(file)
     try:
         if has_tokenizer(file):
@@ -135,6 +136,8 @@ def _write(file: GgufFile, folder: Path, source: Source) -> None:
 
 def _generation(file: GgufFile) -> dict[str, Any]:
     """Which tokens end an answer, and how to sample, as far as the file says it."""
+    from quire.checkpoint.gguf.tokenizer import ends_of
+
     found: dict[str, Any] = {"eos_token_id": ends_of(file) or None}
     for key, name in _SAMPLING.items():
         value = file.metadata.get(f"general.sampling.{key}")

@@ -24,6 +24,7 @@ from quire.checkpoint.weights import StoredPart
 from quire.errors import CheckpointError, UnsupportedModelError
 from quire.kernels.quantized import RowKind, RowLayout
 from quire.layers import Embedding, LatentProjection, Linear
+from quire.models.pooling.base import PoolingModel
 from quire.models.quantization.plan import QuantizationPlan, QuantizedLayer
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class _Planner:
         if self.as_floats:
             logger.warning("%s: held as floats: %s", self.checkpoint.file.name, listed(self.as_floats))
         ignored = [name for name in self.checkpoint.names() if names.is_ignored(name)]
+        if isinstance(self.model, PoolingModel):  # which has no projection to the vocabulary
+            ignored += [name for name in self.checkpoint.names() if name in ("output.weight", "output.bias")]
         why = _MULTIPLIED if self.checkpoint.file.architecture == "falcon-h1" else ""
         return QuantizationPlan(self.layers, self.parts, self.names, ignored, widens_experts=True, no_adapters=why)
 

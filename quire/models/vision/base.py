@@ -33,6 +33,8 @@ class TakesMedia:
     feature_levels: how many further rows come with each feature, one to be added behind each of the first layers
     (arXiv:2406.04334); they stand side by side behind the feature.
     prompt_sees: whether all tokens of a prompt see one another (arXiv:2407.07726).
+    feature_width: numbers of a feature, where it is no embedding but the whole of what the model tells of an image
+    (`TowerPrompts`).
     """
 
     image_token_id: int | None = None
@@ -41,6 +43,7 @@ class TakesMedia:
     mrope = False
     feature_levels: int = 0
     prompt_sees: bool = False
+    feature_width: int | None = None
     # What the family's Hugging Face processor asks of its image processor, whatever that one's own file says.
     processor_settings: Mapping[str, Any] = {}
     # What that processor writes before and behind an image's marker in a text, before the text becomes tokens.
@@ -151,7 +154,15 @@ class TakesMedia:
         raise NotImplementedError
 
 
-class VisionLanguageModel(TakesMedia, CausalLM):
+class MediaModel(TakesMedia, CausalLM):
+    """Any model that takes images, videos or sounds."""
+
+    def feature_size(self, embedding_size: int) -> int:
+        """Numbers of one placeholder's features."""
+        return self.feature_width or embedding_size * (1 + self.feature_levels)
+
+
+class VisionLanguageModel(MediaModel):
     """A CausalLM that puts features of images, videos or sounds in the place of placeholder tokens.
 
     A subclass builds `language_model` (by `text_model`) and its own parameters, and defines `image_layout` and

@@ -1,4 +1,5 @@
-"""SigLIP's tower (arXiv:2303.15343) to its end: what stands behind its last layer's norm is not computed."""
+"""SigLIP's tower (arXiv:2303.15343) to its end: what stands behind its last layer's norm is not computed; and the
+attention of the head that stands there."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.nn import functional
 
 from quire.models.base import refuse
-from quire.models.vision.towers import build_tower
+from quire.models.vision.towers import TowerLinear, build_tower
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -66,3 +69,24 @@ class SiglipTower:
             x = layer(x, **self._masks)
             x = x if isinstance(x, torch.Tensor) else x[0]  # as before transformers 5
         return self.tower.post_layernorm(x)
+
+
+class HeadAttention(nn.Module):
+    """In the place of torch's MultiheadAttention, whose products are torch's: called as that is.
+
+    Its layers have names of their own: PEFT's adapters of that module's `out_proj` change nothing there.
+    """
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.hidden, self.heads = hidden, heads
+        self.inputs = TowerLinear(hidden, 3 * hidden)
+        self.out = TowerLinear(hidden, hidden)
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """query: [N, Q, C]; key and value: the same [N, P, C] -> ([N, Q, C], no weights)."""
+        own = self.inputs(query)[..., : self.hidden]
+        others = self.inputs(key)[..., self.hidden :].chunk(2, -1)
+        parts = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (own, *others))
+        attended = functional.scaled_dot_product_attention(*parts)
+        return self.out(attended.transpose(1, 2).flatten(2)), None

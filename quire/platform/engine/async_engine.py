@@ -19,15 +19,16 @@ from typing import Any, TypeVar
 from quire.config import EngineConfig
 from quire.errors import EngineClosedError, RequestError, SleepingError
 from quire.lora import AdapterInfo, LoadReport, LoRARequest
-from quire.platform.engine.llm_engine import LLMEngine
+from quire.platform.engine.llm_engine import AnyParams, LLMEngine
 from quire.platform.engine.output_stream import OutputQueues, Outputs
 from quire.platform.engine.stats import EngineStats
 from quire.platform.engine.step_loop import Delivery, StepLoop
 from quire.platform.engine.watching.watch import EngineWatch
 from quire.platform.inputs.prepared import PreparedRequest
 from quire.platform.inputs.processor import PromptType
-from quire.platform.outputs.outputs import Output
-from quire.platform.sampling.params import BeamSearchParams, SamplingParams
+from quire.platform.outputs.pooled import AnyOutput
+from quire.platform.pooling.params import PoolingParams
+from quire.platform.sampling.params import SamplingParams
 from quire.platform.scheduling.metrics import StepTimes
 
 logger = logging.getLogger("quire")
@@ -39,8 +40,17 @@ _READERS = 2
 # for them.
 _SHAPE_READERS = 2
 
+# Requests that are read in one go: handing one over takes longer than reading a short text.
+_PIECE = 8
+
+# Characters of the texts, or token ids, that pool and are read faster than handed over at all.
+_SHORT = 2048
+_LEAST_SHORT = 32  # what a text counts at least
+
 # How long `close` waits for the step that runs when all requests have been aborted.
 _LAST_STEP = 5.0  # seconds
+
+_PLAIN = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
 
 _T = TypeVar("_T")
 
@@ -51,7 +61,7 @@ class EngineRequest:
 
     request_id: str
     prompt: PromptType
-    params: SamplingParams | BeamSearchParams
+    params: AnyParams
     lora_request: LoRARequest | None = None
 
 
@@ -69,7 +79,7 @@ class AsyncEngine:
     def __init__(
         self,
         config: EngineConfig | None = None,
-        on_step: Callable[[StepTimes, Sequence[Output]], object] | None = None,
+        on_step: Callable[[StepTimes, Sequence[AnyOutput]], object] | None = None,
     ) -> None:
         self.llm_engine = LLMEngine(config)
         self.step_loop = StepLoop(self.llm_engine, on_step, self._deliver)
@@ -144,16 +154,17 @@ class AsyncEngine:
     async def generate(
         self,
         prompt: PromptType,
-        sampling_params: SamplingParams | BeamSearchParams,
+        params: AnyParams,
         request_id: str,
         lora_request: LoRARequest | None = None,
-    ) -> AsyncIterator[Output]:
-        """The outputs of one request, as `LLMEngine.step` returns them. Leaving the iteration aborts the request.
+    ) -> AsyncIterator[Any]:
+        """The outputs of one request, as `LLMEngine.step` returns them; of PoolingParams there is one. Leaving the
+        iteration aborts the request.
 
         Raises RequestError when it could never be served as given, EngineClosedError when the engine ends before it.
         """
         with self.accepted():
-            request = EngineRequest(request_id, prompt, sampling_params, lora_request)
+            request = EngineRequest(request_id, prompt, params, lora_request)
             async with await self.submit([request]) as outputs:
                 async for output in outputs:
                     yield output
@@ -212,34 +223,40 @@ class AsyncEngine:
             self._output_queues.forget(request_id)
         self.step_loop.tell(partial(self.llm_engine.abort_request, list(request_ids)))
 
-    def end(self, outputs: Sequence[Output]) -> None:
+    def end(self, outputs: Sequence[AnyOutput]) -> None:
         """Abort requests, and hand who waits for them these as their last outputs."""
         self._output_queues.deliver(outputs)
         self.abort({output.request_id for output in outputs})
 
     async def _read_all(self, requests: Sequence[EngineRequest]) -> list[PreparedRequest]:
-        futures = [
-            self._read(
-                self._shape_readers if _is_shaped(one.params) else self._readers,
-                self.llm_engine.read_request,
-                one.request_id,
-                one.prompt,
-                one.params,
-                one.lora_request,
-            )
-            for one in requests
-        ]
+        if _are_short(requests):
+            self.step_loop.check_runs()
+            return self._read_piece(requests)
+        readers = self._shape_readers if any(_is_shaped(one.params) for one in requests) else self._readers
+        pieces = [requests[start : start + _PIECE] for start in range(0, len(requests), _PIECE)]
+        futures = [self._read(readers, self._read_piece, piece) for piece in pieces]
         try:
-            return [await self._read_result(future) for future in futures]
+            return [one for future in futures for one in await self._read_result(future)]
         except BaseException:  # one is no good, or nobody waits any more: let go of the others
             for future in futures:
                 future.cancel()
                 future.add_done_callback(self._discard_read)
             raise
 
-    def _discard_read(self, future: Future[PreparedRequest]) -> None:
+    def _read_piece(self, requests: Sequence[EngineRequest]) -> list[PreparedRequest]:
+        """On a reader, unless they are short: all or none."""
+        read: list[PreparedRequest] = []
+        try:
+            for one in requests:
+                read.append(self.llm_engine.read_request(one.request_id, one.prompt, one.params, one.lora_request))
+        except BaseException:
+            self._discard(read)
+            raise
+        return read
+
+    def _discard_read(self, future: Future[list[PreparedRequest]]) -> None:
         if not future.cancelled() and future.exception() is None:
-            self._discard([future.result()])
+            self._discard(future.result())
 
     def _discard(self, requests: Sequence[PreparedRequest]) -> None:
         for prepared in requests:
@@ -351,7 +368,25 @@ class AsyncEngine:
         return self.llm_engine.stats()
 
 
-def _is_shaped(params: SamplingParams | BeamSearchParams) -> bool:
+def _are_short(requests: Sequence[EngineRequest]) -> bool:
+    """Whether reading them is but the tokens of a short text: nothing is loaded, fetched or compiled for them."""
+    left = _SHORT
+    for one in requests:
+        prompt = one.prompt
+        if not isinstance(one.params, PoolingParams) or one.lora_request is not None or not isinstance(prompt, dict):
+            return False
+        given: Any = prompt.get("prompt", prompt.get("prompt_token_ids"))
+        if not isinstance(given, (str, list)) or not prompt.keys() <= _PLAIN:
+            return False
+        left -= max(len(given), _LEAST_SHORT)
+        if left < 0:
+            return False
+    return True
+
+
+def _is_shaped(params: AnyParams) -> bool:
     """Whether grammars, or the vocabulary that they are compiled over, are wanted."""
+    if isinstance(params, PoolingParams):
+        return False
     thinks = isinstance(params, SamplingParams) and params.thinking_token_budget is not None
     return thinks or params.structured_outputs is not None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from quire.config import EngineConfig
 from quire.errors import EngineClosedError, RequestError
 from quire.lora import LoRARequest
 from quire.platform.engine.async_engine import AsyncEngine, EngineRequest
+from quire.platform.inputs.plain_tokenizer import full_tokenizer
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.beams import beams_as_output
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+from quire.platform.outputs.pooled import AnyOutput, PoolingRequestOutput
+from quire.platform.pooling.params import PoolingParams
 from quire.platform.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.platform.sampling.results import Failure
 
 if TYPE_CHECKING:
     from quire.config.engine_args import EngineArgs  # whose making takes a start 20 ms
@@ -31,7 +36,7 @@ class AsyncLLMEngine:
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.engine = AsyncEngine(config)
         self._started = False
-        self._last: dict[str, RequestOutput | None] = {}  # by request that runs
+        self._last: dict[str, Callable[[], AnyOutput]] = {}  # by request that runs: how it ends when it is aborted
         self._aborted: set[str] = set()
 
     @classmethod
@@ -57,24 +62,57 @@ class AsyncLLMEngine:
         Leaving the iteration aborts the request. Raises RequestError when it could never be served as given,
         EngineClosedError when the engine ends first.
         """
+        delta = getattr(sampling_params, "output_kind", None) is RequestOutputKind.DELTA
+        request = EngineRequest(request_id, prompt, sampling_params, lora_request)
+        async for output in self._outputs(request, partial(_aborted, request_id, None), trace_headers, priority):
+            shown = self._shown(output)
+            last = _without_news(shown) if delta else shown
+            self._last[request_id] = partial(_aborted, request_id, last)
+            yield shown
+
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        trace_headers: None = None,
+        priority: int = 0,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncIterator[PoolingRequestOutput]:
+        """The one output of a request to a model that pools, as `LLM.encode` returns it.
+
+        tokenization_kwargs: vLLM's; `truncate_prompt_tokens` belongs into pooling_params. Leaving the iteration aborts
+        the request; one that is aborted meanwhile has a `failure`. Raises as `generate`.
+        """
+        if tokenization_kwargs:
+            raise RequestError("tokenization_kwargs: give truncate_prompt_tokens in pooling_params")
+        request = EngineRequest(request_id, prompt, pooling_params, lora_request)
+        async for output in self._outputs(request, partial(_not_pooled, request_id), trace_headers, priority):
+            yield output
+
+    async def _outputs(
+        self, request: EngineRequest, aborted: Callable[[], AnyOutput], trace_headers: None, priority: int
+    ) -> AsyncIterator[Any]:
+        """aborted: makes the last output, should it be aborted before it has another."""
         if trace_headers is not None or priority != 0:
             raise RequestError("trace_headers, priority: requests are served in the order in which they came, untraced")
+        request_id = request.request_id
         if request_id in self._last:
             raise RequestError(f"request {request_id}: its id is in use")
         await self._start()
-        self._last[request_id] = None
-        delta = getattr(sampling_params, "output_kind", None) is RequestOutputKind.DELTA
+        self._last[request_id] = aborted
         try:
             with self.engine.accepted():
-                request = EngineRequest(request_id, prompt, sampling_params, lora_request)
                 async with await self.engine.submit([request]) as outputs:
                     if request_id in self._aborted:  # while it was read
-                        yield _aborted(request_id, None)
+                        yield aborted()
                         return
                     async for output in outputs:
-                        shown = self._shown(output)
-                        self._last[request_id] = _without_news(shown) if delta else shown
-                        yield shown
+                        # What was made before it was aborted, and not shown by then, its last output does not have.
+                        last = isinstance(output, BeamSearchOutput) or output.finished
+                        if last or request_id not in self._aborted:
+                            yield output
         finally:
             self._last.pop(request_id, None)
             self._aborted.discard(request_id)
@@ -94,7 +132,7 @@ class AsyncLLMEngine:
         ids = {request_id} if isinstance(request_id, str) else set(request_id)
         running = ids & self._last.keys()
         self._aborted |= running
-        self.engine.end([_aborted(one, self._last[one]) for one in running])
+        self.engine.end([self._last[one]() for one in running])
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """Load an adapter before the first request that wants it. Raises AdapterError."""
@@ -123,7 +161,7 @@ class AsyncLLMEngine:
 
     async def get_tokenizer(self, lora_request: LoRARequest | None = None) -> Any:
         """The transformers tokenizer; None when skip_tokenizer_init was set."""
-        return self.engine.llm_engine.tokenizer
+        return full_tokenizer(self.engine.llm_engine.tokenizer)
 
     async def check_health(self) -> None:
         """Raise EngineClosedError, with the reason, where requests would not be served."""
@@ -164,6 +202,11 @@ def _aborted(request_id: str, last: RequestOutput | None) -> RequestOutput:
         return RequestOutput(request_id, None, [], [nothing], True)
     outputs = [one if one.finished() else replace(one, finish_reason="abort") for one in last.outputs]
     return replace(last, outputs=outputs, finished=True)
+
+
+def _not_pooled(request_id: str) -> PoolingRequestOutput:
+    """The output of a request for vectors that was aborted."""
+    return PoolingRequestOutput(request_id, None, [], failure=Failure("the request was aborted", by_caller=True))
 
 
 def _without_news(output: RequestOutput) -> RequestOutput:

@@ -14,7 +14,7 @@ from quire.config import EngineConfig, LoRAConfig, MediaConfig, ModelConfig
 from quire.errors import AdapterError, CheckpointError, QuireError
 from quire.garbage import collector_waits
 from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRegistry, DeviceAdapterBudget
-from quire.models.vision.base import VisionLanguageModel
+from quire.models.vision.base import MediaModel
 from quire.multimodal import (
     RANGE_ROWS,
     AudioHandler,
@@ -90,6 +90,7 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
             tokenizer = load_tokenizer(_tokenizer_path(config.model, path))
         vision = _vision_components(config, path, executor, tokenizer, notify) if facts.sees else None
         rows_spec = _rows_spec(config.media, facts) if config.media.prompt_embeds else None
+        _check_pooling(config, facts)
         limits = Limits(
             vocab_size=facts.vocab_size,
             max_model_len=facts.max_model_len,
@@ -109,7 +110,8 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
         executor.connect_adapters(registry.weights)
     adapter_budget = DeviceAdapterBudget(config.lora, registry) if registry else None
     size = config.cache.block_size
-    index = PrefixIndex() if config.cache.enable_prefix_caching else None
+    reads_both_ways = facts.pooling is not None and facts.pooling.bidirectional  # keys depend on what follows
+    index = PrefixIndex() if config.cache.enable_prefix_caching and not reads_both_ways else None
     pool = BlockPool(facts.num_blocks, size, index, facts.num_states)
     if config.debug:
         pool.freed = []
@@ -130,6 +132,24 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
     )
 
 
+def _check_pooling(config: EngineConfig, facts: WorkerFacts) -> None:
+    """Raise QuireError for settings that a model which generates nothing has no use for."""
+    if facts.pooling is None:
+        return
+    if config.scheduler.speculative_config is not None:
+        raise QuireError("speculative_config: this model generates nothing (runner='pooling'), so nothing is drafted.")
+    towers = facts.pooling.towers
+    if towers is not None and config.media.prompt_embeds:
+        raise QuireError("enable_prompt_embeds: this model makes vectors of texts and of images alone.")
+    if towers is not None and towers.length > facts.max_model_len:
+        raise QuireError(
+            f"max_model_len={facts.max_model_len}: each text of this model is padded to {towers.length} tokens; leave "
+            "it out."
+        )
+    if config.media.prompt_embeds and facts.pooling.bidirectional:
+        raise QuireError("enable_prompt_embeds: all tokens of this model's prompts see one another; give texts or ids.")
+
+
 def _rows_spec(config: MediaConfig, facts: WorkerFacts) -> RowsSpec:
     """What prompts as embeddings must be. Raises QuireError where their rows have no room."""
     if RANGE_ROWS * facts.feature_bytes > config.feature_bytes:
@@ -141,6 +161,10 @@ def _rows_spec(config: MediaConfig, facts: WorkerFacts) -> RowsSpec:
 
 
 def _executor(config: EngineConfig, path: Path) -> Executor:
+    if config.tensor_parallel_size > 1:
+        from quire.platform.execution.sharded import ShardedExecutor
+
+        return ShardedExecutor(config, path)
     if config.executor == "process":
         from quire.platform.execution.process import ProcessExecutor
 
@@ -210,7 +234,7 @@ def _vision_components(
     config: EngineConfig, path: Path, executor: Executor, tokenizer: Any, notify: Callable[[], object]
 ) -> VisionComponents:
     media, facts, model = config.media, executor.facts, executor.structure()
-    assert isinstance(model, VisionLanguageModel)
+    assert isinstance(model, MediaModel)
     texts = _Texts(config, path, tokenizer, tuple(model.marker_words.values()))
     model.read_processor(processor_settings(path), texts.encode)
     processor = None
@@ -223,14 +247,15 @@ def _vision_components(
     settings.keep(media.processor_settings)
     features = FeatureCache(media.feature_bytes)
     preprocessor = MediaPreprocessor(
-        media, processor, model.image_layout, features.__contains__, facts.embedding_size * (1 + model.feature_levels),
-        notify, model.planned_layout, model.given_layout, handlers,
+        media, processor, model.image_layout, features.__contains__, model.feature_size(facts.embedding_size), notify,
+        model.planned_layout, model.given_layout, handlers,
     )  # fmt: skip
     taken = {*processors, *others}
     markers = {kind: token for kind, token in model.media_marker_ids.items() if kind in taken}
     words: dict[MediaKind, str] = {}
     if tokenizer is not None:
-        words = {kind: str(tokenizer.convert_ids_to_tokens(token)) for kind, token in markers.items()}
+        found = {kind: tokenizer.convert_ids_to_tokens(token) for kind, token in markers.items()}
+        words = {kind: str(word) for kind, word in found.items() if word is not None}
     image_spec = ImageInputSpec(
         marker_id=markers.get("image"),
         marker=words.pop("image", None),
@@ -253,7 +278,7 @@ def _vision_components(
 
 
 def _other_processors(
-    config: EngineConfig, path: Path, model: VisionLanguageModel
+    config: EngineConfig, path: Path, model: MediaModel
 ) -> tuple[dict[MediaKind, Configurable], dict[MediaKind, MediaHandler]]:
     """Those of the kinds beside images that the model takes, and what prepares media with them.
 
@@ -277,16 +302,14 @@ def _other_processors(
     return processors, handlers
 
 
-def _most_seen(config: EngineConfig, facts: WorkerFacts, model: VisionLanguageModel) -> int:
+def _most_seen(config: EngineConfig, facts: WorkerFacts, model: MediaModel) -> int:
     """How many tokens that see one another a step can compute, in all layers: whole prompts pay no heed to windows."""
     chunk = Footprint(facts.num_blocks, config.cache.block_size, facts.windows).most_at_once
     windows = [window for window in model.kv_spec.within(facts.max_model_len).windows if window]
     return min(config.scheduler.max_num_batched_tokens, chunk, *(() if model.prompt_sees else windows))
 
 
-def _completed(
-    model: VisionLanguageModel, markers: Mapping[MediaKind, int], texts: _Texts
-) -> Callable[[list[int]], list[int]]:
+def _completed(model: MediaModel, markers: Mapping[MediaKind, int], texts: _Texts) -> Callable[[list[int]], list[int]]:
     if "video" not in markers or not any(model.around_video_marker):
         return list
     return AroundIds(markers["video"], *model.around_video_marker, texts.encode, texts.decode).complete

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from quire.config.arguments import llm_settings, takes_settings
 from quire.config.generation import default_sampling
 from quire.config.not_served import method_not_served
@@ -20,7 +18,9 @@ from quire.platform.engine.conversations import ChatOptions, Conversations
 from quire.platform.engine.interrupts import HeldInterrupt
 from quire.platform.engine.llm_engine import LLMEngine
 from quire.platform.engine.metrics import Metric, metrics_of
+from quire.platform.engine.pooling_calls import PoolingCalls
 from quire.platform.inputs.batch import one_for_each, prompt_list
+from quire.platform.inputs.plain_tokenizer import full_tokenizer
 from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.beams import beams_as_output
 from quire.platform.outputs.outputs import BeamSearchOutput, RequestOutput
@@ -40,7 +40,7 @@ _POLL_SECONDS = 0.02  # seconds until unloading looks again
 
 
 @takes_settings
-class LLM:
+class LLM(PoolingCalls):
     """A model that answers batches of prompts, in continuous batching. Calls from several threads wait for each other.
 
     Args: (the table is in docs/settings.md; None leaves the default, which stands in brackets)
@@ -64,7 +64,7 @@ class LLM:
 
     def get_tokenizer(self) -> Any:
         """The transformers tokenizer; None when skip_tokenizer_init was set."""
-        return self.llm_engine.tokenizer
+        return full_tokenizer(self.llm_engine.tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The sampling that the checkpoint recommends, or `generation_config` and `override_generation_config` say."""
@@ -259,7 +259,7 @@ class LLM:
         raise AttributeError(f"LLM has no {name!r}{method_not_served(name)}")
 
     def _shown(self, output: Any) -> RequestOutput:
-        return beams_as_output(self.get_tokenizer(), output) if isinstance(output, BeamSearchOutput) else output
+        return beams_as_output(self.llm_engine.tokenizer, output) if isinstance(output, BeamSearchOutput) else output
 
     def _adapters_list(
         self, wanted: LoRARequest | Sequence[LoRARequest | None] | None, count: int
@@ -283,6 +283,8 @@ class LLM:
         use_tqdm: bool,
         adapters: Sequence[LoRARequest | None],
     ) -> list[Any]:
+        from tqdm import tqdm
+
         ids: list[str] = []
         outputs: dict[str, Any] = {}
         with self._lock, HeldInterrupt() as interrupt:

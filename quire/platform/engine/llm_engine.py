@@ -16,6 +16,7 @@ from quire.lora import AdapterInfo, LoadReport, LoRARequest
 from quire.multimodal import FeatureCache, MediaByUuid, ProcessedImage
 from quire.platform.engine.builder import load
 from quire.platform.engine.core import EngineCore
+from quire.platform.engine.drafts import drafting_of
 from quire.platform.engine.lora_admin import LoRAAdmin
 from quire.platform.engine.media_arrivals import MediaArrivals
 from quire.platform.engine.sleep import Sleep
@@ -24,8 +25,9 @@ from quire.platform.engine.watching.steps import StepRecorder
 from quire.platform.inputs.prepared import PreparedRequest
 from quire.platform.inputs.processor import InputProcessor, PromptType
 from quire.platform.kv.manager import KVManager
-from quire.platform.outputs.outputs import Output
+from quire.platform.outputs.pooled import AnyOutput
 from quire.platform.outputs.processor import OutputProcessor
+from quire.platform.pooling.params import PoolingParams
 from quire.platform.sampling.logits_processors import load_plugins
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.request import SequenceState, next_serial
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from quire.config.engine_args import EngineArgs  # whose making takes a start 20 ms
 
 logger = logging.getLogger("quire")
+
+AnyParams = SamplingParams | BeamSearchParams | PoolingParams
 
 # How long a step with nothing to compute waits for an image or an adapter to be ready.
 _POLL_SECONDS = 0.1
@@ -46,7 +50,7 @@ class LLMEngine:
     Not thread-safe: one thread adds, aborts and steps, and others may call only what says so.
 
     notify: lets a step that waits for an image or an adapter return; any thread may call it. recorder: what steps are
-    written down by, while somebody watches.
+    written down by, while somebody watches. pooling: what the model makes of prompts; None: it generates.
 
     Raises UnsupportedModelError, CheckpointError or QuireError when `config` cannot be served.
     """
@@ -64,6 +68,7 @@ class LLMEngine:
         self.pool = parts.pool
         self.executor = parts.executor
         self.adapters = parts.adapters
+        self.pooling = parts.executor.facts.pooling
         vision = parts.vision
         self.scheduler = Scheduler(
             self.config.scheduler,
@@ -71,6 +76,7 @@ class LLMEngine:
             vision.features if vision else FeatureCache(self.config.media.feature_bytes if parts.rows_spec else 0),
             parts.executor.facts.feature_bytes,
             parts.adapter_budget,
+            drafting_of(self.config.scheduler.speculative_config, parts.windows, self.limits.vocab_size),
         )
         self._sleep = Sleep(parts.executor)
         self.lora = LoRAAdmin(parts.adapters, self.config, self._sleep)
@@ -83,6 +89,7 @@ class LLMEngine:
             plugins,
             parts.executor.remote_grammars(),
             parts.rows_spec,
+            self.pooling,
         )
         self.output_processor = OutputProcessor(parts.tokenizer)
         self.core = EngineCore(self.scheduler, parts.executor, self.lora)
@@ -105,7 +112,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams | BeamSearchParams | None = None,
+        params: AnyParams | None = None,
         lora_request: LoRARequest | None = None,
     ) -> None:
         """Queue a request: a text, token ids, or a dict with 'prompt' or 'prompt_token_ids' and what belongs to it:
@@ -122,7 +129,7 @@ class LLMEngine:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams | BeamSearchParams | None = None,
+        params: AnyParams | None = None,
         lora_request: LoRARequest | None = None,
     ) -> PreparedRequest:
         """The first half of `add_request`, which takes the time: any thread may call this. Raises RequestError."""
@@ -130,9 +137,14 @@ class LLMEngine:
         self._sleep.check_awake()
         if not isinstance(request_id, str):
             raise RequestError(f"request_id={request_id!r}: must be a string")
-        params = SamplingParams() if params is None else params
+        if params is None:
+            params = SamplingParams() if self.pooling is None else PoolingParams()
         serial = next_serial()
         read = self.input_processor.read(request_id, prompt, params)
+        if lora_request is None and self.pooling is not None and self.pooling.headless:
+            raise RequestError(
+                f"request {request_id}: this checkpoint has no head that gives classes: name an adapter that brings one"
+            )
         if lora_request is not None:
             read = replace(read, adapters=self.lora.hold(serial, request_id, lora_request), lora=lora_request)
         return PreparedRequest(request_id, read, params, serial, begun, partial(self.lora.release, serial))
@@ -175,7 +187,7 @@ class LLMEngine:
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def step(self) -> list[Output]:
+    def step(self) -> list[AnyOutput]:
         """Plan, execute, commit; return an output for each request that has something new to show."""
         recorder = self.recorder
         if recorder is not None:
@@ -206,7 +218,7 @@ class LLMEngine:
             self._wakeup.clear()  # not before: a call since the last step must not be slept over
             self.media.take_ready()
 
-    def _respond(self, advanced: Sequence[SequenceState]) -> list[Output]:
+    def _respond(self, advanced: Sequence[SequenceState]) -> list[AnyOutput]:
         """The outputs of requests that have failed, and of those whose sequences have advanced."""
         if not advanced and not self.core.failed:
             return []

@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from quire.platform.engine.step_loop import Delivery
-from quire.platform.outputs.outputs import BeamSearchOutput, Output
+from quire.platform.outputs.outputs import BeamSearchOutput
+from quire.platform.outputs.pooled import AnyOutput
+
+# Seconds between two times that readers are woken up for tokens in the midst of their answers. A small model makes
+# steps faster than a stream's tokens can be written one by one; nobody sees the difference.
+PACE = 0.004
+
+
+class _Mailbox:
+    """What has come for one reader. begun: something has."""
+
+    __slots__ = ("_come", "_waiter", "begun")
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._come: list[Delivery] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._come)
+
+    def put(self, delivery: Delivery) -> None:
+        self.begun = True
+        if self._come and isinstance(delivery, list) and isinstance(self._come[-1], list):
+            self._come[-1] += delivery  # taken together
+        else:
+            self._come.append(delivery)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def take(self) -> Delivery:
+        """The oldest; waits for one."""
+        while not self._come:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._come.pop(0)
 
 
 class Outputs:
@@ -18,15 +55,15 @@ class Outputs:
     def __init__(
         self,
         unfinished: set[str],
-        output_queue: asyncio.Queue[Delivery],
+        mailbox: _Mailbox,
         abort: Callable[[set[str]], None],
         forget: Callable[[str], None],
     ) -> None:
         self._unfinished = unfinished
-        self._output_queue = output_queue
+        self._mailbox = mailbox
         self._abort = abort
         self._forget = forget
-        self._ready: list[Output] = []  # in reverse
+        self._ready: list[AnyOutput] = []  # in reverse
 
     async def __aenter__(self) -> Outputs:
         return self
@@ -44,16 +81,16 @@ class Outputs:
     @property
     def ready(self) -> bool:
         """Whether there are more that need not be waited for."""
-        return bool(self._ready) or not self._output_queue.empty()
+        return bool(self._ready) or bool(self._mailbox)
 
     def __aiter__(self) -> Outputs:
         return self
 
-    async def __anext__(self) -> Output:
+    async def __anext__(self) -> Any:
         while not self._ready:
             if not self._unfinished:
                 raise StopAsyncIteration
-            delivery = await self._output_queue.get()
+            delivery = await self._mailbox.take()
             if isinstance(delivery, BaseException):
                 raise delivery
             self._ready = delivery[::-1]
@@ -65,10 +102,13 @@ class Outputs:
 
 
 class OutputQueues:
-    """Where the outputs of each request go: those of one `submit` share a queue. It belongs to the event loop."""
+    """Where the outputs of each request go: those of one `submit` share a mailbox. It belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, asyncio.Queue[Delivery]] = {}  # by request
+        self._queues: dict[str, _Mailbox] = {}  # by request
+        self._held: list[AnyOutput] = []  # that wait for their time
+        self._last = 0.0  # when outputs were handed out, by the loop's time
+        self._timer: asyncio.TimerHandle | None = None
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._queues
@@ -78,7 +118,7 @@ class OutputQueues:
 
     def open(self, request_ids: set[str], abort: Callable[[set[str]], None]) -> Outputs:
         """Make a queue for these. abort: ends those that have not finished when their reader goes."""
-        queue: asyncio.Queue[Delivery] = asyncio.Queue()
+        queue = _Mailbox()
         self._queues.update(dict.fromkeys(request_ids, queue))
         return Outputs(request_ids, queue, abort, self.forget)
 
@@ -88,21 +128,49 @@ class OutputQueues:
 
     def fail(self, request_id: str, error: Exception) -> None:
         """Raise an error where a request's outputs are waited for."""
+        self._hand_out()
         queue = self._queues.get(request_id)
         if queue is not None:
-            queue.put_nowait(error)
+            queue.put(error)
 
     def fail_all(self, error: BaseException) -> None:
         """Raise an error wherever outputs are waited for."""
+        self._hand_out()
         for queue in set(self._queues.values()):
-            queue.put_nowait(error)
+            queue.put(error)
 
-    def deliver(self, outputs: Iterable[Output]) -> None:
-        """Hand a step's outputs to those who wait for them."""
-        batches: dict[int, tuple[asyncio.Queue[Delivery], list[Output]]] = {}
+    def deliver(self, outputs: Sequence[AnyOutput]) -> None:
+        """Hand a step's outputs to those who wait for them: at once a request's first and its last, and what goes on
+        at most every `PACE` seconds."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._held += outputs
+        if now - self._last >= PACE or self._is_urgent(outputs):
+            self._last = now
+            self._hand_out()
+        elif self._timer is None:
+            self._timer = loop.call_at(self._last + PACE, self._on_time)
+
+    def _is_urgent(self, outputs: Iterable[AnyOutput]) -> bool:
+        for output in outputs:
+            queue = self._queues.get(output.request_id)
+            if queue is not None and (not queue.begun or isinstance(output, BeamSearchOutput) or output.finished):
+                return True
+        return False
+
+    def _on_time(self) -> None:
+        self._last = asyncio.get_running_loop().time()
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        outputs, self._held = self._held, []
+        batches: dict[int, tuple[_Mailbox, list[AnyOutput]]] = {}
         for output in outputs:
             queue = self._queues.get(output.request_id)
             if queue is not None:
                 batches.setdefault(id(queue), (queue, []))[1].append(output)
         for queue, batch in batches.values():
-            queue.put_nowait(batch)
+            queue.put(batch)

@@ -50,7 +50,12 @@ class Recovery:
                 self._scheduler.forget_features(image.digest for image in alone.encode)
                 self._fail(request, error)
         self._scheduler.forget_features(image.digest for image in plan.encode if image.digest not in seen)
-        result = StepResult(tuple(r.sampled[0] for r in results), tuple(r.scores[0] for r in results))
+        pooled = tuple(r.pooled[0] if r.pooled else None for r in results)
+        result = StepResult(
+            tuple(r.sampled[0] for r in results),
+            tuple(r.scores[0] for r in results),
+            pooled if any(one is not None for one in pooled) else (),
+        )
         return StepPlan(tuple(good), encode=plan.encode), result
 
     def give_up(self, plan: StepPlan, error: Exception) -> None:

@@ -19,6 +19,8 @@ class EngineStats:
     swaps: preemptions whose sequences were kept in main memory.
     prompt_tokens: of requests that began to run. generated_tokens: sampled.
     prefix_queries, prefix_hits: tokens looked for in the prefix cache, and found there.
+    drafts, draft_tokens, accepted_tokens: how often a sequence had draft tokens in a step, how many these were, and how
+    many of them were drawn.
     encoder_queries, encoder_hits: images whose features were wanted, and were there. media_bytes: of these features.
     adapters_running, adapters_waiting: names of those whose sequences run and wait.
     adapters_loading: whose weights are being read. adapter_hits: by the tier ("device", "host", "disk") where an
@@ -37,6 +39,9 @@ class EngineStats:
     kv_usage: float
     prefix_queries: int
     prefix_hits: int
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
     encoder_queries: int
     encoder_hits: int
     media_bytes: int
@@ -51,7 +56,7 @@ class EngineStats:
 def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arriving: int) -> EngineStats:
     """Read from any thread: each number is true, though not all of one moment."""
     on_device = scheduler.adapters.device
-    features, pool = scheduler.encoder.features, scheduler.kv.pool
+    features, pool, drafting = scheduler.encoder.features, scheduler.kv.pool, scheduler.drafting
     return EngineStats(
         running=len(scheduler.running),
         waiting=len(scheduler.waiting),
@@ -65,6 +70,9 @@ def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arrivin
         kv_usage=pool.usage,
         prefix_queries=scheduler.kv.prefix_queries,
         prefix_hits=scheduler.kv.prefix_hits,
+        drafts=drafting.num_drafts if drafting is not None else 0,
+        draft_tokens=drafting.num_draft_tokens if drafting is not None else 0,
+        accepted_tokens=drafting.num_accepted_tokens if drafting is not None else 0,
         encoder_queries=features.hits + features.misses,
         encoder_hits=features.hits,
         media_bytes=features.bytes,

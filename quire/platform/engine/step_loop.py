@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 from quire.errors import EngineClosedError
 from quire.platform.engine.llm_engine import LLMEngine
-from quire.platform.outputs.outputs import Output
+from quire.platform.outputs.pooled import AnyOutput
 from quire.platform.scheduling.metrics import StepTimes
 
 logger = logging.getLogger("quire")
 
 _T = TypeVar("_T")
 
-Delivery = list[Output] | BaseException  # a step's outputs, or what ended the engine
+Delivery = list[AnyOutput] | BaseException  # a step's outputs, or what ended the engine
 
 
 class StepLoop:
@@ -39,7 +39,7 @@ class StepLoop:
     def __init__(
         self,
         engine: LLMEngine,
-        on_step: Callable[[StepTimes, Sequence[Output]], object] | None,
+        on_step: Callable[[StepTimes, Sequence[AnyOutput]], object] | None,
         deliver: Callable[[Delivery], None],
     ) -> None:
         self.error: BaseException | None = None
@@ -179,7 +179,7 @@ class StepLoop:
             message()
         return False
 
-    def _report(self, outputs: Sequence[Output]) -> None:
+    def _report(self, outputs: Sequence[AnyOutput]) -> None:
         try:
             if self._on_step is not None:
                 self._on_step(self._engine.scheduler.times, outputs)

@@ -23,11 +23,13 @@ _NAMES = [field.name for field in fields(ForwardContext) if field.name not in _O
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a forward pass reads. token_ids: [T] int64. packed: the memory of all of it, where it was sent to a GPU."""
+    """What a forward pass reads. token_ids: [T] int64. packed: the memory of all of it, where it was sent to a GPU.
+    made_of: what `arrays` returns, where it is known."""
 
     token_ids: torch.Tensor
     context: ForwardContext
     packed: Packed | None = None
+    made_of: Sequence[np.ndarray] | None = None
 
     def clone(self) -> StepInputs:
         """The same in memory of its own, at addresses that stay."""
@@ -38,6 +40,8 @@ class StepInputs:
 
     def arrays(self) -> list[np.ndarray]:
         """The memory of all tensors, on a CPU; which these are depends on the model alone."""
+        if self.made_of is not None:
+            return list(self.made_of)
         return [tensor.numpy() for tensor in (self.token_ids, *tensors(self.context).values())]
 
 
@@ -58,31 +62,42 @@ def build(
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    ends, lengths, prompts = [0], [], []
+    ends, lengths = [0], []
     for chunk, sequence in zip(chunks, sequences, strict=True):
-        end = chunk.end
-        places = range(chunk.start, end)
-        token_ids += sequence.token_ids[chunk.start : end]
-        positions += places
-        blocks = sequence.block_ids
-        slots += [blocks[p // block_size] * block_size + p % block_size for p in places]
+        start, length, drafts, blocks = chunk.start, chunk.length, chunk.drafts, sequence.block_ids
+        end = start + length
+        if length == 1 and not drafts:
+            token_ids.append(sequence.token_ids[start])
+            positions.append(start)
+            slots.append(blocks[start // block_size] * block_size + start % block_size)
+        else:
+            places = range(start, end)
+            token_ids += sequence.token_ids[start : end - len(drafts)]
+            token_ids += drafts
+            positions += places
+            slots += [blocks[p // block_size] * block_size + p % block_size for p in places]
         ends.append(len(token_ids))
         lengths.append(end)
-        prompts.append(sequence.prompt_len)
-    numbers = np.array([token_ids, positions, slots], np.int64)
-    table = _block_table(sequences)
+    prompts = [sequence.prompt_len for sequence in sequences]
+    of_tokens = np.array([token_ids, positions, slots], np.int64)
+    of_sequences = np.array([lengths, prompts], np.int32)
+    # token_ids, and then the context's tensors in the order of its fields.
+    arrays = [*of_tokens[:2], np.array(ends, np.int32), *of_sequences, of_tokens[2], _block_table(sequences)]
+    if mrope:
+        arrays.append(_rotary_positions(chunks, sequences))
+    made = [torch.from_numpy(array) for array in arrays]
     context = ForwardContext(
-        positions=torch.from_numpy(numbers[1]),
-        query_start=torch.from_numpy(np.array(ends, np.int32)),
-        context_len=torch.from_numpy(np.array(lengths, np.int32)),
-        prompt_len=torch.from_numpy(np.array(prompts, np.int32)),
-        slot_mapping=torch.from_numpy(numbers[2]),
-        block_table=torch.from_numpy(table),
+        positions=made[1],
+        query_start=made[2],
+        context_len=made[3],
+        prompt_len=made[4],
+        slot_mapping=made[5],
+        block_table=made[6],
         position_limit=limit_of(max(lengths)),
         longest=max(*lengths, *prompts),
-        rotary_positions=torch.from_numpy(_rotary_positions(chunks, sequences)) if mrope else None,
+        rotary_positions=made[7] if mrope else None,
     )
-    return StepInputs(torch.from_numpy(numbers[0]), context)
+    return StepInputs(made[0], context, made_of=arrays)
 
 
 def send(
@@ -134,7 +149,7 @@ def _lay_out(
     starts = np.array([chunk.start for chunk in chunks], np.int64)
     tables = _block_tables(chunks, sequences, block_size, windows, len(chunks) + spare, width)
     token_ids = [
-        np.asarray(sequence.token_ids[chunk.start : chunk.end], np.int64)
+        np.array([*sequence.token_ids[chunk.start : chunk.known_end], *chunk.drafts], np.int64)
         for chunk, sequence in zip(chunks, sequences, strict=True)
     ]
     prompts = [sequence.prompt_len for sequence in sequences]
@@ -248,6 +263,29 @@ def visible_ends(chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]) -
                 later = True
         parts.append(ends)
     return np.concatenate(parts) if later else None
+
+
+def token_types(chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]) -> torch.Tensor:
+    """`token_types` of the step, [T] int64: 1 of tokens of a second text, else 0."""
+    parts = []
+    for chunk, sequence in zip(chunks, sequences, strict=True):
+        second = sequence.pooling.second if sequence.pooling is not None else 0
+        parts.append(np.arange(chunk.start, chunk.end) >= (second or sequence.prompt_len))
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+
+
+def position_rows(
+    chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], padding: int | None
+) -> torch.Tensor | None:
+    """`position_rows` of a step of whole prompts, [T] int64: padding's is its id, those of others follow it, and are
+    counted without padding. None: there is none, or it is no token."""
+    if padding is None or not any(padding in one.token_ids for one in sequences):
+        return None
+    parts = []
+    for chunk, sequence in zip(chunks, sequences, strict=True):
+        kept = np.array(sequence.token_ids[: chunk.end]) != padding
+        parts.append(np.cumsum(kept) * kept + padding)
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
 
 def whole_prompts(

@@ -1,4 +1,5 @@
-"""The step in which every sequence has one token: recorded once for each shape, then replayed without Python."""
+"""The step in which every sequence has one token, and drafts perhaps: recorded once for each shape, then replayed
+without Python."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from quire import kernels
 from quire.kernels.adapters import LoraSegments, Segment, times_named
+from quire.kernels.sampling import can_draw
 from quire.lora import AdapterMix, AdapterSlots, capacity_for
 from quire.models.base import CausalLM
 from quire.platform.execution.batch import StepInputs
@@ -24,14 +26,24 @@ from quire.types import KVCache, StateCache
 
 logger = logging.getLogger("quire")
 
-# Shapes remembered, the latest first: sequences in the step, times widths of the block table (powers of two), times
-# powers of two of the longest position, times room for segments of adapters (none, or powers of two of their number and
-# of how often rows are named).
+# Shapes remembered, the latest first: tokens in the step, times widths of the block table (powers of two), times powers
+# of two of the longest position, times sequences, times room for segments of adapters (none, or powers of two of their
+# number and of how often rows are named).
 _MOST_SHAPES = 256
 _LEAST_WIDTH = 16  # blocks
+_FEW = 4  # sequences up to which steps with drafts are recorded
 _FINE = 8  # sequences up to which a GPU's shapes are powers of two; beyond, multiples of this
 
-Shape = tuple[int, int, int, tuple[int, ...]]
+Shape = tuple[int, int, int, int, tuple[int, ...]]
+
+
+class StepLogits(NamedTuple):
+    """logits: [T, vocabulary] float32. likeliest: [T] int64, the token of each row, as of `kernels.likeliest`, which a
+    recording finds while the logits are still in the caches; None where they are a device's, which draws by itself, and
+    of logits that are not rows of float32 one behind the other."""
+
+    logits: torch.Tensor
+    likeliest: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,8 @@ class _Recorded:
     segments: LoraSegments | None
     recording: Any
 
-    def run(self, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
+    def run(self, inputs: StepInputs, rows: Sequence[Segment]) -> Any:
+        """The results, which are those of every other recording, too."""
         if self.segments is not None:
             self.segments.fill(rows)
         if self.inputs.packed is not None and inputs.packed is not None:
@@ -52,12 +65,11 @@ class _Recorded:
             for own, new in zip(self.arrays, inputs.arrays(), strict=True):
                 own[..., : new.shape[-1]] = new  # a copy in torch takes several times as long
         self.recording.replay()
-        results: torch.Tensor = self.recording.results
-        return results
+        return self.recording.results
 
 
 class DecodeGraphRunner:
-    """Model and logits for a step in which each sequence has one token.
+    """Model and logits, of all tokens, for a step in which each sequence has one token, and drafts perhaps.
 
     A shape is recorded when it is met again, so that no start waits for recordings and a shape that comes once costs
     nothing. On a CPU a recording is a list of kernel calls, on a GPU it is a CUDA graph. A model that does more than
@@ -94,16 +106,16 @@ class DecodeGraphRunner:
         rows = 1 << (count - 1).bit_length() if count <= _FINE else -(-count // _FINE) * _FINE
         return rows, _width_for(max(len(sequence.block_ids) for sequence in sequences) // self._groups)
 
-    def __call__(self, inputs: StepInputs, mixes: Sequence[AdapterMix]) -> torch.Tensor:
-        """mixes: of each token. Returns logits [T, vocabulary] float32, good until the next call.
+    def __call__(self, inputs: StepInputs, mixes: Sequence[AdapterMix]) -> StepLogits:
+        """mixes: of each token. What is returned is good until the next call.
 
         On a GPU there may be more rows of inputs, and of logits, than mixes: they are nobody's.
         """
         rows = self._adapter_slots.segments((mix, 1) for mix in mixes) if self._adapter_slots is not None else []
         if self._recording is None or not self._are_recordable(inputs, rows, mixes):
             return self._forward(inputs, self._segments(inputs, rows))
-        width = _width_for(inputs.context.block_table.shape[1])
-        shape = (len(inputs.token_ids), width, inputs.context.position_limit, _room_for(rows))
+        count, blocks = inputs.context.block_table.shape
+        shape = (len(inputs.token_ids), _width_for(blocks), inputs.context.position_limit, count, _room_for(rows))
         if shape not in self._shapes:
             self._remember(shape, None)
             return self._forward(inputs, self._segments(inputs, rows))
@@ -119,6 +131,9 @@ class DecodeGraphRunner:
     def _are_recordable(self, inputs: StepInputs, rows: Sequence[Segment], mixes: Sequence[AdapterMix]) -> bool:
         """Whether all of the step is kernels; recordings that read tables which have moved are forgotten."""
         context, threshold = inputs.context, self._model.rope_threshold
+        count = len(context.block_table)
+        if len(inputs.token_ids) != count > _FEW:  # with drafts: too many shapes to come again
+            return False
         if threshold is not None and context.longest > threshold:  # frequencies of each length, worked out in Python
             return False
         if context.rotary_positions is not None and context.rotary_positions.dim() > 1:
@@ -131,7 +146,7 @@ class DecodeGraphRunner:
                 del self._shapes[shape]
         return self._adapter_slots.are_recordable(mixes)
 
-    def _forward(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs, segments: LoraSegments | None) -> StepLogits:
         return self._logits(self._hidden(inputs, segments), segments)
 
     def _hidden(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
@@ -140,13 +155,15 @@ class DecodeGraphRunner:
             hidden: torch.Tensor = model(model.embed(inputs.token_ids), inputs.context, self._caches)
         return hidden
 
-    def _logits(self, hidden: torch.Tensor, segments: LoraSegments | None) -> torch.Tensor:
+    def _logits(self, hidden: torch.Tensor, segments: LoraSegments | None) -> StepLogits:
         with (
             nullcontext() if self._adapter_slots is None else self._adapter_slots.using(segments)
         ):  # each row is one token's
-            return self._model.logits(hidden)
+            logits = self._model.logits(hidden)
+        here = logits.is_cpu and logits.dtype is torch.float32 and logits.is_contiguous() and not can_draw(logits)
+        return StepLogits(logits, kernels.likeliest(logits) if here else None)
 
-    def _finish(self, results: torch.Tensor, segments: LoraSegments | None) -> torch.Tensor:
+    def _finish(self, results: Any, segments: LoraSegments | None) -> StepLogits:
         """From a recording's results to logits.
 
         A graph's results keep their memory: those of a GPU end with the hidden states, and the logits, which are a
@@ -154,9 +171,9 @@ class DecodeGraphRunner:
         """
         return results if self._device.type == "cpu" else self._logits(results, segments)
 
-    def _record(self, shape: Shape, inputs: StepInputs, rows: Sequence[Segment]) -> torch.Tensor:
+    def _record(self, shape: Shape, inputs: StepInputs, rows: Sequence[Segment]) -> StepLogits:
         assert self._recording is not None
-        tokens, width, _, room = shape
+        tokens, width, _, _, room = shape
         segments = LoraSegments(room[0], tokens, self._device, room[1]) if room else None
         if segments is not None:
             segments.fill(rows)

@@ -10,7 +10,7 @@ import torch
 from quire.kernels.transfer import send
 from quire.lora import AdapterSlots
 from quire.models.base import CausalLM
-from quire.models.vision.base import VisionLanguageModel
+from quire.models.vision.base import MediaModel
 from quire.platform.scheduling.plan import EncodeImage
 
 
@@ -50,7 +50,7 @@ class EncoderRunner:
         if "prompt_embeds" in pixels:  # no image's: rows of a prompt, in the model's dtype
             return self._model.embed_given(send(pixels["prompt_embeds"], self._device))
         given = pixels.get("image_embeds")
-        assert isinstance(self._model, VisionLanguageModel)
+        assert isinstance(self._model, MediaModel)
         inputs = {name: send(tensor, self._device) for name, tensor in pixels.items()}
         with nullcontext() if self._adapter_slots is None else self._adapter_slots.encoding_for(image.adapters):
             features = self._model.encode_media(image.kind, inputs) if given is None else given

@@ -15,6 +15,7 @@ import torch
 from quire.lora.adapter import Reader
 from quire.models.base import CausalLM
 from quire.platform.scheduling.plan import StepPlan, StepResult
+from quire.pooling_types import PoolingSpec
 
 if TYPE_CHECKING:
     from quire.platform.sampling.structured.compiler import RemoteGrammars
@@ -28,7 +29,8 @@ class WorkerFacts:
     num_blocks, num_swap_blocks: of `block_size` tokens, of the KV pool and in main memory; pool_bytes: of the former.
     windows: of the groups of layers that the pool serves, 0 for one that keeps every token. num_states: blocks of the
     pool for layers with states. embedding_size: of one token's embedding. feature_bytes: of one
-    placeholder's features. sees: whether the model takes images. kernels: the back end.
+    placeholder's features. sees: whether the model takes images. kernels: the back end. pooling: what it makes of
+    prompts; None: it generates.
     """
 
     vocab_size: int
@@ -46,6 +48,7 @@ class WorkerFacts:
     embedding_size: int = 0
     feature_bytes: int = 0
     sees: bool = False
+    pooling: PoolingSpec | None = None
 
 
 class Execution(Protocol):

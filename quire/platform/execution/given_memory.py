@@ -6,7 +6,7 @@ Weights are read again from the checkpoint's files, which a CPU's would have to 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,14 +21,14 @@ from quire.platform.execution.model_runner import ModelRunner
 
 
 class GivenMemory:
-    """What a model, read from `path`, and its runner's blocks take. Only while nothing runs."""
+    """What models, each with the path that it was read from, and their runner's blocks take. Only while nothing
+    runs."""
 
-    def __init__(self, model: CausalLM, runner: ModelRunner, path: Path, load_format: str) -> None:
-        self._model = model
+    def __init__(self, models: Sequence[tuple[CausalLM, Path]], runner: ModelRunner, load_format: str) -> None:
+        self._models = models
         self._runner = runner
-        self._path = path
         self._load_format = load_format
-        self._checkpoint: Checkpoint | None = None
+        self._checkpoints: list[Checkpoint] = []
         self._take_blocks: Callable[[], None] | None = None
         self._take_weights: list[Callable[[], None]] = []
         self._size = 0  # bytes of the weights
@@ -38,14 +38,15 @@ class GivenMemory:
         again."""
         if not all(map(huge_pages.can_release, self._blocks_of_weights())):
             raise QuireError("this system takes no memory back from a process that goes on: end the engine instead.")
-        checkpoint = open_checkpoint(self._path, self._load_format)
-        self._check_same(checkpoint)
-        self._checkpoint = checkpoint
+        checkpoints = [open_checkpoint(path, self._load_format) for _, path in self._models]
+        self._check_same(checkpoints)
+        self._checkpoints = checkpoints
 
     def give_back(self) -> None:
         """Give weights and blocks back, after `check`."""
         weights = self._blocks_of_weights()
-        self._size = sum(one.untyped_storage().nbytes() for one in weights)
+        unread = sum(_unread_bytes(model) for model, _ in self._models)
+        self._size = sum(one.untyped_storage().nbytes() for one in weights) - unread
         self._take_blocks = self._runner.release_cache()
         self._take_weights = [huge_pages.release(one) for one in weights]
         self._runner.forget_recordings()
@@ -59,28 +60,42 @@ class GivenMemory:
         self._take_blocks()
 
     def read_weights(self) -> None:
-        """Read the weights again. Raises CheckpointError where they cannot be read or are others now."""
-        checkpoint = self._checkpoint
-        assert checkpoint is not None
-        self._check_same(checkpoint)
+        """Read the weights again, unless that was done: of several processes, another may have failed. Raises
+        CheckpointError where they cannot be read or are others now."""
+        checkpoints = self._checkpoints
+        if not checkpoints:
+            return
+        self._check_same(checkpoints)
         available = huge_pages.available_bytes(self._runner.device)
         if self._size > available:
             raise CheckpointError(
-                f"{self._path}: the weights take {self._size:,} bytes, and {available:,} are available: free some."
+                f"{self._models[0][1]}: the weights take {self._size:,} bytes, and {available:,} are available: free "
+                "some."
             )
         for take in self._take_weights:
             take()
-        fill_again(self._model, checkpoint)
-        self._checkpoint = None
+        for (model, _), checkpoint in zip(self._models, checkpoints, strict=True):
+            fill_again(model, checkpoint)
+        self._checkpoints = []
 
-    def _check_same(self, checkpoint: Checkpoint) -> None:
-        if checkpoint.stamp() != self._model.read_from:
-            raise CheckpointError(
-                f"{self._path}: its files have changed since the engine read them, and it would wake up as another "
-                "model: load that in an engine of its own."
-            )
+    def _check_same(self, checkpoints: Sequence[Checkpoint]) -> None:
+        for (model, path), checkpoint in zip(self._models, checkpoints, strict=True):
+            if checkpoint.stamp() != model.read_from:
+                raise CheckpointError(
+                    f"{path}: its files have changed since the engine read them, and it would wake up as another "
+                    "model: load that in an engine of its own."
+                )
 
     def _blocks_of_weights(self) -> list[torch.Tensor]:
         """One tensor for each block of memory that weights lie in, or what was made of them."""
-        weights = (*self._model.parameters(), *self._model.derived)
+        weights = [one for model, _ in self._models for one in (*model.parameters(), *model.derived)]
         return list({one.untyped_storage().data_ptr(): one for one in weights if one.numel()}.values())
+
+
+def _unread_bytes(model: CausalLM) -> int:
+    """Of parameters of which some rows alone are read."""
+    unread = 0
+    for name, (first, end) in model.rows_read.items():
+        weight = model.get_parameter(name)
+        unread += weight.nbytes // len(weight) * (len(weight) - (end - first))
+    return unread

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire import kernels
@@ -15,19 +16,23 @@ from quire.kernels.adapters import LoraSegments
 from quire.kernels.transfer import send
 from quire.lora import AdapterMix, AdapterSlots
 from quire.models.base import CausalLM
-from quire.models.vision.base import VisionLanguageModel
+from quire.models.pooling.base import PoolingModel
+from quire.models.vision.base import MediaModel
 from quire.platform.execution import batch, kv_tensors
 from quire.platform.execution.ahead import PagesAhead
 from quire.platform.execution.decode_graphs import DecodeGraphRunner
+from quire.platform.execution.draft_runner import DraftRunner
 from quire.platform.execution.encoder_runner import EncoderRunner
 from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.kv_tensors import keys_of
 from quire.platform.execution.pool_blocks import PoolBlocks
+from quire.platform.execution.pooling_runner import PoolingRunner
 from quire.platform.execution.sequences import Sequences, WorkerSequence
 from quire.platform.execution.staging import Staging
 from quire.platform.sampling.results import TopLogprobs
 from quire.platform.sampling.sampler import Sampling, TokenDraw, begin, top_logprobs
 from quire.platform.sampling.sampling_input import begin_together
+from quire.platform.sampling.speculative.check import CheckedSampling, DraftedDraws, Draws
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
 from quire.types import ForwardContext, KVCache, StateCache
 
@@ -52,15 +57,22 @@ class RunningStep:
     """
 
     plan: StepPlan
-    _sampling: Sampling | None
+    _sampling: Sampling | CheckedSampling | None
     _scores: tuple[tuple[TopLogprobs, ...], ...]
     known_there: bool = False
+    pooled: tuple[np.ndarray | None, ...] = ()
 
     def result(self) -> StepResult:
         """Wait for it."""
-        drawn = iter([] if self._sampling is None else self._sampling.result())
-        sampled = tuple(tuple(islice(drawn, len(chunk.draws))) for chunk in self.plan.chunks)
-        return StepResult(sampled, self._scores)
+        if isinstance(self._sampling, CheckedSampling):
+            checked = iter(self._sampling.result())
+            return StepResult(tuple(next(checked) if chunk.draws else () for chunk in self.plan.chunks), self._scores)
+        drawn = [] if self._sampling is None else self._sampling.result()
+        counts = [len(chunk.draws) for chunk in self.plan.chunks]
+        if counts.count(1) == len(counts):
+            return StepResult(tuple((one,) for one in drawn), self._scores)
+        rest = iter(drawn)
+        return StepResult(tuple(tuple(islice(rest, count)) for count in counts), self._scores, self.pooled)
 
 
 class ModelRunner:
@@ -70,6 +82,7 @@ class ModelRunner:
 
     windows: of each group of layers, as the caches number them; 0: it keeps every token.
     ahead: has pages of the pool committed between steps; None: they come as they are written.
+    draft: proposes tokens where a plan asks for them; its caches are further ones of the same pool.
     """
 
     def __init__(
@@ -82,6 +95,7 @@ class ModelRunner:
         exact_products: bool = True,
         windows: Sequence[int] = (0,),
         ahead: PagesAhead | None = None,
+        draft: DraftRunner | None = None,
     ) -> None:
         self.model = model
         self.caches = caches
@@ -92,19 +106,28 @@ class ModelRunner:
         # Whether a step may be planned and started while the one before it runs.
         self.looks_ahead = device.type != "cpu"
         self._staging = Staging(device) if device.type != "cpu" else None
-        self._blocks = PoolBlocks(caches)
+        self._draft = draft
+        self._pool = [*caches, *(() if draft is None else draft.caches)]
+        self._blocks = PoolBlocks(self._pool)
         self._host = HostCache(self._blocks)
         self._before = _PreviousTokens()
         self._exact = exact_products
-        self._sees = isinstance(model, VisionLanguageModel)
-        self._mrope = isinstance(model, VisionLanguageModel) and model.mrope
+        self._sees = isinstance(model, MediaModel) or (isinstance(model, PoolingModel) and model.bidirectional)
+        self._types = isinstance(model, PoolingModel) and model.token_types
+        self._padding = model.padding if isinstance(model, PoolingModel) else None
+        self._mrope = isinstance(model, MediaModel) and model.mrope
         # The shortest of the layers' windows that whole prompts may exceed; 0: there is none.
-        whole = isinstance(model, VisionLanguageModel) and model.prompt_sees
+        whole = isinstance(model, MediaModel) and model.prompt_sees
         self._whole_window = min((one for one in model.kv_spec.windows if one > 0), default=0) if whole else 0
         self._windows = windows
         self._ahead = ahead
         self._sequences = Sequences()
         self.encoder = EncoderRunner(model, device, adapter_slots)
+        self._pooling = (
+            PoolingRunner(model, self._with_adapters, self.encoder.features)
+            if isinstance(model, PoolingModel)
+            else None
+        )
 
     def execute(self, plan: StepPlan) -> RunningStep:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
@@ -124,37 +147,62 @@ class ModelRunner:
     def _execute(self, plan: StepPlan) -> RunningStep:
         chunks = plan.chunks
         sequences = [self._sequences[chunk.sequence_id] for chunk in chunks]
+        if self._draft is not None:
+            chunks = tuple(self._draft.propose(chunks, sequences))
         both = list(zip(chunks, sequences, strict=True))
         shaped = [s.sampling for c, s in both if s.sampling.shapes and c.draws]
         if shaped:
             begin_together(shaped)
         self.encoder.run(plan.encode)
-        if all(c.length == 1 and c.draws and not c.score and not s.has_media_in(c.start, c.end) for c, s in both):
-            inputs = self._inputs(chunks, sequences, *self._decode.room(sequences))
-            logits = self._decode(inputs, [sequence.adapters for sequence in sequences])
-            return self._running(plan, self._sample(chunks, sequences, logits), ((),) * len(chunks))
+        if self._are_single(both) and (self.device.type == "cpu" or not any(c.drafts for c in plan.chunks)):
+            room = (0, 0) if self._staging is None else self._decode.room(sequences)
+            inputs = self._inputs(chunks, sequences, *room)
+            mixes = [s.adapters for c, s in both for _ in range(c.length)] if self.adapter_slots is not None else ()
+            logits, likeliest = self._decode(inputs, mixes)
+            best = None if likeliest is None else likeliest.tolist()
+            return self._running(plan, self._sample(chunks, sequences, logits, best), ((),) * len(chunks))
         inputs = self._inputs(chunks, sequences)
         with self._with_adapters((sequence.adapters, chunk.length) for chunk, sequence in both):
             hidden = self.model(*self._embed(inputs, chunks, sequences), self.caches)
+        if self._pooling is not None:
+            none = ((),) * len(chunks)
+            return RunningStep(plan, None, none, pooled=self._pooling.run(chunks, sequences, hidden))
         ends = list(accumulate((chunk.length for chunk in chunks), initial=0))
-        rows = [end - 1 for chunk, end in zip(chunks, ends[1:], strict=True) if chunk.draws]
+        rows = [
+            row
+            for c, end in zip(chunks, ends[1:], strict=True)
+            if c.draws
+            for row in range(end - 1 - len(c.drafts), end)
+        ]
         last = None
         if rows:
-            with self._with_adapters((sequence.adapters, 1) for chunk, sequence in both if chunk.draws):
+            with self._with_adapters((s.adapters, 1 + len(c.drafts)) for c, s in both if c.draws):
                 last = self.model.logits(hidden[self._index(rows)])
         sampling = self._sample(chunks, sequences, last)  # before the scores, which may take the logits' memory
         scores = tuple(self._score(c, s, hidden[ends[i] : ends[i + 1]]) for i, (c, s) in enumerate(both))
         return self._running(plan, sampling, scores)
 
+    @staticmethod
+    def _are_single(both: Sequence[tuple[Chunk, WorkerSequence]]) -> bool:
+        """Whether each sequence has one token that is known, behind which one is drawn, and drafts at most."""
+        for c, s in both:  # a loop, as one of these runs in every step
+            if c.length != 1 + len(c.drafts) or not c.draws or c.score:
+                return False
+            if s.media and s.has_media_in(c.start, c.end):
+                return False
+        return True
+
     def _running(
-        self, plan: StepPlan, sampling: Sampling | None, scores: tuple[tuple[TopLogprobs, ...], ...]
+        self, plan: StepPlan, sampling: Sampling | CheckedSampling | None, scores: tuple[tuple[TopLogprobs, ...], ...]
     ) -> RunningStep:
+        if not self.looks_ahead:
+            return RunningStep(plan, sampling, scores)
         drawing = [chunk.sequence_id for chunk in plan.chunks if chunk.draws]
         tokens = None if sampling is None else sampling.tokens
         alone = all(len(chunk.draws) <= 1 and chunk.score is None for chunk in plan.chunks)
         known = alone and (sampling is None or tokens is not None)
         self._before = _PreviousTokens(tokens, {one: place for place, one in enumerate(drawing)} if known else {})
-        return RunningStep(plan, sampling, scores, self.looks_ahead and known)
+        return RunningStep(plan, sampling, scores, known)
 
     def _inputs(
         self, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], rows: int = 0, width: int = 0
@@ -177,7 +225,7 @@ class ModelRunner:
         for chunk in chunks:
             end += chunk.length
             if self._sequences.pending(chunk):
-                rows.append(end - 1)
+                rows.append(end - 1 - len(chunk.drafts))
                 places.append(self._before.places[chunk.sequence_id])
         if rows:
             assert self._before.tokens is not None
@@ -212,8 +260,10 @@ class ModelRunner:
         self._host.save(plan.swap_out)
         self._host.fetch(plan.swap_in)
         self._blocks.copy(plan.copies)
+        if self._draft is not None:
+            self._draft.copied(plan.copies, plan.swap_in)
         if plan.poison:
-            kv_tensors.poison(self.caches, plan.poison)
+            kv_tensors.poison(self._pool, plan.poison)
 
     def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
         """Have what an image of the next step is encoded from, until that step was started."""
@@ -223,10 +273,12 @@ class ModelRunner:
         """Give the pool's memory back, and all that a step has left behind; the function that is returned takes it
         again. Only while nothing runs."""
         self._before = _PreviousTokens()
+        if self._draft is not None:
+            self._draft.forget()
         if self._ahead is None:
-            return kv_tensors.release(self.caches)
+            return kv_tensors.release(self._pool)
         self._ahead.pause()
-        take = kv_tensors.release(self.caches)
+        take = kv_tensors.release(self._pool)
 
         def take_again() -> None:
             take()
@@ -238,6 +290,8 @@ class ModelRunner:
     def forget_recordings(self) -> None:
         """Weights or pool have other addresses from now on."""
         self._decode.forget()
+        if self._draft is not None:
+            self._draft.forget()
 
     def _with_adapters(self, mixes: Iterable[tuple[AdapterMix, int]]) -> AbstractContextManager[None]:
         """Let the layers work with these adapters; mixes: of so many rows each."""
@@ -261,12 +315,19 @@ class ModelRunner:
             if self._whole_window:
                 whole = batch.whole_prompts(chunks, sequences, self._whole_window, self.device)
                 context = replace(context, whole_prompts=whole)
+        if self._types:
+            context = replace(context, token_types=send(batch.token_types(chunks, sequences), self.device))
+        places = batch.position_rows(chunks, sequences, self._padding)
+        if places is not None:
+            context = replace(context, position_rows=send(places, self.device))
         rows, parts = batch.media_rows(chunks, sequences)
         if not rows:
             return self.model.embed(token_ids), context
         places = self._index(rows)
         token_ids[places] = 0  # a placeholder need not be in the vocabulary
         embeddings = self.model.embed(token_ids)
+        if self._pooling is not None and self._pooling.tells_features:
+            return embeddings, context
         width = embeddings.shape[1]
         features = [self.encoder.features[digest][first:end] for digest, first, end in parts]
         embeddings[places] = torch.cat([some[:, :width] for some in features])
@@ -282,17 +343,29 @@ class ModelRunner:
         return embeddings, context
 
     def _sample(
-        self, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], logits: torch.Tensor | None
-    ) -> Sampling | None:
-        """Draw each chunk's tokens; logits: [chunks with draws, vocabulary]."""
+        self,
+        chunks: Sequence[Chunk],
+        sequences: Sequence[WorkerSequence],
+        logits: torch.Tensor | None,
+        likeliest: Sequence[int] | None = None,
+    ) -> Sampling | CheckedSampling | None:
+        """Draw each chunk's tokens; logits: [chunks with draws, and their drafts, vocabulary]; likeliest: of each row,
+        where that is known already."""
         if logits is None:
             return None
-        draws: list[TokenDraw] = []
+        drawing = [(c, s) for c, s in zip(chunks, sequences, strict=True) if c.draws]
+        if not any(c.drafts for c, _ in drawing):
+            draws = [TokenDraw(row, s.sampling, x) for row, (c, s) in enumerate(drawing) for x in c.draws]
+            return begin(logits, draws, likeliest)
+        groups: list[Draws] = []
         row = 0
-        for chunk, sequence in zip(chunks, sequences, strict=True):
-            draws += [TokenDraw(row, sequence.sampling, seed) for seed in chunk.draws]
-            row += bool(chunk.draws)
-        return begin(logits, draws)
+        for chunk, sequence in drawing:
+            if chunk.drafts:
+                groups.append(DraftedDraws(row, sequence.sampling, chunk.draws[0], chunk.drafts, sequence.accept))
+            else:
+                groups.append([TokenDraw(row, sequence.sampling, seed) for seed in chunk.draws])
+            row += 1 + len(chunk.drafts)
+        return CheckedSampling(logits, groups, likeliest)
 
     def _score(self, chunk: Chunk, sequence: WorkerSequence, hidden: torch.Tensor) -> tuple[TopLogprobs, ...]:
         score = chunk.score

@@ -36,7 +36,8 @@ from quire.models.base import CausalLM
 from quire.models.loader import load_structure
 from quire.platform.execution.executor import WorkerFacts
 from quire.platform.execution.wire import pack, pack_plan, send_tensors, unpack, unpack_result
-from quire.platform.execution.worker_process import Answer, Channels, Start
+from quire.platform.execution.worker import purpose_of
+from quire.platform.execution.worker_process import Answer, Channels, Place, Start
 from quire.platform.scheduling.plan import StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire")
 
 # A worker that has not answered for so long hangs: longer than any step, and reading weights again, should take.
-_ANSWER_SECONDS = 600.0
+ANSWER_SECONDS = 600.0
 _COMMAND = "import sys; from quire.platform.execution.worker_process import start; start(sys.argv[1])"
 _LOOK_SECONDS = 1.0  # between two looks at whether it lives
 
@@ -70,12 +71,14 @@ class RemoteStep:
 
     known_there = False
 
-    def __init__(self, plan: StepPlan, answer: Callable[[], Any]) -> None:
+    def __init__(self, plan: StepPlan, number: int, answer: Callable[[int], Any]) -> None:
+        """number: of the message that starts it; answer: what answers the message of a number."""
         self.plan = plan
+        self.number = number
         self._answer = answer
 
     def result(self) -> StepResult:
-        return unpack_result(self._answer(), self.plan)
+        return unpack_result(self._answer(self.number), self.plan)
 
 
 class ProcessExecutor:
@@ -84,7 +87,9 @@ class ProcessExecutor:
     Raises what `Worker` raises; and WorkerDiedError from all that waits for a worker that is no more.
     """
 
-    def __init__(self, config: EngineConfig, path: Path) -> None:
+    def __init__(self, config: EngineConfig, path: Path, place: Place | None = None, threads: int = 0) -> None:
+        """place: of the worker among several; its facts come with `take_facts` then. threads: its own; 0: as many as
+        this process's."""
         if os.name != "posix":
             raise QuireError("executor='process': needs a POSIX system; leave it out.")
         self._config, self._path = config, path
@@ -95,18 +100,38 @@ class ProcessExecutor:
         self._weights: Callable[[int], RemoteAdapter] | None = None
         self._broken: str | None = None
         self._idle: SimpleQueue[Connection] = SimpleQueue()  # for errands
-        self._steps, self._tensors = self._start(1 + (config.lora.workers if config.lora.enabled else 0))
+        errands_at_once = 1 + (config.lora.workers if config.lora.enabled else 0)
+        self._steps, self._tensors = self._start(errands_at_once, () if place is None else (place.memory,))
         self._readable = select.poll()
         self._readable.register(self._steps, select.POLLIN)
         level = logging.getLogger("quire").getEffectiveLevel()
         try:
-            self._steps.send_bytes(_pack_start(Start(config, str(path), torch.get_num_threads(), level)))
-            self.facts: WorkerFacts = self._wait_for(0, seconds=float("inf"))  # weights may have to be read
+            start = Start(config, str(path), threads or torch.get_num_threads(), level, place)
+            self._steps.send_bytes(_pack_start(start))
+            self.facts: WorkerFacts
+            if place is None:
+                self.take_facts()
         except BaseException:
             self.close()
             raise
 
-    def _start(self, errands_at_once: int) -> tuple[Connection, socket.socket]:
+    def take_facts(self) -> None:
+        """Wait until the worker has loaded its model. Raises what `Worker` raises."""
+        self.facts = self._wait_for(0, seconds=float("inf"))  # weights may have to be read
+
+    def look_for(self, number: int, seconds: float) -> Answer | None:
+        """What answers the message of a number, if it comes within so many seconds. Raises WorkerDiedError."""
+        if number not in self._answers and self._readable.poll(seconds * 1000):
+            self._receive()
+        if number not in self._answers and self.health_error() is not None:
+            raise WorkerDiedError(str(self._broken))
+        return self._answers.get(number)
+
+    def answer(self, number: int) -> Any:
+        """What answers the message of a number, once it does. Raises what went wrong."""
+        return self._wait_for(number)
+
+    def _start(self, errands_at_once: int, inherited: tuple[int, ...]) -> tuple[Connection, socket.socket]:
         steps, steps_there = Pipe()
         tensors, tensors_there = socket.socketpair()
         errands = [Pipe() for _ in range(errands_at_once)]
@@ -117,7 +142,7 @@ class ProcessExecutor:
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, json.dumps(asdict(channels))],
-            pass_fds=[channels.steps, channels.tensors, *channels.errands, channels.life],
+            pass_fds=[channels.steps, channels.tensors, *channels.errands, channels.life, *inherited],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": paths},
             start_new_session=True,  # Ctrl-C is for this process alone
@@ -155,12 +180,13 @@ class ProcessExecutor:
         self._send(None)
 
     def execute(self, plan: StepPlan) -> RemoteStep:
-        number = self._ask("execute")
-        return RemoteStep(plan, lambda: self._wait_for(number))
+        return RemoteStep(plan, self._ask("execute"), self.answer)
 
     def structure(self) -> CausalLM:
         model = self._config.model
-        return load_structure(self._path, model.load_format, model.hf_overrides, model.model_impl)
+        return load_structure(
+            self._path, model.load_format, model.hf_overrides, model.model_impl, purpose_of(self._config)
+        )
 
     # -- adapters -------------------------------------------------------------------------------------------------
 
@@ -206,16 +232,20 @@ class ProcessExecutor:
     # -- memory ---------------------------------------------------------------------------------------------------
 
     def check_memory(self) -> None:
-        self._wait_for(self._ask("memory", "check"))
+        self.answer(self.ask_memory("check"))
 
     def give_memory_back(self) -> None:
-        self._wait_for(self._ask("memory", "give_back"))
+        self.answer(self.ask_memory("give_back"))
 
     def take_blocks(self) -> None:
-        self._wait_for(self._ask("memory", "take_blocks"))
+        self.answer(self.ask_memory("take_blocks"))
 
     def read_weights(self) -> None:
-        self._wait_for(self._ask("memory", "read_weights"))
+        self.answer(self.ask_memory("read_weights"))
+
+    def ask_memory(self, what: str) -> int:
+        """Ask for what `GivenMemory` does under this name; returns the message's number."""
+        return self._ask("memory", what)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -247,19 +277,14 @@ class ProcessExecutor:
 
     def _wait_for(self, number: int, seconds: float | None = None) -> Any:
         """What answers a message. An interrupt while this waits loses nothing."""
-        deadline = time.monotonic() + (_ANSWER_SECONDS if seconds is None else seconds)
+        deadline = time.monotonic() + (ANSWER_SECONDS if seconds is None else seconds)
         while number not in self._answers:
             if self._readable.poll(_LOOK_SECONDS * 1000):
-                with self._watched():
-                    answer: Answer = unpack(self._steps.recv_bytes())
-                self._answers[answer.number] = answer
-                for record in answer.logs:
-                    if logging.getLogger(record.name).isEnabledFor(record.levelno):
-                        logging.getLogger(record.name).handle(record)
+                self._receive()
             elif self.health_error() is not None:
                 raise WorkerDiedError(str(self._broken))
             elif time.monotonic() > deadline:
-                self._broken = f"the worker's process has not answered for {_ANSWER_SECONDS:g} s and was ended"
+                self._broken = f"the worker's process has not answered for {ANSWER_SECONDS:g} s and was ended"
                 self._end()
         answer = self._answers.pop(number)
         if answer.lost is not None:
@@ -270,6 +295,14 @@ class ProcessExecutor:
             raise unpack(answer.error)
         return answer.value
 
+    def _receive(self) -> None:
+        with self._watched():
+            answer: Answer = unpack(self._steps.recv_bytes())
+        self._answers[answer.number] = answer
+        for record in answer.logs:
+            if logging.getLogger(record.name).isEnabledFor(record.levelno):
+                logging.getLogger(record.name).handle(record)
+
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Around what a dead worker, or an interrupt amid a message, breaks for good."""
@@ -278,7 +311,7 @@ class ProcessExecutor:
         try:
             yield
         except BlockingIOError:
-            self._broken = f"the worker's process has taken nothing for {_ANSWER_SECONDS:g} s and was ended"
+            self._broken = f"the worker's process has taken nothing for {ANSWER_SECONDS:g} s and was ended"
             self._end()
             raise WorkerDiedError(self._broken) from None
         except (EOFError, OSError):
@@ -305,7 +338,7 @@ def _ending(code: int) -> str:
 
 def _bound_sending(descriptor: int) -> None:
     """Let a message that a hanging worker does not take, and that fills the socket, raise BlockingIOError."""
-    seconds, rest = divmod(_ANSWER_SECONDS, 1)
+    seconds, rest = divmod(ANSWER_SECONDS, 1)
     with socket.socket(fileno=os.dup(descriptor)) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
 

@@ -48,15 +48,22 @@ def pack_result(result: StepResult) -> tuple[Any, ...]:
     """Most tokens come alone: their numbers travel, and the objects are made over there."""
     drawn = [one for chunk in result.sampled for one in chunk]
     special = {place: one for place, one in enumerate(drawn) if one != Sampled(one.token_id)}
-    return [one.token_id for one in drawn], special, result.scores if any(result.scores) else None
+    counts = [len(chunk) for chunk in result.sampled]
+    return (
+        [one.token_id for one in drawn],
+        counts,
+        special,
+        result.scores if any(result.scores) else None,
+        result.pooled,
+    )
 
 
 def unpack_result(packed: tuple[Any, ...], plan: StepPlan) -> StepResult:
     """plan: what gave the result."""
-    tokens, special, scores = packed
+    tokens, counts, special, scores, pooled = packed
     drawn = iter([special.get(place) or Sampled(token) for place, token in enumerate(tokens)])
-    sampled = tuple(tuple(islice(drawn, len(chunk.draws))) for chunk in plan.chunks)
-    return StepResult(sampled, scores or ((),) * len(plan.chunks))
+    sampled = tuple(tuple(islice(drawn, count)) for count in counts)
+    return StepResult(sampled, scores or ((),) * len(plan.chunks), pooled)
 
 
 def pack_error(error: BaseException) -> bytes:

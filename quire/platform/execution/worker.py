@@ -11,15 +11,20 @@ import torch
 
 from quire import huge_pages, kernels
 from quire.checkpoint.files import read_json
-from quire.config import EngineConfig, ModelConfig
+from quire.config import EngineConfig
 from quire.errors import QuireError, UnsupportedModelError
+from quire.layers.shards import Shard
 from quire.lora import AdapterReader, AdapterSlots
 from quire.lora.adapter import Adapter
 from quire.models.base import CausalLM
 from quire.models.loader import load_model
-from quire.models.vision.base import VisionLanguageModel
+from quire.models.pooling.base import PoolingModel
+from quire.models.pooling.purpose import Purpose
+from quire.models.vision.base import MediaModel
 from quire.platform.execution import device as devices
 from quire.platform.execution.ahead import PagesAhead
+from quire.platform.execution.draft_model import draft_model
+from quire.platform.execution.draft_runner import DraftRunner
 from quire.platform.execution.executor import WorkerFacts
 from quire.platform.execution.given_memory import GivenMemory
 from quire.platform.execution.kv_tensors import allocate_cache, keys_of, poison
@@ -45,45 +50,52 @@ class Worker:
     """Loads a model and runs its steps.
 
     reader: of adapters; None where none are served. weights: of the adapter of a uid, for plans that install it.
+    shard: its place among those that compute the model together; None: it is alone.
 
     Raises UnsupportedModelError, CheckpointError or QuireError.
     """
 
-    def __init__(self, config: EngineConfig, path: Path) -> None:
+    def __init__(self, config: EngineConfig, path: Path, shard: Shard | None = None) -> None:
         kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
         device = devices.choose(config.model.device)
         self.weights: Callable[[int], Adapter] | None = None
         self.reader: AdapterReader | None = None
         if device.type == "cpu":
-            self._load(config, path, device)
+            self._load(config, path, device, shard)
             return
         # A model in float32 is to be computed in float32, its tower's convolution too.
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         with torch.cuda.device(device):
-            self._load(config, path, device)
+            self._load(config, path, device, shard)
 
-    def _load(self, config: EngineConfig, path: Path, device: torch.device) -> None:
-        int8 = _keeps_int8(config, device)
-        model = _model(path, config.model, device)
+    def _load(self, config: EngineConfig, path: Path, device: torch.device, shard: Shard | None) -> None:
+        model = _model(path, config, device, shard)
         max_model_len = _max_model_len(config.model.max_model_len, model)
         weight = next(model.parameters())
         embedding_size = model.embed(torch.zeros(1, dtype=torch.int64, device=weight.device)).shape[1]
-        feature_size = embedding_size * (1 + (model.feature_levels if isinstance(model, VisionLanguageModel) else 0))
+        feature_size = model.feature_size(embedding_size) if isinstance(model, MediaModel) else embedding_size
         adapter_slots = None
         if config.lora.enabled:
             most = min(config.lora.host_bytes, config.lora.device_bytes)
             self.reader = AdapterReader(model, config.lora.max_lora_rank, most)
             adapter_slots = AdapterSlots(model, self._adapter)
-        spec = replace(model.kv_spec.within(max_model_len), int8=int8)
+        spec = replace(model.kv_spec.within(max_model_len), int8=_keeps_int8(config, device))
         windows = spec.group_windows
-        num_blocks, num_swap_blocks, num_states, pool_bytes = _count_blocks(config, model, spec, max_model_len)
-        caches = allocate_cache(spec, num_blocks, config.cache.block_size, model.dtype, weight.device, num_states)
+        size, settings = config.cache.block_size, config.model
+        drafts = draft_model(config, model, spec, max_model_len, weight.device)
+        more = block_bytes(drafts.spec, size, drafts.model.dtype.itemsize) if drafts is not None else 0
+        num_blocks, num_swap_blocks, num_states, pool_bytes = _count_blocks(
+            config, model, spec, max_model_len, more, shard
+        )
+        caches = allocate_cache(spec, num_blocks, size, model.dtype, weight.device, num_states)
+        draft = None
+        if drafts is not None:
+            own = allocate_cache(drafts.spec, num_blocks, size, drafts.model.dtype, weight.device)
+            draft = DraftRunner(drafts.model, own, settings.enforce_eager)
+        pool = [*caches, *(draft.caches if draft is not None else ())]
         if config.debug:
-            poison(caches)
-        self.ahead = None
-        if weight.device.type == "cpu" and not config.debug:
-            self.ahead = PagesAhead(keys_of(caches), num_states)
-        settings = config.model
+            poison(pool)
+        self.ahead = PagesAhead(keys_of(pool), num_states) if device.type == "cpu" and not config.debug else None
         self.runner = ModelRunner(
             model,
             caches,
@@ -93,8 +105,10 @@ class Worker:
             settings.exact_products,
             windows,
             self.ahead,
+            draft,
         )
-        self.memory = GivenMemory(model, self.runner, path, settings.load_format)
+        models = [(model, path), *([(drafts.model, drafts.path)] if drafts is not None else [])]
+        self.memory = GivenMemory(models, self.runner, settings.load_format)
         self.model = model
         self.facts = WorkerFacts(
             vocab_size=model.vocab_size,
@@ -111,7 +125,8 @@ class Worker:
             kernels=kernels.backend_of(weight).__name__.rpartition(".")[2],
             embedding_size=embedding_size,
             feature_bytes=feature_size * model.dtype.itemsize,
-            sees=isinstance(model, VisionLanguageModel),
+            sees=isinstance(model, MediaModel),
+            pooling=model.pooling if isinstance(model, PoolingModel) else None,
         )
 
     def close(self) -> None:
@@ -124,7 +139,8 @@ class Worker:
         return self.weights(uid)
 
 
-def _model(path: Path, config: ModelConfig, device: torch.device) -> CausalLM:
+def _model(path: Path, engine: EngineConfig, device: torch.device, shard: Shard | None) -> CausalLM:
+    config = engine.model
     try:
         model = load_model(
             path,
@@ -134,6 +150,8 @@ def _model(path: Path, config: ModelConfig, device: torch.device) -> CausalLM:
             config.hf_overrides,
             config.model_impl,
             config.quantization,
+            purpose_of(engine),
+            shard,
         )
     except UnsupportedModelError as error:
         if config.trust_remote_code and "auto_map" in read_json(path / "config.json"):
@@ -144,6 +162,12 @@ def _model(path: Path, config: ModelConfig, device: torch.device) -> CausalLM:
     if config.trust_remote_code:
         logger.warning("trust_remote_code=True: taken; this checkpoint needs no code of its own, and none is run")
     return model
+
+
+def purpose_of(config: EngineConfig) -> Purpose:
+    """What the settings say that a model is for."""
+    model = config.model
+    return Purpose(model.runner, model.conversion, model.pooler_config, config.lora.enabled)
 
 
 def _keeps_int8(config: EngineConfig, device: torch.device) -> bool:
@@ -158,6 +182,9 @@ def _keeps_int8(config: EngineConfig, device: torch.device) -> bool:
 
 
 def _max_model_len(wanted: int | None, model: CausalLM) -> int:
+    most = model.pooling.max_tokens if isinstance(model, PoolingModel) else None
+    if wanted is None and most is not None:
+        return min(most, model.max_model_len)
     if wanted is not None and wanted > model.max_model_len:
         raise QuireError(
             f"max_model_len={wanted}: the model has positions for {model.max_model_len} tokens only; lower it."
@@ -174,18 +201,31 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
         return 0
     step = step_bytes(model, config, max_model_len)
     others = 2 * step + SPLIT_BYTES  # graphs keep memory of their own, for a smaller step
-    others += config.media.feature_bytes if config.media.prompt_embeds or isinstance(model, VisionLanguageModel) else 0
+    others += config.media.feature_bytes if config.media.prompt_embeds or isinstance(model, MediaModel) else 0
     others += min(config.lora.device_bytes, config.lora.host_bytes) if config.lora.enabled else 0
     total = torch.cuda.mem_get_info(device)[1]
     return device_share(config.cache, total, available, others)
 
 
-def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model_len: int) -> tuple[int, int, int, int]:
-    """(blocks of the pool, blocks in main memory, states of the pool, bytes of the pool)"""
+def _count_blocks(
+    config: EngineConfig,
+    model: CausalLM,
+    spec: KVSpec,
+    max_model_len: int,
+    more: int = 0,
+    shard: Shard | None = None,
+) -> tuple[int, int, int, int]:
+    """(blocks of the pool, blocks in main memory, states of the pool, bytes of the pool). more: bytes that a block
+    takes beside those of the model's layers. shard: of several processes, which share one memory and have as many
+    blocks each."""
     weight = next(model.parameters())
     size = config.cache.block_size
     available = huge_pages.available_bytes(weight.device)
-    bytes_a_block = block_bytes(spec, size, model.dtype.itemsize)
+    if shard is not None:
+        available = shard.exchange.least(available // shard.size)
+        bytes_ = config.cache.memory_bytes
+        config = replace(config, cache=replace(config.cache, memory_bytes=bytes_ and bytes_ // shard.size))
+    bytes_a_block = block_bytes(spec, size, model.dtype.itemsize) + more
     bytes_a_state = state_bytes(spec, model.dtype.itemsize)
     share = _pool_share(config, model, max_model_len, available)
     num_states = count_states(config.cache, spec, bytes_a_state, config.scheduler.max_num_seqs, share)
@@ -199,6 +239,8 @@ def _count_blocks(config: EngineConfig, model: CausalLM, spec: KVSpec, max_model
         len(spec.groups),
         taken,
     )
+    if shard is not None:  # whose heads are not all of one number
+        num_blocks = shard.exchange.least(num_blocks)
     # A sequence with states is computed anew, from the last state that the prefix cache has of it.
     num_swap_blocks = 0 if spec.state else count_swap_blocks(config.cache, bytes_a_block, weight.device)
     swapped = f"; {num_swap_blocks} more in main memory" if num_swap_blocks else ""

@@ -39,12 +39,25 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message: what to load, and how to be like the parent. log_level: of the logger "quire"."""
+    """The first message: what to load, and how to be like the parent. log_level: of the logger "quire". place: among
+    those that compute one model together; None: it is alone."""
 
     config: Any
     path: str
     threads: int
     log_level: int
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of a process among `size`: its number, the processors that it may use (empty: all), and the descriptor of the
+    memory through which they exchange what they have computed."""
+
+    rank: int
+    size: int
+    processors: tuple[int, ...]
+    memory: int
 
 
 class Answer(NamedTuple):
@@ -85,9 +98,11 @@ def _load(channels: Channels, steps: Connection, logs: _Logs) -> _Served | None:
     logging.getLogger("quire").propagate = False
     try:
         start: Start = unpack(steps.recv_bytes())  # fails for a class that only the parent's program has
+        if start.place is not None and start.place.processors:
+            os.sched_setaffinity(0, start.place.processors)
         torch.set_num_threads(start.threads)
         logging.getLogger("quire").setLevel(start.log_level)
-        worker = Worker(start.config, Path(start.path))
+        worker = Worker(start.config, Path(start.path), _shard(start.place))
     except Exception as error:
         steps.send_bytes(pack(Answer(0, error=pack_error(error), logs=logs.take())))
         return None
@@ -96,6 +111,16 @@ def _load(channels: Channels, steps: Connection, logs: _Logs) -> _Served | None:
         threading.Thread(target=served.run_errands, args=(Connection(descriptor),), daemon=True).start()
     steps.send_bytes(pack(Answer(0, worker.facts, logs=logs.take())))
     return served
+
+
+def _shard(place: Place | None) -> Any:
+    """This process's part of the model. Only its own processors are used from here on."""
+    if place is None:
+        return None
+    from quire.kernels.exchange import SharedExchange
+    from quire.layers.shards import Shard
+
+    return Shard(place.rank, place.size, SharedExchange(place.memory, place.rank, place.size))
 
 
 class _Served:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import RequestError
-from quire.multimodal import RowsSpec, open_rows, read_rows
+from quire.multimodal import EmbeddedRows, Pixels, RowsSpec, open_rows, read_rows
 from quire.platform.inputs.limits import Limits
 from quire.platform.inputs.prepared import ProcessedPrompt
+from quire.platform.scheduling.request import MediaInput
 
 _KEYS = frozenset({"prompt_embeds", "prompt", "cache_salt"})
 _NOT_SERVED = (
@@ -42,3 +43,8 @@ def read_embeds(
     except Exception as error:  # tensors of other kinds, of which torch does not say their shape
         raise RequestError(f"request {request_id}: prompt_embeds cannot be read: {type(error).__name__}") from None
     return ProcessedPrompt(text, [0] * len(opened), salt, embeds=rows)
+
+
+def media_of(embeds: EmbeddedRows) -> list[MediaInput]:
+    """Rows take the way of features: what stands in the place of placeholders, found by digest, encoded by itself."""
+    return [MediaInput(item, Pixels({"prompt_embeds": embeds.of(item)}), None, {}, kept=True) for item in embeds.ranges]

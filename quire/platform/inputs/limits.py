@@ -22,9 +22,7 @@ class Limits:
         """How many tokens a request may produce. Raises RequestError if it can never fit."""
         if prompt_len >= self.max_model_len:
             raise ContextLengthError(self.max_model_len, prompt_len, request_id=request_id)
-        if prompt_len > self.pool_tokens:
-            why = f" here, by the KV pool of {self.pool_tokens} tokens (kv_cache_memory_bytes)"
-            raise ContextLengthError(self.pool_tokens, prompt_len, request_id=request_id, why=why)
+        self._check_pool(request_id, prompt_len)
         longest = self.max_model_len - prompt_len
         if self.rope_threshold is not None and prompt_len <= self.rope_threshold and not self.crosses_threshold:
             longest = min(longest, self.rope_threshold - prompt_len + 1)  # the last token is not fed back
@@ -37,3 +35,15 @@ class Limits:
                 f"of {self.pool_tokens} tokens: lower max_tokens, or raise kv_cache_memory_bytes."
             )
         return count
+
+    def check_pooled(self, request_id: str, prompt_len: int) -> None:
+        """Raise ContextLengthError for a prompt that can never be computed where nothing follows it."""
+        if prompt_len > self.max_model_len:
+            hint = ", or set truncate_prompt_tokens (-1: to what the model takes)."
+            raise ContextLengthError(self.max_model_len, prompt_len, request_id=request_id, hint=hint)
+        self._check_pool(request_id, prompt_len)
+
+    def _check_pool(self, request_id: str, prompt_len: int) -> None:
+        if prompt_len > self.pool_tokens:
+            why = f" here, by the KV pool of {self.pool_tokens} tokens (kv_cache_memory_bytes)"
+            raise ContextLengthError(self.pool_tokens, prompt_len, request_id=request_id, why=why)

@@ -9,9 +9,13 @@ from typing import Any
 from quire.lora import LoRARequest
 from quire.multimodal import EmbeddedRows
 from quire.platform.outputs.stop_strings import StopStrings
+from quire.platform.pooling.params import PoolingParams
 from quire.platform.sampling.logits_processors.chain import Chain
 from quire.platform.sampling.params import BeamSearchParams, SamplingParams
+from quire.pooling_types import PoolingInput
 from quire.types import AdapterUse
+
+Params = SamplingParams | BeamSearchParams | PoolingParams
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,8 @@ class ProcessedPrompt:
     ids: with one marker for each image (or with all placeholders). images: their sources; settings: for their
     processor. seed: the request's, drawn when it arrived: images are ready in any order. processors: what
     changes its logits. stops: its stop strings, prepared, or None. adapters: the versions that it runs with, and lora,
-    how the caller named them. embeds: the prompt's rows, where it came as embeddings: ids are zeros then.
+    how the caller named them. embeds: the prompt's rows, where it came as embeddings: ids are zeros then. pooling:
+    what is made of it in the place of tokens.
     """
 
     text: str | None
@@ -35,6 +40,7 @@ class ProcessedPrompt:
     adapters: AdapterUse = ()
     lora: LoRARequest | None = None
     embeds: EmbeddedRows | None = None
+    pooling: PoolingInput | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +54,7 @@ class PreparedRequest:
 
     request_id: str
     prompt: ProcessedPrompt
-    params: SamplingParams | BeamSearchParams
+    params: Params
     serial: int
     time: float
     discard: Callable[[], None]

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from quire.errors import RequestError
 from quire.multimodal import (
-    EmbeddedRows,
-    Pixels,
     ProcessedImage,
     RowsSpec,
     expand,
@@ -20,14 +18,18 @@ from quire.multimodal import (
     read_media,
     with_uuids,
 )
-from quire.platform.inputs.embeds import read_embeds
+from quire.platform.inputs.embeds import media_of, read_embeds
 from quire.platform.inputs.image_spec import ImageInputSpec
 from quire.platform.inputs.limits import Limits
 from quire.platform.inputs.markers import check_markers
-from quire.platform.inputs.prepared import PreparedRequest, ProcessedPrompt
+from quire.platform.inputs.plain_tokenizer import full_tokenizer
+from quire.platform.inputs.pooled import GENERATES, POOLS, PooledPrompts
+from quire.platform.inputs.prepared import Params, PreparedRequest, ProcessedPrompt
+from quire.platform.inputs.token_ids import check_ids
 from quire.platform.inputs.tokenizer import encode_bad_words, encode_prompt, encode_rendered
 from quire.platform.kv.prefix_index import root_key
 from quire.platform.outputs.stop_strings import StopStrings
+from quire.platform.pooling.params import PoolingParams
 from quire.platform.sampling.logits_processors import (
     Plugin,
     ProcessorRequest,
@@ -40,6 +42,7 @@ from quire.platform.sampling.params import BeamSearchParams, SamplingParams
 from quire.platform.scheduling.beam import BeamGroup
 from quire.platform.scheduling.metrics import RequestMetrics
 from quire.platform.scheduling.request import MediaInput, Request
+from quire.pooling_types import PoolingSpec
 from quire.types import MEDIA_KINDS, PlaceholderRange
 
 if TYPE_CHECKING:
@@ -59,7 +62,8 @@ _PROMPT_KEYS = {
 class InputProcessor:
     """Makes requests. Whatever is wrong with one is a RequestError, raised before anything was queued.
 
-    rows_spec: what prompts as embeddings must be; None: they are not served.
+    rows_spec: what prompts as embeddings must be; None: they are not served. pooling: what the model makes of prompts;
+    None: it generates.
     """
 
     def __init__(
@@ -72,8 +76,10 @@ class InputProcessor:
         plugins: Sequence[Plugin] = (),
         remote: RemoteGrammars | None = None,
         rows_spec: RowsSpec | None = None,
+        pooling: PoolingSpec | None = None,
     ) -> None:
         self.limits = limits
+        self.pooled = None if pooling is None else PooledPrompts(pooling, limits, tokenizer)
         self.plugins = plugins
         self.image_spec = image_spec
         self.rows_spec = rows_spec
@@ -82,8 +88,10 @@ class InputProcessor:
         self._random = random.Random(seed)
         self._remote = remote
 
-    def read(self, request_id: str, prompt: PromptType, params: SamplingParams | BeamSearchParams) -> ProcessedPrompt:
+    def read(self, request_id: str, prompt: PromptType, params: Params) -> ProcessedPrompt:
         """Check all of a request that can be checked at once."""
+        if isinstance(params, PoolingParams) or self.pooled is not None:
+            return self._read_pooled(request_id, prompt, params)
         if not isinstance(params, BeamSearchParams):
             self._check_params(request_id, params)
         read = self._read_prompt(request_id, prompt)
@@ -113,6 +121,15 @@ class InputProcessor:
         stops = StopStrings(params.stop) if params.stop else None
         return replace(read, seed=seed, processors=processors, stops=stops)
 
+    def _read_pooled(self, request_id: str, prompt: PromptType, params: Params) -> ProcessedPrompt:
+        if self.pooled is None or not isinstance(params, PoolingParams):
+            raise RequestError(f"request {request_id}: {GENERATES if self.pooled is None else POOLS}")
+        prompt, pooling = self.pooled.read(request_id, prompt, params)
+        read = self._read_prompt(request_id, prompt)
+        if not read.images:
+            self.limits.check_pooled(request_id, len(read.ids))
+        return replace(read, ids=self.pooled.kept(request_id, read.ids, pooling), pooling=pooling)
+
     def _processors(
         self, request_id: str, params: SamplingParams, read: ProcessedPrompt, stop_ids: frozenset[int]
     ) -> Chain:
@@ -124,7 +141,10 @@ class InputProcessor:
             check_arguments(params, self.plugins)
             shaped = params.structured_outputs is not None or params.thinking_token_budget is not None
             shapes = self._constraints.processors(params, stop_ids) if shaped else ()
-            request = ProcessorRequest(params, ids, size, self.tokenizer, stop_ids, bad_words)
+            tokenizer = (
+                full_tokenizer(self.tokenizer) if self.plugins else self.tokenizer
+            )  # plug-ins get Hugging Face's
+            request = ProcessorRequest(params, ids, size, tokenizer, stop_ids, bad_words)
             return build_chain(request, self.plugins, shapes)
         except RequestError as error:
             raise RequestError(f"request {request_id}: {error}") from None
@@ -151,13 +171,14 @@ class InputProcessor:
         params, none = prepared.params, frozenset[int]()
         return Request(
             prompt_ids=prepared.prompt.ids,
-            params=SamplingParams() if isinstance(params, BeamSearchParams) else params,
+            params=params if isinstance(params, SamplingParams) else SamplingParams(),
             max_tokens=1,
             seeds=(0,),
             eos_ids=none,
             stop_ids=none,
             prefix_root=b"",
             beam=BeamGroup(params, 1, self.eos_ids) if isinstance(params, BeamSearchParams) else None,
+            pooling=prepared.prompt.pooling,
             **self._origin(prepared),
         )
 
@@ -170,12 +191,18 @@ class InputProcessor:
             ids, placed = self._place(request_id, prompt, images)
         given = self._origin(prepared)
         given["prompt_ids"], given["prefix_root"] = ids, self._prefix_root(len(ids), prompt)
-        given["max_tokens"] = self.limits.max_tokens(request_id, len(ids), params.max_tokens)
+        if isinstance(params, PoolingParams):
+            self.limits.check_pooled(request_id, len(ids))
+        else:
+            given["max_tokens"] = self.limits.max_tokens(request_id, len(ids), params.max_tokens)
         given["media"] = [MediaInput(item, image.pixels, image.source, prompt.settings) for image, item in placed]
         if prompt.embeds is not None:
-            given["media"] = _media_of(prompt.embeds)
+            given["media"] = media_of(prompt.embeds)
         elif placed:
             given |= self._of_media(request_id, prompt, ids, [item for _, item in placed])
+        if isinstance(params, PoolingParams):
+            assert self.pooled is not None and prompt.pooling is not None
+            return self.pooled.request(prompt.pooling, given)
         if isinstance(params, BeamSearchParams):
             return self._beam_request(params, prompt.processors, given)
         return self._sampling_request(prompt, params, given)
@@ -290,7 +317,11 @@ class InputProcessor:
         else:
             given, text = prompt, prompt if isinstance(prompt, str) else None
         count = sum(kind_of(source) == "image" for source in images)
-        ids = self._encode(request_id, given, count) if isinstance(given, str) else self._check_ids(request_id, given)
+        ids = (
+            self._encode(request_id, given, count)
+            if isinstance(given, str)
+            else check_ids(request_id, given, self.limits.vocab_size, self._placeholders)
+        )
         if not ids:
             raise RequestError(f"request {request_id}: the prompt is empty; it must have at least one token")
         if self.image_spec is not None:
@@ -336,8 +367,10 @@ class InputProcessor:
         if ids is None:
             whole = spec is not None and spec.lays_out_special
             ids = encode_rendered(self.tokenizer, [text]) if whole else encode_prompt(self.tokenizer, text)
-        placeholders = self._placeholders
-        most = max((token for token in ids if token not in placeholders), default=0)
+        most = max(ids, default=0)
+        if most >= self.limits.vocab_size:
+            placeholders = self._placeholders
+            most = max((token for token in ids if token not in placeholders), default=0)
         if most >= self.limits.vocab_size:
             raise RequestError(
                 f"request {request_id}: the tokenizer makes token {most} of this text, and the model's vocabulary "
@@ -354,34 +387,12 @@ class InputProcessor:
         except RequestError as error:
             raise RequestError(f"request {request_id}: {error}") from None
 
-    def _check_ids(self, request_id: str, ids: Any) -> list[int]:
-        if isinstance(ids, (bytes, bytearray)) or not (isinstance(ids, Sequence) or hasattr(ids, "tolist")):
-            raise RequestError(
-                f"request {request_id}: a prompt is a text, a list of token ids or a dict, not {type(ids).__name__}"
-            )
-        ids = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-        if not isinstance(ids, list):
-            raise RequestError(f"request {request_id}: a prompt's token ids are one-dimensional, not a single {ids!r}")
-        for place, token in enumerate(ids):
-            known = type(token) is int and (0 <= token < self.limits.vocab_size or token in self._placeholders)
-            if not known:
-                raise RequestError(
-                    f"request {request_id}: prompt token {place} is {token!r}; "
-                    f"token ids are integers from 0 to {self.limits.vocab_size - 1}"
-                )
-        return ids
-
     def _prefix_root(self, prompt_len: int, prompt: ProcessedPrompt, seen: object = None) -> bytes:
         """seen: what the first token of the prompt sees beside itself."""
         # Past the threshold, keys are rotated by frequencies that depend on the prompt's length.
         threshold = self.limits.rope_threshold
         rope_length = prompt_len if threshold is not None and prompt_len > threshold else None
         return root_key(prompt.salt, rope_length, prompt.adapters, seen)
-
-
-def _media_of(embeds: EmbeddedRows) -> list[MediaInput]:
-    """Rows take the way of features: what stands in the place of placeholders, found by digest, encoded by itself."""
-    return [MediaInput(item, Pixels({"prompt_embeds": embeds.of(item)}), None, {}, kept=True) for item in embeds.ranges]
 
 
 def _mix(seed: int, index: int) -> int:

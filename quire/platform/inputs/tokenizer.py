@@ -1,4 +1,4 @@
-"""The tokenizer: loaded through transformers, which is imported only then, and what the engine asks of it."""
+"""The tokenizer: a plain one of its file alone, others through transformers; and what the engine asks of it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from quire.checkpoint import strict_json
 from quire.checkpoint.config_numbers import check_token_ids
 from quire.errors import CheckpointError, RequestError
+from quire.platform.inputs.plain_tokenizer import read_plain_tokenizer
 from quire.platform.sampling.params import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS_TOKENS
 
 logger = logging.getLogger("quire")
@@ -26,7 +27,7 @@ _ANY_ID = 2**31
 
 
 def load_tokenizer(path: str | Path, revision: str | None = None, trust_remote_code: bool = False) -> Any:
-    """The transformers tokenizer of a directory or a Hub repository, at `revision`.
+    """The tokenizer of a directory or a Hub repository, at `revision`: transformers', or a `PlainTokenizer`.
 
     Raises CheckpointError when there is none, or when it needs code from the repository and that is not
     trusted.
@@ -37,10 +38,14 @@ def load_tokenizer(path: str | Path, revision: str | None = None, trust_remote_c
     # os.path's answer is no, where Path's may be an OSError: a name that is too long is no directory
     if os.path.isdir(path) and not any(os.path.isfile(Path(path) / name) for name in _TOKENIZER_FILES):
         raise CheckpointError(f"{path}: no tokenizer here (none of {', '.join(_TOKENIZER_FILES)}); {way_out}.")
-    from transformers import AutoTokenizer
-
+    tokenizer: Any = None
+    if os.path.isdir(path) and revision is None and not trust_remote_code:
+        tokenizer = read_plain_tokenizer(Path(path))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=trust_remote_code)
+        if tokenizer is None:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(str(path), revision=revision, trust_remote_code=trust_remote_code)
         tokenizer.encode("a")  # settings of a wrong type are found here, not by the first request
     except Exception as error:  # transformers raises nearly everything, from OSError to AttributeError
         raise CheckpointError(f"{path}: its tokenizer cannot be loaded ({error}); {way_out}.") from error

@@ -63,18 +63,18 @@ class BlockTables:
         too few blocks.
         """
         table = self._tables[sequence_id]
-        missing = max(0, -(-(start + count) // self._size) - len(table))
-        shared = self._is_shared(table, start)
+        missing = -(-(start + count) // self._size) - len(table)
+        place, offset = divmod(start, self._size)
+        shared = offset > 0 and self._pool.references(table[place]) > 1
+        if missing <= 0 and not shared:
+            return _NO_COPIES
+        missing = max(0, missing)
         if missing + shared > self._pool.num_free:
             return None
         copies = self._copy(table, start, sequence_id) if shared else _NO_COPIES
         if missing:
             table += self._pool.allocate(missing)
         return copies
-
-    def _is_shared(self, table: Sequence[int], start: int) -> bool:
-        place, offset = divmod(start, self._size)
-        return offset > 0 and self._pool.references(table[place]) > 1
 
     def open(self, sequence_id: int, found: Sequence[int], start: int, count: int) -> None:
         """Give a sequence its table, to compute `count` tokens behind the first `start`: the blocks that were found,

@@ -37,7 +37,7 @@ class CompletionMaker:
         if request.params.prompt_logprobs is not None:
             started = kind is RequestOutputKind.DELTA and any(texts.of(s).sent != (0, 0) for s in request.sequences)
             scores = None if started else self._prompt_logprobs(request)
-        metrics = dataclasses.replace(request.metrics)
+        metrics = request.metrics.copy()
         if finished:
             metrics.num_generation_tokens = sum(len(sequence.output_ids) for sequence in request.sequences)
         return RequestOutput(
@@ -55,7 +55,7 @@ class CompletionMaker:
 
     def _completions(self, request: Request, texts: RequestText, kind: RequestOutputKind) -> list[CompletionOutput]:
         made = [self._completion(sequence, texts.of(sequence), kind) for sequence in request.sequences]
-        if not request.params.greedy or request.params.n == 1:
+        if request.params.n == 1 or not request.params.greedy:
             return made
         (one,) = made  # nothing is drawn, so all n are equal: one was computed
         return [_copied(one, index) for index in range(request.params.n)]

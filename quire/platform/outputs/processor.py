@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from quire.platform.outputs.beams import BeamMaker
 from quire.platform.outputs.completions import CompletionMaker
 from quire.platform.outputs.detokenizer import Detokenizer
-from quire.platform.outputs.outputs import Output
+from quire.platform.outputs.pooled import AnyOutput, PooledMaker
 from quire.platform.outputs.sequence_text import RequestText
 from quire.platform.outputs.stop_strings import StopStrings
 from quire.platform.sampling.params import RequestOutputKind
@@ -18,7 +18,7 @@ from quire.platform.scheduling.request import Request, SequenceState
 class OutputMaker(Protocol):
     """Makes one kind of result."""
 
-    def make(self, request: Request, texts: RequestText, finished: bool) -> Output | None:
+    def make(self, request: Request, texts: RequestText, finished: bool) -> AnyOutput | None:
         """What a request has to show after a step, which may be nothing. finished: whether the request has."""
 
 
@@ -34,6 +34,7 @@ class OutputProcessor:
         self._texts: dict[int, RequestText] = {}
         self._completions = CompletionMaker(tokenizer)
         self._beams = BeamMaker(tokenizer)
+        self._pooled = PooledMaker()
 
     def add(self, request: Request, stops: StopStrings | None = None) -> None:
         """Expect a request's tokens. stops: its stop strings, prepared, if they have been."""
@@ -59,13 +60,15 @@ class OutputProcessor:
         """How many of a sequence's generated tokens its text is made of."""
         return self._texts[sequence.request.arrival].of(sequence).taken
 
-    def output(self, request: Request, finished: bool) -> Output | None:
+    def output(self, request: Request, finished: bool) -> AnyOutput | None:
         """The request's output after a step, if it has one to show now. finished: whether the request has; this is its
         last one then."""
         if not finished and request.params.output_kind is RequestOutputKind.FINAL_ONLY:
             return None
         texts = self._texts.get(request.arrival) or RequestText()  # it may end before it begins
         maker: OutputMaker = self._completions if request.beam is None else self._beams
+        if request.pooling is not None:
+            maker = self._pooled
         output = maker.make(request, texts, finished)
         if finished:
             self.discard(request)

@@ -1,9 +1,10 @@
 """From logits to tokens: logits processors, temperature, min_p, top_k, top_p, and the draw.
 
 Every row is worked on alone, by single-threaded numpy on the host, so what a row yields cannot depend on
-the rows beside it. (A torch reduction may be split over threads for one row and not for thirty; under load
-its thread barrier also costs more than the work.) On a GPU, a kernel of our own draws for all rows without
-logits processors or logprobs (`kernels/sampling.py`), and only the others' logits come to the host.
+the rows beside it; a kernel only looks for each row's largest logit. (A torch reduction may be split over
+threads for one row and not for thirty; under load its thread barrier also costs more than the work.) On a
+GPU, a kernel of our own draws for all rows without logits processors or logprobs (`kernels/sampling.py`),
+and only the others' logits come to the host.
 
 Randomness is stateless: one number from (seed, position), turned into a token by the inverse of the
 cumulative distribution in a fixed order. A request that was preempted, recomputed or replayed draws the
@@ -30,15 +31,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire import kernels
 from quire.kernels.sampling import DRAW, can_draw, draw_tokens
 from quire.platform.sampling.distribution import Weights, locate, top_of, weigh
 from quire.platform.sampling.logits_processors.base import Row
 from quire.platform.sampling.results import Failure, Sampled, TopLogprobs
 from quire.platform.sampling.sampling_input import SamplingState, prepare_together
 
-_NOT_FINITE = Failure(
-    "the model's logits are not finite (NaN or infinity), so no token can be sampled", by_caller=False
-)
+NOT_FINITE = Failure("the model's logits are not finite (NaN or infinity), so no token can be sampled", by_caller=False)
 _NO_TOKEN = "allowed_token_ids, bad_words and min_tokens together leave no token to sample: loosen one"
 _NO_TOKEN_IN_SHAPE = (
     "structured_outputs leave no token to sample beside allowed_token_ids, bad_words and min_tokens (a shape that is "
@@ -50,12 +50,19 @@ class TokenDraw(NamedTuple):
     """One token to draw.
 
     row: of the logits; several draws may share it. state: of the sequence that gets the token. seed: of the draws of
-    that sequence (the first tokens of a request's n sequences are drawn from one state with n seeds).
+    that sequence (the first tokens of a request's n sequences are drawn from one state with n seeds). ahead: how many
+    tokens will stand before it that the sequence does not have yet (drafts).
     """
 
     row: int
     state: SamplingState
     seed: int
+    ahead: int = 0
+
+    @property
+    def position(self) -> int:
+        """Of the token, among those that the sequence generates."""
+        return len(self.state.output_ids) + self.ahead
 
 
 class Sampling:
@@ -69,10 +76,11 @@ class Sampling:
     ) -> None:
         self._draws = draws
         self._drawn = drawn
-        there = all(one is None and not draw.state.shapes for one, draw in zip(drawn, draws, strict=True))
-        self.tokens = tokens if there else None
+        self.tokens: torch.Tensor | None = None
         self._waiting: tuple[torch.Tensor, torch.cuda.Event | None] | None = None
         if tokens is not None:
+            there = all(one is None and not draw.state.shapes for one, draw in zip(drawn, draws, strict=True))
+            self.tokens = tokens if there else None
             self._waiting = _to_host(tokens)
 
     def result(self) -> list[Sampled]:
@@ -103,7 +111,7 @@ def _to_host(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | Non
 
 def _drawn_there(token: int, state: SamplingState) -> Sampled:
     if token < 0:
-        return Sampled(-1, error=_NOT_FINITE)
+        return Sampled(-1, error=NOT_FINITE)
     return Sampled(token) if not state.shapes else _followed(token, None, state)
 
 
@@ -117,9 +125,14 @@ def _followed(token: int, logprobs: TopLogprobs | None, state: SamplingState) ->
     return Sampled(token, logprobs, None, *following)
 
 
-def begin(logits: torch.Tensor, draws: Sequence[TokenDraw]) -> Sampling:
-    """Ask for one token for each draw. logits: [R, V] float32; they may be overwritten once this has returned."""
-    on_device = [can_draw(logits) and _is_plain(draw) for draw in draws]
+def begin(logits: torch.Tensor, draws: Sequence[TokenDraw], likeliest: Sequence[int] | None = None) -> Sampling:
+    """Ask for one token for each draw. logits: [R, V] float32; they may be overwritten once this has returned.
+
+    likeliest: as of `sample`.
+    """
+    if not can_draw(logits):
+        return Sampling(draws, [*sample(logits, draws, likeliest)])
+    on_device = [_is_plain(draw) for draw in draws]
     tokens = None
     if any(on_device):
         plain = [draw for draw, there in zip(draws, on_device, strict=True) if there]
@@ -140,32 +153,51 @@ def _is_plain(draw: TokenDraw) -> bool:
 
 def _as_records(draws: Sequence[TokenDraw]) -> NDArray[np.void]:
     records = []
-    for row, state, seed in draws:
-        params = state.input.params
+    for draw in draws:
+        params = draw.state.input.params
         number, temperature = 0.0, 0.0
         if not params.greedy:
-            number, temperature = uniform(seed, len(state.output_ids)), params.temperature
-        records.append((row, number, temperature, params.top_p, params.min_p, max(0, params.top_k)))
+            number, temperature = uniform(draw.seed, draw.position), params.temperature
+        records.append((draw.row, number, temperature, params.top_p, params.min_p, max(0, params.top_k)))
     return np.array(records, DRAW)
 
 
-def sample(logits: torch.Tensor, draws: Sequence[TokenDraw]) -> list[Sampled]:
-    """Draw one token for each draw on the host. logits: [R, V], any float dtype, on any device; it is not changed."""
+def likeliest_of(logits: torch.Tensor) -> list[int]:
+    """The likeliest token of each row of logits [R, V], any float dtype, on any device; -1: not finite.
+
+    For all rows at once: one by one takes numpy several times as long.
+    """
+    return kernels.likeliest(_on_host(logits)).tolist()
+
+
+def sample(logits: torch.Tensor, draws: Sequence[TokenDraw], likeliest: Sequence[int] | None = None) -> list[Sampled]:
+    """Draw one token for each draw on the host. logits: [R, V], any float dtype, on any device; it is not changed.
+
+    likeliest: `likeliest_of(logits)`, where that is known already.
+    """
     if not draws:
         return []
-    table = _host(logits)
+    logits = _on_host(logits)
+    table: Row = logits.numpy()
+    if likeliest is None:
+        likeliest = likeliest_of(logits)
     preparing = {id(draw.state): draw.state for draw in draws if draw.state.prepares and not draw.state.is_plain}
     if preparing:
         prepare_together(list(preparing.values()))
     drawn: list[Sampled] = []
     before: TokenDraw | None = None
-    weights: Weights | Failure = _NOT_FINITE
+    weights: Weights | Failure = NOT_FINITE
     row: Row = table[0]
     for draw in draws:
+        state = draw.state
+        if state.takes_likeliest and (not state.input.processors or state.is_plain):
+            best = likeliest[draw.row]
+            drawn.append(Sampled(best) if best >= 0 else Sampled(-1, error=NOT_FINITE))
+            continue
         # The n sequences of one request draw their first tokens from the same row: weigh it once.
         if before is None or draw.row != before.row or draw.state is not before.state:
             row = table[draw.row]
-            weights = _weigh(row, draw.state)
+            weights = _weigh(row, likeliest[draw.row], draw.state)
             if draw.state.shapes and draw.state.input.params.logprobs is not None:
                 row = draw.state.restricted(row)
         drawn.append(_draw(row, weights, draw))
@@ -173,11 +205,10 @@ def sample(logits: torch.Tensor, draws: Sequence[TokenDraw]) -> list[Sampled]:
     return drawn
 
 
-def _weigh(row: Row, state: SamplingState) -> Weights | Failure:
-    """The distribution that the sequence's parameters make of a row; or why there is none."""
-    best = int(row.argmax())
-    if not math.isfinite(row[best]):  # argmax takes NaN for the largest
-        return _NOT_FINITE
+def _weigh(row: Row, best: int, state: SamplingState) -> Weights | Failure:
+    """The distribution that the sequence's parameters make of a row; or why there is none. best: of `likeliest`."""
+    if best < 0:
+        return NOT_FINITE
     if not state.is_plain:
         changed = state.changed(row)
         if isinstance(changed, Failure):
@@ -204,7 +235,7 @@ def _nothing_left(best: np.float32, state: SamplingState) -> Failure:
 def _draw(row: Row, weights: Weights | Failure, draw: TokenDraw) -> Sampled:
     if isinstance(weights, Failure):
         return Sampled(-1, error=weights)
-    number = 0.0 if weights.cumulative is None else uniform(draw.seed, len(draw.state.output_ids))
+    number = 0.0 if weights.cumulative is None else uniform(draw.seed, draw.position)
     token_id = locate(weights, number)
     count = draw.state.input.params.logprobs
     logprobs = None if count is None else top_of(row, token_id, count)
@@ -216,7 +247,8 @@ def top_logprobs(logits: torch.Tensor, token_ids: Sequence[int], count: int) -> 
 
     A row that is not finite yields NaN for its token, rank 0, and no others.
     """
-    return [top_of(row, token_id, count) for row, token_id in zip(_host(logits), token_ids, strict=True)]
+    table: Row = _on_host(logits).numpy()
+    return [top_of(row, token_id, count) for row, token_id in zip(table, token_ids, strict=True)]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -225,8 +257,8 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _host(logits: torch.Tensor) -> Row:
+def _on_host(logits: torch.Tensor) -> torch.Tensor:
+    """[R, V] float32, contiguous, in main memory."""
     if logits.dtype is not torch.float32 or not logits.is_cpu or not logits.is_contiguous():
         logits = logits.float().cpu().contiguous()  # calls that cost even where they do nothing
-    table: Row = logits.numpy()
-    return table
+    return logits

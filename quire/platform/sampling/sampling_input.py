@@ -35,7 +35,8 @@ class SamplingState:
     input: the request's. output_ids: what the sequence has generated so far, a list that grows; its length is the
     position of the next draw. Made anew from these two, it goes on as if it had been there from the beginning.
     prepares: the processors that get ready for a step together with those of other sequences. shapes: those that know
-    what must follow a token: they want to be told of each before the next step.
+    what must follow a token: they want to be told of each before the next step. takes_likeliest: where nothing is done
+    to a row, there is no more to say of the next token than that it is the row's likeliest.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class SamplingState:
         "output_ids",
         "prepares",
         "shapes",
+        "takes_likeliest",
     )
 
     def __init__(self, sampling: SamplingInput, output_ids: Sequence[int] = ()) -> None:
@@ -80,6 +82,8 @@ class SamplingState:
         self.prepares = [link for link in chain if _overrides(type(link.processor), "prepare")]
         self._idlers = [link for link in chain if _overrides(type(link.processor), "idle")]
         self.shapes = [link for link in chain if _overrides(type(link.processor), "follow")]
+        params = self.input.params
+        self.takes_likeliest = params.greedy and params.logprobs is None and not self.shapes
 
     def fork(self, output_ids: Sequence[int]) -> SamplingState:
         """Of another sequence of the request. output_ids: its tokens, the first of this one's or all."""
@@ -104,6 +108,11 @@ class SamplingState:
             return True
         self.read()
         return self._failure is None and all(link.processor.idle for link in self._idlers)
+
+    @property
+    def stays_plain(self) -> bool:
+        """Nothing is done to the next row, nor to any after it."""
+        return not self._idlers and len(self.output_ids) >= self._until
 
     @property
     def failed(self) -> bool:

@@ -7,16 +7,22 @@ travel once, and so do its blocks' numbers. Pixels of images travel beside it, b
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from quire.lora import AdapterMix
 from quire.platform.sampling.results import Sampled, TopLogprobs
 from quire.platform.sampling.sampling_input import SamplingInput
+from quire.pooling_types import PoolingInput
 from quire.types import MediaKind, PlaceholderRange, Span
 
 # Among a sequence's tokens: the one that the step before draws for it. The worker has it.
 PENDING_TOKEN = -1
+# Among a chunk's drafts: one that the worker is to propose, with its draft model.
+DRAFT_TOKEN = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,8 @@ class NewSequence:
     token_ids: all that it has; the first `prompt_len` of them are the prompt. adapters: (uid, weight) of each that its
     tokens run with; empty: the base model. media: the prompt's images, videos and sounds. rotary: in models with
     `mrope`, the bytes of what the prompt's tokens turn by, [3, prompt_len] int64; None: their positions. rotary_end:
-    what the first token behind them turns by. sees: as of `Request`.
+    what the first token behind them turns by. sees: as of `Request`. pooling: what is made of its hidden states; None:
+    it generates.
     """
 
     sequence_id: int
@@ -38,6 +45,7 @@ class NewSequence:
     rotary: bytes | None = None
     rotary_end: int = 0
     sees: tuple[Span, ...] = ()
+    pooling: PoolingInput | None = None
 
 
 class ForkedSequence(NamedTuple):
@@ -68,11 +76,20 @@ class Chunk(NamedTuple):
     # the sequence will fork.
     draws: tuple[int, ...] = ()
     score: PromptScore | None = None  # what to report about the prompt's own tokens
+    # Draft tokens, the last ones of `length`: what may follow the tokens that are known, computed with them. A token is
+    # drawn behind each, until one is another than the draft; `draws` has the one seed of all. All or none of them are
+    # DRAFT_TOKEN.
+    drafts: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:
         """The position behind the last token to compute."""
         return self.start + self.length
+
+    @property
+    def known_end(self) -> int:
+        """The position behind the last token that is known."""
+        return self.start + self.length - len(self.drafts)
 
 
 class PromptScore(NamedTuple):
@@ -121,10 +138,25 @@ class StepPlan:
         """Whether it changes what later plans build on, beside sequences, of which they can tell again."""
         return bool(self.copies or self.release or self.drop or self.install or self.swap_out or self.swap_in)
 
+    def alone(self, chunk: Chunk, token_ids: Sequence[int], shown: Collection[bytes]) -> StepPlan:
+        """A plan of one of its chunks. token_ids: of its sequence, as they are known by now; shown: the images that the
+        chunk needs."""
+        if PENDING_TOKEN in chunk.token_ids:
+            place = chunk.token_place
+            chunk = chunk._replace(token_ids=tuple(token_ids[place : place + len(chunk.token_ids)]))
+        return StepPlan((chunk,), encode=tuple(image for image in self.encode if image.digest in shown))
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Both stand beside the plan's chunks: a token for each draw, and the scores asked for."""
+    """All stand beside the plan's chunks: a token for each draw, the scores asked for, and the rows that were pooled.
+
+    Of a chunk with drafts: tokens one behind the other, of which all but the last, with what is forced behind them, are
+    its first drafts.
+    """
 
     sampled: tuple[tuple[Sampled, ...], ...]
     scores: tuple[tuple[TopLogprobs, ...], ...]
+    # [rows, numbers] float32 of each chunk whose sequence is pooled: no rows where there is nothing to tell yet. None:
+    # it generates; and an empty tuple stands for no chunk that is pooled.
+    pooled: tuple[np.ndarray | None, ...] = ()

@@ -39,7 +39,15 @@ class PlanBuilder:
 
     @property
     def full(self) -> bool:
-        return self.tokens_left == 0 or self.sequences_left == 0
+        return self.tokens_left <= 0 or self.sequences_left == 0
+
+    def room_for(self, sequence: SequenceState) -> int:
+        """How many tokens of a sequence the step may compute. A prompt without images whose tokens all see one another
+        is computed at once: where it is longer than a step, it has one of its own."""
+        length = len(sequence.token_ids)
+        if not self.chunks and not sequence.request.media and sequence.request.sees == ((0, length),):
+            return max(self.tokens_left, length)
+        return self.tokens_left
 
     def add(
         self,
@@ -47,22 +55,24 @@ class PlanBuilder:
         count: int,
         tokens: tuple[int, tuple[int, ...]],
         blocks: tuple[int, tuple[int, ...]],
+        drafts: tuple[int, ...] = (),
     ) -> None:
-        """Compute the sequence's next `count` tokens. tokens, blocks: the place of what the worker does not know of
-        them, and that."""
+        """Compute the sequence's next `count` tokens, and drafts behind them. tokens, blocks: the place of what the
+        worker does not know of them, and that."""
         request = sequence.request
         start, end = sequence.num_computed, sequence.num_computed + count
-        self.tokens_left -= count
+        self.tokens_left -= count + len(drafts)
         self.sequences_left -= 1
         self.chunks.append(
             Chunk(
                 sequence.id,
                 start,
-                count,
+                count + len(drafts),
                 *tokens,
                 *blocks,
                 sequence.draws() if end == len(sequence.token_ids) else (),
-                _prompt_score(request, start, end),
+                _prompt_score(request, start, end) if request.params.prompt_logprobs is not None else None,
+                drafts,
             )
         )
         if request.media:

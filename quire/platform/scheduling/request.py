@@ -10,58 +10,29 @@ A request is *new*, *queued* once it has its first sequence, and *finished* when
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import count
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from quire.lora import AdapterMix, LoRARequest
-from quire.multimodal import Pixels
 from quire.platform.sampling.logits_processors.chain import Chain
 from quire.platform.sampling.params import SamplingParams
 from quire.platform.sampling.results import Failure, Sampled, TopLogprobs
 from quire.platform.sampling.sampling_input import SamplingInput
 from quire.platform.scheduling.beam import BeamGroup, Candidate
+from quire.platform.scheduling.media_input import MediaInput as MediaInput  # which others import from here
 from quire.platform.scheduling.metrics import RequestMetrics
-from quire.platform.scheduling.plan import PENDING_TOKEN, NewSequence
-from quire.types import AdapterUse, PlaceholderRange, Span
+from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, NewSequence
+from quire.pooling_types import PoolingInput
+from quire.types import AdapterUse, Span
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 _serial = count()
-
-
-@dataclass(eq=False, slots=True)
-class MediaInput:
-    """An image of a request.
-
-    pixels: what to encode; None once its features have been seen, and while it is prepared again (`reprocessing`).
-    source, settings: from which it can be prepared again, should its features have been evicted; kept: it cannot, and
-    the pixels stay until the request ends (rows of a prompt that the caller has embedded).
-    """
-
-    item: PlaceholderRange
-    pixels: Pixels | None
-    source: Any
-    settings: Mapping[str, Any]
-    reprocessing: bool = False
-    kept: bool = False
-
-    def drop_pixels(self) -> None:
-        """Its features are there, or nobody wants them any more."""
-        self.pixels = self.pixels if self.kept else None
-
-    def ask_again(self) -> bool:
-        """Its features and its pixels are gone: it is being prepared again from here on. False: it was already."""
-        asked, self.reprocessing = self.reprocessing, True
-        return not asked
-
-    def restore(self, pixels: Pixels | None) -> None:
-        """It has been prepared again. pixels: None where that came to nothing."""
-        self.reprocessing, self.pixels = False, pixels
 
 
 def next_serial() -> int:
@@ -84,6 +55,8 @@ class Request:
     salt: separates its cached blocks and image features from those of other salts.
     adapters: the versions that it runs with, held until it ends; lora: how the caller named them.
     prompt_scores: one entry a prompt token whose logprobs are wanted and known; the first token has none.
+    pooling: what is made of its prompt's hidden states, in the place of tokens; None: it generates. pooled: that, as
+        far as it is known: rows of numbers.
     """
 
     request_id: str
@@ -107,6 +80,8 @@ class Request:
     sequences: list[SequenceState] = field(default_factory=list)
     prompt_scores: list[TopLogprobs | None] = field(default_factory=lambda: [None])
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(arrival_time=time.monotonic()))
+    pooling: PoolingInput | None = None
+    pooled: list[np.ndarray] = field(default_factory=list)
     failure: Failure | None = None
     arrival: int = field(default_factory=next_serial)
 
@@ -131,6 +106,13 @@ class Request:
     def take_scores(self, scores: Sequence[TopLogprobs]) -> None:
         """The logprobs of its next prompt tokens are known."""
         self.prompt_scores.extend(scores)
+
+    def take_pooled(self, chunk: Chunk, rows: np.ndarray) -> bool:
+        """A step has pooled some of its prompt. True: that was the last of it."""
+        if not chunk.start:  # it may begin anew, when its blocks were taken
+            self.pooled.clear()
+        self.pooled.append(rows)
+        return chunk.end == len(self.prompt_ids)
 
     def stamp(self, now: float) -> float | None:
         """One of its sequences got a token now: seconds since its arrival, if it is the first of all."""
@@ -159,7 +141,7 @@ class Request:
 
     @property
     def finished(self) -> bool:
-        return all(sequence.finish_reason is not None for sequence in self.sequences)
+        return None not in [sequence.finish_reason for sequence in self.sequences]
 
     @cached_property
     def shown_ids(self) -> list[int]:
@@ -355,11 +337,11 @@ class SequenceState:
         self.finish_reason = self.finish_reason or reason
 
     def stop_at(self, stop: str, count: int | None = None) -> None:
-        """Its text has reached a stop string, which counts before any other end. count: the generated tokens that have
-        led there, where further ones came with them; None: all."""
+        """Its text has reached a stop string, before any other end, with `count` generated tokens; None: all."""
         self.finish_reason, self.stop_reason = "stop", stop
         if count is not None and count < len(self.output_ids):
             del self.token_ids[count - len(self.output_ids) :], self.output_ids[count:], self.logprobs[count:]
+            self.cumulative_logprob = reduce(lambda total, one: total + one.chosen, self.logprobs, 0.0)
 
     # -- what may be asked ----------------------------------------------------------------------------------------
 
@@ -370,6 +352,8 @@ class SequenceState:
     @property
     def most_cached(self) -> int:
         """How many of its tokens may come from the prefix cache: at least one is left to compute."""
+        if self.request.pooling is not None and self.request.pooling.reads_all:
+            return 0
         most = len(self.token_ids) - 1
         if self.request.scores_prompt:
             most = min(most, len(self.request.prompt_scores) - 1)  # a score needs its token's forward pass
@@ -382,6 +366,8 @@ class SequenceState:
 
     def draws(self) -> tuple[int, ...]:
         """The seeds of what to sample once all tokens are computed: n where the request forks, one afterwards."""
+        if self.request.pooling is not None:
+            return ()
         return self.seeds if self.output_ids or len(self.request.sequences) > 1 else self.request.seeds
 
     def introduce(self) -> NewSequence:
@@ -397,4 +383,5 @@ class SequenceState:
             None if request.rotary is None else request.rotary.tobytes(),
             request.rotary_end,
             request.sees,
+            request.pooling,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from quire.config import SchedulerConfig
 from quire.lora import DeviceAdapterBudget
@@ -21,10 +21,13 @@ from quire.multimodal import FeatureCache
 from quire.platform.kv.manager import KVManager
 from quire.platform.sampling.results import Failure, Sampled
 from quire.platform.scheduling.adapter_budget import AdapterBudget
+from quire.platform.scheduling.beam_steps import Changes, take_candidates
+from quire.platform.scheduling.drafting import Drafting, Drafts
 from quire.platform.scheduling.encoder_budget import EncoderBudget
 from quire.platform.scheduling.metrics import StepTimes
-from quire.platform.scheduling.plan import PENDING_TOKEN, Chunk, StepPlan, StepResult
+from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
 from quire.platform.scheduling.plan_builder import PlanBuilder
+from quire.platform.scheduling.pooled_steps import take_pooled
 from quire.platform.scheduling.queues import check_queues, enqueue
 from quire.platform.scheduling.request import FinishReason, MediaInput, Request, SequenceState
 from quire.platform.scheduling.worker_view import WorkerView
@@ -36,7 +39,7 @@ class Scheduler:
     """Owns the queue and the running sequences, and alone changes requests. It never touches a tensor.
 
     kv: the blocks. features: whose features the runner has; feature_bytes: of one placeholder's. For models that see.
-    adapters: those that are on the device.
+    adapters: those that are on the device. drafting: proposes draft tokens; None: there are none.
     running: sequences that hold blocks, oldest first. waiting: those that hold none, oldest first.
     """
 
@@ -47,8 +50,10 @@ class Scheduler:
         features: FeatureCache | None = None,
         feature_bytes: int = 0,
         adapters: DeviceAdapterBudget | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.config = config
+        self.drafting = drafting
         self.kv = kv
         features = FeatureCache(0) if features is None else features
         self.encoder = EncoderBudget(features, feature_bytes, config.max_num_batched_tokens)
@@ -121,6 +126,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         self.kv.close(sequence.id)
         self._worker.end(sequence.id)
+        if self.drafting is not None:
+            self.drafting.end(sequence)
         if sequence.request.finished:
             sequence.request.end()
 
@@ -158,38 +165,44 @@ class Scheduler:
     def _build(self, builder: PlanBuilder) -> StepPlan:
         self._number += 1
         released, changes = self.encoder.features.take_evicted(), self.adapters.settle()
-        return builder.build(self._number, released, changes, self._worker.news())
+        plan = builder.build(self._number, released, changes, self._worker.news())
+        if self.drafting is not None:
+            self.drafting.planned(plan, time.monotonic())
+        return plan
 
     def delivered(self, plan: StepPlan) -> None:
         """The worker has taken in the last plan. Where one never reaches it, the next makes up for that."""
         self._worker.delivered(plan)
 
-    def _add(self, sequence: SequenceState, count: int, builder: PlanBuilder) -> None:
+    def _add(self, sequence: SequenceState, count: int, builder: PlanBuilder, drafts: tuple[int, ...] = ()) -> None:
         if not sequence.worker_tokens:
             self.kv.forget_told(sequence.id)
-        builder.add(sequence, count, self._worker.new_tokens(sequence), self.kv.new_blocks(sequence.id))
+        builder.add(sequence, count, self._worker.new_tokens(sequence), self.kv.new_blocks(sequence.id), drafts)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
+        drafts: Drafts = {}
+        # Those who wait come first, be it for tokens of the step or for blocks.
+        if self.drafting is not None and not (self.waiting and len(self.running) < self.config.max_num_seqs):
+            drafts = self.drafting.choose(self.running, builder.tokens_left)
         for sequence in list(self.running):
             if builder.full:
                 break
-            if sequence.last_pending:
+            if sequence.pending and sequence.last_pending:
                 continue
-            count = min(sequence.num_uncomputed, builder.tokens_left)
-            if count > self._most_at_once:
-                count = self._most_at_once
+            start = sequence.num_computed
+            count = min(len(sequence.token_ids) - start, builder.tokens_left, self._most_at_once)
             if not sequence.running or not count:
                 continue
             if sequence.request.media:
-                count = self.encoder.schedule_images(sequence, sequence.num_computed, count, builder)
-            if count and self._reserve(sequence, count, builder):
+                count = self.encoder.schedule_images(sequence, start, count, builder)
+            own = drafts.get(sequence.id, ())
+            if own and count and self.kv.reserve(sequence.id, start, count + len(own)):
+                self._add(sequence, count, builder, own)
+            elif count and (self.kv.reserve(sequence.id, start, count) or self._reserve(sequence, count, builder)):
                 self._add(sequence, count, builder)
 
     def _reserve(self, sequence: SequenceState, count: int, builder: PlanBuilder) -> bool:
-        """Get blocks for the next `count` tokens, preempting the newest until there are enough.
-
-        False: the sequence was itself the newest and had to go.
-        """
+        """Get blocks for the next `count` tokens, preempting the newest. False: that was itself, which had to go."""
         while not self.kv.reserve(sequence.id, sequence.num_computed, count):
             victim = self.running[-1]
             self._preempt(victim)
@@ -212,7 +225,7 @@ class Scheduler:
             count = 0
             # The whole sequence must fit, not only its first chunk: else it would be preempted half-way.
             if self.kv.fits(len(sequence.token_ids), found):
-                count = min(len(sequence.token_ids) - start, builder.tokens_left, self._most_at_once)
+                count = min(len(sequence.token_ids) - start, builder.room_for(sequence), self._most_at_once)
                 count = self.encoder.schedule_images(sequence, start, count, builder)
             if not count:
                 self.adapters.release(sequence)
@@ -267,18 +280,13 @@ class Scheduler:
             self._ahead = None
 
     def alone(self, chunk: Chunk, plan: StepPlan) -> StepPlan | None:
-        """A plan of one of a plan's chunks, with the tokens that are known by now and the images that it needs.
-
-        None when its sequence has ended. For a plan that was delivered, and failed.
-        """
+        """A plan of one of a plan's chunks, with the tokens that are known by now and the images that it needs; None
+        when its sequence has ended. For a plan that was delivered, and failed."""
         sequence = self._live.get(chunk.sequence_id)
         if sequence is None:
             return None
-        if PENDING_TOKEN in chunk.token_ids:
-            place = chunk.token_place
-            chunk = chunk._replace(token_ids=tuple(sequence.token_ids[place : place + len(chunk.token_ids)]))
         shown = {media.item.digest for media in sequence.request.media_in(chunk.start, chunk.end)}
-        return StepPlan((chunk,), encode=tuple(image for image in plan.encode if image.digest in shown))
+        return plan.alone(chunk, sequence.token_ids, shown)
 
     def _advance(self, plan: StepPlan) -> None:
         """The plan's tokens are computed, or will be before whatever is planned from here on."""
@@ -288,7 +296,7 @@ class Scheduler:
             sequence = self._live.get(chunk.sequence_id)
             if sequence is None:  # aborted while the step ran
                 continue
-            sequence.advance(chunk.length)
+            sequence.advance(chunk.length - len(chunk.drafts))
             if sequence.request.media and sequence.request.media_in(chunk.start, chunk.end):
                 self.encoder.encoded(sequence, encoded)
 
@@ -298,24 +306,33 @@ class Scheduler:
             self._ahead = None
         else:
             self._advance(plan)
+        if result.pooled:
+            return take_pooled(plan, result, self._live, self.kv, self.finish)
         advanced: list[SequenceState] = []
-        now = time.monotonic()
+        now, size = time.monotonic(), self.kv.pool.block_size
+        if self.drafting is not None:
+            self.drafting.committed(plan, now)
         for chunk, sampled, scores in zip(plan.chunks, result.sampled, result.scores, strict=True):
             sequence = self._live.get(chunk.sequence_id)
             if sequence is None:  # aborted while the step ran
                 continue
             if scores:
                 sequence.request.take_scores(scores)
-            if sequence.running:  # else it was preempted since: the blocks are no longer its own
+            if chunk.drafts:
+                self._take_checked(sequence, chunk, sampled, now)
+                advanced.append(sequence)
+                continue
+            # Where it was preempted since, the blocks are no longer its own.
+            if sequence.running and chunk.start % size + chunk.length >= size:
                 self.kv.publish(sequence.id, sequence.token_ids, chunk.start, chunk.end)
             if not sampled:
                 continue
             self.times.token(sequence.request.stamp(now), sequence.stamp(now))
             self.generated_tokens += len(sampled)
             if sequence.request.beam is not None:
-                advanced += self._take_candidates(sequence, sampled[0])
+                advanced += take_candidates(sequence, sampled[0], Changes(self.fail, self.finish, self._fork))
                 continue
-            branches = [sequence, *(self._fork(sequence, i) for i in range(1, len(sampled)))]
+            branches = [sequence, *[self._fork(sequence, i) for i in range(1, len(sampled))]]
             for branch, token in zip(branches, sampled, strict=True):
                 if token.forced:  # of which some may be past its end
                     self.generated_tokens += branch.append(token) - 1
@@ -326,6 +343,17 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 self.finish(sequence, sequence.finish_reason)
         return advanced
+
+    def _take_checked(self, sequence: SequenceState, chunk: Chunk, sampled: Sequence[Sampled], now: float) -> None:
+        """A sequence gets the tokens that were drawn behind its drafts; blocks hold those that were among these."""
+        assert self.drafting is not None
+        self.times.token(sequence.request.stamp(now), sequence.stamp(now))
+        before = len(sequence.output_ids)
+        computed = self.drafting.checked(sequence, chunk, sampled)
+        self.generated_tokens += len(sequence.output_ids) - before
+        if sequence.running:
+            sequence.advance(computed)
+            self.kv.publish(sequence.id, sequence.token_ids, chunk.start, chunk.known_end + computed)
 
     def _fork(self, parent: SequenceState, index: int) -> SequenceState:
         """Branch off a sequence that shares all of its parent's blocks until one of the two writes."""
@@ -340,36 +368,6 @@ class Scheduler:
         else:
             enqueue(self.waiting, child)
         return child
-
-    def _take_candidates(self, beam: SequenceState, sampled: Sampled) -> list[SequenceState]:
-        """Keep a beam's candidates until its siblings have theirs too. An error ends the whole search."""
-        beams = beam.request.sequences
-        if sampled.error is not None:
-            self.fail(beam.request, sampled.error)
-            return beams
-        beam.offer(sampled.logprobs)
-        return [] if any(b.candidates is None for b in beams) else self._advance_beams(beam.request)
-
-    def _advance_beams(self, request: Request) -> list[SequenceState]:
-        """All beams have their candidates: keep the best and drop the rest."""
-        assert request.beam is not None
-        beams = list(request.sequences)
-        kept = request.beam.choose(beams)
-        parents_used: set[int] = set()
-        branches = []
-        for candidate in kept:
-            branch = beams[candidate.parent]
-            if branch.id in parents_used:
-                branch = self._fork(branch, max(s.index for s in request.sequences) + 1)
-            branches.append(branch)
-            parents_used.add(branch.id)
-        for branch, candidate in zip(branches, kept, strict=True):
-            branch.append_candidate(candidate)
-        for beam in beams:
-            if beam.id not in parents_used:
-                self.finish(beam, "stop")
-        request.keep(branches or beams)
-        return request.sequences
 
     # -- what the engine asks and tells ---------------------------------------------------------------------------
 

@@ -39,13 +39,13 @@ class WorkerView:
 
     def new_tokens(self, sequence: SequenceState) -> tuple[int, tuple[int, ...]]:
         """The tokens that the worker does not know, and their place; the worker knows them from here on."""
-        length = len(sequence.token_ids)
-        place = sequence.worker_tokens
+        token_ids, place = sequence.token_ids, sequence.worker_tokens
+        known = len(token_ids) - sequence.pending  # the pending one will be another
         if not place:
             self._new.append(sequence.introduce())
-            place = length - sequence.pending
-        sequence.told(length - sequence.pending)  # the pending one will be another
-        return place, tuple(sequence.token_ids[place:])
+            place = known
+        sequence.told(known)
+        return place, tuple(token_ids[place:])
 
     def fork(self, parent: SequenceState, child: SequenceState) -> None:
         """The child goes on with all the tokens of its parent; if the worker has these, it need not be sent them."""

@@ -13,7 +13,8 @@ from pydantic_core import from_json
 
 from quire.errors import QuireError
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+_POOLED = ("/v1/embeddings", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
+URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", *_POOLED)
 _KEYS = ("custom_id", "method", "url", "body")
 _WHOLE = {
     "stream": "answers of a batch come whole",

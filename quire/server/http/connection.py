@@ -268,8 +268,26 @@ class Connection(asyncio.Protocol):
         self._begin_task(self._exchange.run(self._app, scope))
         return bool(self._incoming)
 
+    def _step_plain_body(self, exchange: Exchange) -> bool:
+        part = bytes(self._incoming[: min(self._due, _SLICE * 8)])
+        del self._incoming[: len(part)]
+        self._due -= len(part)
+        if part and not exchange.feed(part):
+            self._full = True
+            self._pause()
+        if not self._due:
+            self._end_of_body(exchange)
+        return bool(self._incoming)
+
+    def _end_of_body(self, exchange: Exchange) -> None:
+        exchange.end_of_body()
+        if self._state is _State.DRAINING:
+            self._enter(_State.WAITING, self._times.keep_alive)
+
     def _step_body(self, exchange: Exchange) -> bool:
         machine = exchange.head.machine
+        if machine is None:
+            return self._step_plain_body(exchange)
         try:
             event = machine.next_event()
             if event is h11.NEED_DATA and self._incoming:
@@ -290,9 +308,7 @@ class Connection(asyncio.Protocol):
             return True
         if isinstance(event, h11.EndOfMessage):  # its trailers are nobody's headers
             self._incoming[:0] = machine.trailing_data[0]
-            exchange.end_of_body()
-            if self._state is _State.DRAINING:
-                self._enter(_State.WAITING, self._times.keep_alive)
+            self._end_of_body(exchange)
             return bool(self._incoming)
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -15,7 +15,9 @@ import h11
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from quire.server.http.head import Head
+from quire.server.http.gone import EXTENSION
+from quire.server.http.head import Head, new_machine
+from quire.server.http.plain import plain_answer
 
 logger = logging.getLogger("quire.server")
 
@@ -64,22 +66,24 @@ class Exchange:
         self.body_complete = not head.has_body
         self.answered = False
         self._connection = connection
-        self._machine = head.machine
+        self._machine = head.machine  # None: the request was plain, and so is the answer as long as this stays
         self._close = close
         self._body = bytearray()  # what has come of it, and the application has not got
         self._delivered = False  # all of it
         self._news = asyncio.Event()  # of the body, of the client's leaving, of the answer's end
         self._gone = self._left = False  # nobody is there; nobody sends any more
+        self._leaving: list[Callable[[], object]] = []  # to be called when one of these is so
         self.begun = False
         self._bodyless = self._chunked = False
+        self._due: int | None = None  # bytes of a plain answer of known length that have not been sent
         self._unsent = b""  # the answer's head, which goes with the first of its body
-        self._expects = head.machine.they_are_waiting_for_100_continue
+        self._expects = head.machine is not None and head.machine.they_are_waiting_for_100_continue
 
     # -- from the connection --------------------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> bool:
         """Take a part of the body. False: there is enough of it for now."""
-        if self.answered or self._gone:
+        if self.answered or self._gone or self._leaving:  # nobody reads it: see `when_gone`
             return True
         self._body += data
         self._news.set()
@@ -92,11 +96,17 @@ class Exchange:
     def client_left(self) -> None:
         """The client sends nothing more; it may still read."""
         self._left = True
-        self._news.set()
+        self._tell_leaving()
 
     def client_gone(self) -> None:
         self._gone = True
+        self._tell_leaving()
+
+    def _tell_leaving(self) -> None:
         self._news.set()
+        leaving, self._leaving = self._leaving, []
+        for call in leaving:
+            call()
 
     def close_after(self) -> None:
         """Let the answer be the connection's last."""
@@ -110,6 +120,7 @@ class Exchange:
 
     async def run(self, app: ASGIApp, scope: dict[str, Any]) -> None:
         """The application's whole work on this request. Whatever it raises ends here."""
+        scope["extensions"] = {EXTENSION: self.when_gone}
         try:
             await app(scope, self.receive, self.send)
             if not (self.answered or self._gone):
@@ -135,7 +146,7 @@ class Exchange:
             self._expects = False
             if not self.body_complete and not self._body:
                 information = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
-                self._connection.write(self._machine.send(information) or b"")
+                self._connection.write(self._h11().send(information) or b"")
         while not (self._gone or self.answered or (self._left and (self._delivered or not self.body_complete))):
             if self._body or (self.body_complete and not self._delivered):
                 self._delivered = self.body_complete
@@ -145,6 +156,23 @@ class Exchange:
             self._news.clear()
             await self._news.wait()
         return {"type": "http.disconnect"}
+
+    def when_gone(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Have this called once the client has left; whoever asks wants no more of the body. What is returned takes it
+        back.
+
+        As `receive` would tell, which takes a task that waits for it.
+        """
+        if self._gone or self._left:
+            return asyncio.get_running_loop().call_soon(call).cancel
+        self._leaving.append(call)
+        self._connection.want_body()  # to see it leave
+
+        def take_back() -> None:
+            if call in self._leaving:
+                self._leaving.remove(call)
+
+        return take_back
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """Frame a part of the answer; waits while the client is behind."""
@@ -159,19 +187,31 @@ class Exchange:
         else:
             raise RuntimeError(f"{message['type']} has no place here")
 
+    def _h11(self) -> h11.Connection:
+        """Its machine, that has read the request."""
+        if self._machine is None:
+            self._machine = new_machine(self.head.text)
+            self._machine.next_event()
+        return self._machine
+
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.begun = True
         self._bodyless = self.head.method == "HEAD" or status in _BODYLESS
-        names = {name.lower() for name, _ in headers}
+        names = [name.lower() for name, _ in headers]
         self._chunked = b"content-length" not in names and self.head.version == "1.1" and not self._bodyless
         if self._expects and not self.body_complete:
             self._close = True  # a client that was not told to go on may send its body, or its next request
-        if self._close:
-            headers.append((b"connection", b"close"))
         headers.append((b"date", date()))
-        reason = _PHRASES.get(status, b"")
-        response = h11.Response(status_code=status, headers=headers, reason=reason)
-        head = self._machine.send(response) or b""
+        head = None
+        if self._machine is None and not self._close:
+            head = plain_answer(status, headers, [*names, b"date"])
+        if head is None:
+            if self._close:
+                headers.insert(len(headers) - 1, (b"connection", b"close"))
+            reason = _PHRASES.get(status, b"")
+            head = self._h11().send(h11.Response(status_code=status, headers=headers, reason=reason)) or b""
+        elif not self._chunked:
+            self._due = int(headers[names.index(b"content-length")][1])
         if b"content-length" in names:
             self._unsent = head  # in one packet with what follows
         else:  # of a stream nobody knows when its first part comes
@@ -181,17 +221,33 @@ class Exchange:
         parts, self._unsent = [self._unsent], b""
         if body and not self._bodyless:
             # A stream has very many parts: h11 would go through its states for each of them.
-            framed = b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else self._machine.send(h11.Data(data=body))
-            parts.append(framed or b"")
+            parts.append(b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else self._framed(body))
         if not more:
-            parts.append(self._machine.send(h11.EndOfMessage()) or b"")
+            parts.append(self._end())
             self.answered = True
             self._body = bytearray()
             self._news.set()
         self._connection.write(b"".join(parts))
         if not more:
-            self._close = self._close or self._machine.our_state is not h11.DONE
+            self._close = self._close or (self._machine is not None and self._machine.our_state is not h11.DONE)
             self._connection.answered()
+
+    def _framed(self, body: bytes) -> bytes:
+        """A part of a body whose length was said, if it has one."""
+        if self._machine is not None:
+            return self._machine.send(h11.Data(data=body)) or b""
+        assert self._due is not None
+        self._due -= len(body)
+        if self._due < 0:
+            raise h11.LocalProtocolError("Too much data for declared Content-Length")
+        return body
+
+    def _end(self) -> bytes:
+        if self._machine is not None:
+            return self._machine.send(h11.EndOfMessage()) or b""
+        if self._due:
+            raise h11.LocalProtocolError("Too little data for declared Content-Length")
+        return b"0\r\n\r\n" if self._chunked else b""
 
 
 def date() -> bytes:

@@ -9,6 +9,8 @@ from urllib.parse import unquote
 
 import h11
 
+from quire.server.http.plain import read_plain
+
 MOST_HEAD = 64 << 10  # bytes of request line and header
 MOST_FIELDS = 128  # lines of a header
 MOST_FRAMING = 16 << 10  # bytes of a chunk's size line, and of trailers
@@ -30,9 +32,12 @@ class BadRequestError(Exception):
 
 @dataclass(frozen=True)
 class Head:
-    """A request without its body. machine: h11's, which has read it. path: decoded; raw_path: as it came."""
+    """A request without its body. text: as it came. machine: h11's, which has read it; None: it was plain. path:
+    decoded; raw_path: as it came.
+    """
 
-    machine: h11.Connection
+    text: bytes
+    machine: h11.Connection | None
     method: str
     raw_path: bytes
     path: str
@@ -96,8 +101,11 @@ def _check_lines(head: bytearray, start: int, stop: int) -> None:
 
 def read_head(head: bytes) -> Head:
     """Raises BadRequestError. What it says quotes nothing of the request: a header may hold a key."""
-    machine = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_FRAMING)
-    machine.receive_data(head)
+    plain = read_plain(head)
+    if plain is not None:
+        method, target, headers, length = plain
+        return _head(head, None, method, target, headers, "1.1", length)
+    machine = new_machine(head)
     try:
         request = machine.next_event()
     except h11.RemoteProtocolError as error:
@@ -111,14 +119,32 @@ def read_head(head: bytes) -> Head:
     if version not in ("1.0", "1.1"):
         raise BadRequestError(505, "of HTTP, versions 1.0 and 1.1 are spoken here.")
     headers = [(bytes(name), bytes(value)) for name, value in request.headers]
-    length = _length(_LENGTHS.findall(head), headers, version)
+    whole = _length(_LENGTHS.findall(head), headers, version)
     expected = [value for name, value in headers if name == b"expect"]
     if any(value.lower() != b"100-continue" for value in expected):
         raise BadRequestError(417, "the header expects something else than 100-continue.")
-    raw_path, query = _target(request.method, bytes(request.target))
+    return _head(head, machine, request.method, bytes(request.target), headers, version, whole)
+
+
+def new_machine(head: bytes) -> h11.Connection:
+    """h11's, that has a head before it."""
+    machine = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_FRAMING)
+    machine.receive_data(head)
+    return machine
+
+
+def _head(
+    text: bytes,
+    machine: h11.Connection | None,
+    method: bytes,
+    target: bytes,
+    headers: list[tuple[bytes, bytes]],
+    version: str,
+    length: int | None,
+) -> Head:
+    raw_path, query = _target(method, target)
     path = unquote(raw_path.decode("ascii"))
-    method = request.method.decode("ascii")
-    return Head(machine, method, raw_path, path, query, headers, version, length != 0, length)
+    return Head(text, machine, method.decode("ascii"), raw_path, path, query, headers, version, length != 0, length)
 
 
 def _length(lengths: list[bytes], headers: list[tuple[bytes, bytes]], version: str) -> int | None:

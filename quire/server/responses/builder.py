@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -10,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from json.encoder import encode_basestring
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -24,7 +24,8 @@ from quire.platform.inputs.processor import PromptType
 from quire.platform.outputs.beams import beams_as_output
 from quire.platform.outputs.outputs import BeamSearchOutput, CompletionOutput, Output, RequestOutput
 from quire.server.context import ServerContext, new_id, note
-from quire.server.responses.errors import ApiError, ClientGoneError, Json, as_api_error, remember
+from quire.server.http.gone import ClientGoneError, while_there
+from quire.server.responses.errors import ApiError, Json, as_api_error, remember
 from quire.server.schemas.sampling import Params, stream_options
 
 _T = TypeVar("_T")
@@ -36,18 +37,7 @@ _DONE = b"data: [DONE]\n\n"
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
     """Do some work while the client is there; cancelled, and ClientGoneError raised, as soon as it is not."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request.receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGoneError
-    finally:
-        for one in (task, gone):
-            if not one.done():
-                one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+    return await while_there(request.scope, request.receive, work)
 
 
 async def adapter_of(context: ServerContext, request: Request, model: str | None) -> LoRARequest | None:
@@ -57,11 +47,6 @@ async def adapter_of(context: ServerContext, request: Request, model: str | None
     except ApiError:
         with context.engine.accepted(), context.admit(1):
             return await unless_gone(request, context.served.resolve(model))
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class Stream(Response):
@@ -75,16 +60,13 @@ class Stream(Response):
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self._send(send))
-        gone = asyncio.ensure_future(_gone(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await while_there(scope, receive, self._send(send))
+        except ClientGoneError:
+            pass
+        except Exception as error:
+            logger.error("a stream broke off", exc_info=error)
         finally:
-            for task in (sending, gone):
-                task.cancel()
-            sent, _ = await asyncio.gather(sending, gone, return_exceptions=True)
-            if isinstance(sent, Exception):
-                logger.error("a stream broke off", exc_info=sent)
             await self._events.aclose()
             self._held.close()
 
@@ -95,9 +77,14 @@ class Stream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+# json.dumps makes an encoder for each call.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_TEXT, _IDS = "\0text", ["\0ids"]  # that stand in an event's pattern for what changes
+
+
 def event(data: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+    return b"data: %b\n\n" % _encode(data).encode("utf-8", "replace")
 
 
 # Called on a worker, once a request has its place in the queue: its prompts, and what each is to be answered with.
@@ -248,23 +235,44 @@ class EventResponseBuilder(ResponseBuilder):
             "model": context.served.name_of(body.model),
             "system_fingerprint": f"quire-{__version__}",
         }
+        self._begin_event = b"data: %b," % _encode(self._head)[:-1].encode("utf-8", "replace")
 
     @abstractmethod
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
-        """The events that an output makes."""
+        """The events that an output makes, as `chunk` has them."""
 
     def chunk(self, choices: list[dict[str, Any]], with_usage: bool) -> dict[str, Any]:
-        """An event. Where usage was asked for, those without it have null."""
+        """What an event has beside what all of an answer begin with. Where usage was asked for, those without it have
+        null."""
         if not (self._usage_last or self._usage_each):
-            return {**self._head, "choices": choices}
-        return {**self._head, "choices": choices, "usage": self._usage.as_dict() if with_usage else None}
+            return {"choices": choices}
+        return {"choices": choices, "usage": self._usage.as_dict() if with_usage else None}
 
     def parts(self, output: RequestOutput) -> list[bytes]:
-        return list(map(event, self.chunks(output)))
+        return list(map(self._event, self.chunks(output)))
+
+    def _event(self, chunk: dict[str, Any]) -> bytes:
+        """`event` of a chunk behind what all of an answer begin with, which is encoded once."""
+        return b"%b%b\n\n" % (self._begin_event, _encode(chunk)[1:].encode("utf-8", "replace"))
+
+    def pattern(self, choice: Callable[[str, list[Any]], dict[str, Any]]) -> Callable[[str, Sequence[int]], bytes]:
+        """Makes events of one choice, of which nothing but the text and the token ids change; the rest is encoded once.
+
+        choice: makes one of a text and token ids, of which it need not have the ids.
+        """
+        whole = self._event(self.chunk([choice(_TEXT, _IDS)], False)).decode()
+        before, _, after = whole.partition(_encode(_TEXT))
+        between, ids, after = after.partition(_encode(_IDS))
+
+        def made(text: str, token_ids: Sequence[int]) -> bytes:
+            told = str(list(token_ids)).replace(" ", "") if ids else ""
+            return f"{before}{encode_basestring(text)}{between}{told}{after}".encode("utf-8", "replace")
+
+        return made
 
     def last_parts(self) -> list[bytes]:
         note(self._request, **self._usage.for_log())
-        return [*([event(self.chunk([], True))] if self._usage_last else []), _DONE]
+        return [*([self._event(self.chunk([], True))] if self._usage_last else []), _DONE]
 
     def failed(self, error: ApiError) -> list[bytes]:
         return [event(error.body), _DONE]

@@ -26,6 +26,7 @@ from quire.errors import (
     SleepingError,
     UnknownAdapterError,
 )
+from quire.server.http.gone import ClientGoneError
 from quire.server.paths import speaks_anthropic
 
 logger = logging.getLogger("quire.server")
@@ -195,10 +196,6 @@ def no_model(name: str) -> ApiError:
     return ApiError(404, message, "model", "model_not_found")
 
 
-class ClientGoneError(Exception):
-    """Nobody listens any more."""
-
-
 def as_api_error(error: BaseException, fields: Sequence[str] = ()) -> ApiError:
     """What to answer when this was raised. fields: names of the request's, one of which the message may begin with.
 
@@ -273,7 +270,9 @@ def install_handlers(app: FastAPI) -> None:
 def _schema_error(error: RequestValidationError) -> ApiError:
     """Names the first field that is wrong, and what it should be."""
     first = error.errors()[0]
-    place = [part for part in first["loc"] if part not in ("body", "query", "path")]
+    place = list(first["loc"])
+    if place and place[0] in ("body", "query", "path"):  # where it stands; a field may be called so, too
+        del place[0]
     if isinstance(first.get("input"), bytes):  # as it came
         return ApiError(400, "the body was not taken for JSON: send Content-Type: application/json.")
     if first["type"] == "json_invalid" or not place or not isinstance(place[0], str):

@@ -11,8 +11,9 @@ from starlette.requests import ClientDisconnect
 
 from quire.errors import SleepingError
 from quire.server.context import ServerContext, context_of, note
+from quire.server.http.gone import ClientGoneError
 from quire.server.origins import check_origin
-from quire.server.responses.errors import ApiError, ClientGoneError
+from quire.server.responses.errors import ApiError
 from quire.server.schemas.body import JsonRoute, validated
 from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
 from quire.server.uploads.store import Upload

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -56,6 +57,8 @@ class _ChatAnswer(MessageResponseBuilder, EventResponseBuilder):
         self._opening = _opening(body, self._role)
         self._told = False  # of the prompt
         self._shows_reasoning = body.include_reasoning is not False
+        self._repeats = not (body.logprobs or self._usage_each)
+        self._patterns: dict[int, Callable[[str, Sequence[int]], bytes]] = {}
 
     # -- in one piece ---------------------------------------------------------------------------------------------
 
@@ -104,6 +107,30 @@ class _ChatAnswer(MessageResponseBuilder, EventResponseBuilder):
 
     # -- streamed -------------------------------------------------------------------------------------------------
 
+    def parts(self, output: RequestOutput) -> list[bytes]:
+        """As `chunks`; what is nothing but more text, as nearly all is, without making JSON of it anew."""
+        if not (self._told and self._repeats):
+            return super().parts(output)
+        made = []
+        for update in self.updates(output):
+            completion, shown, begins, _, ends = update
+            if begins or ends or len(shown) != 1 or not isinstance(shown[0], ContentDelta):
+                made += [self._event(self.chunk([choice], False)) for choice in self._choices(update)]
+                continue
+            if completion.index not in self._patterns:
+                self._patterns[completion.index] = self._pattern(completion)
+            made.append(self._patterns[completion.index](shown[0].text, completion.token_ids))
+        return made
+
+    def _pattern(self, completion: CompletionOutput) -> Callable[[str, Sequence[int]], bytes]:
+        def choice(text: str, token_ids: list[Any]) -> dict[str, Any]:
+            return self._text(replace(completion, token_ids=token_ids), text)
+
+        return self.pattern(choice)
+
+    def _text(self, completion: CompletionOutput, text: str) -> dict[str, Any]:
+        return {"index": completion.index, "delta": {"content": text}, **self._rest(completion, None)}
+
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
         told = {} if self._told else self._of_prompt(output)  # with the first chunk
         made = []
@@ -122,9 +149,7 @@ class _ChatAnswer(MessageResponseBuilder, EventResponseBuilder):
             if not shown and not (completion.token_ids and (self._body.logprobs or self._body.return_token_ids)):
                 return []
             if len(shown) == 1 and isinstance(shown[0], ContentDelta):  # as nearly all are
-                return [
-                    {"index": completion.index, "delta": {"content": shown[0].text}, **self._rest(completion, ends)}
-                ]
+                return [self._text(completion, shown[0].text)]
         deltas, rest = self._deltas(update, shown), self._rest(completion, ends)
         if len(deltas) == 1:
             return [{"index": completion.index, "delta": deltas[0], **rest}]

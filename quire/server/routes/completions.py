@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -60,6 +62,7 @@ class _Choice:
         self.logprobs = logprobs
         self.begun = False
         self.ended = False
+        self.event: Callable[[str, Sequence[int]], bytes] | None = None  # of what is nothing but more text
 
 
 class _CompletionAnswer(EventResponseBuilder):
@@ -73,6 +76,7 @@ class _CompletionAnswer(EventResponseBuilder):
         self._place = {request_id: place for place, request_id in enumerate(self._ids)}
         self._scores_only = scores_only
         self._choices: dict[int, _Choice] = {}
+        self._repeats = body.logprobs is None and not (scores_only or self._usage_each)
 
     # -- in one piece ---------------------------------------------------------------------------------------------
 
@@ -152,6 +156,30 @@ class _CompletionAnswer(EventResponseBuilder):
         return choice
 
     # -- streamed -------------------------------------------------------------------------------------------------
+
+    def parts(self, output: RequestOutput) -> list[bytes]:
+        """As `chunks`; what is nothing but more text, as nearly all is, without making JSON of it anew."""
+        if len(output.outputs) == 1 and self._repeats:
+            completion = output.outputs[0]
+            sent = self._choices.get(self._place[output.request_id] * self._n + completion.index)
+            if sent is not None and not sent.ended and completion.finish_reason is None:
+                self._count(output)
+                if not completion.text and not (self._body.return_token_ids and completion.token_ids):
+                    return []
+                if sent.event is None:
+                    sent.event = self._pattern(output, completion, sent)
+                return [sent.event(completion.text, completion.token_ids)]
+        return super().parts(output)
+
+    def _pattern(
+        self, output: RequestOutput, completion: CompletionOutput, sent: _Choice
+    ) -> Callable[[str, Sequence[int]], bytes]:
+        index = self._place[output.request_id] * self._n + completion.index
+
+        def choice(text: str, token_ids: list[Any]) -> dict[str, Any]:
+            return self._choice(output, replace(completion, text=text, token_ids=token_ids), index, sent)
+
+        return self.pattern(choice)
 
     def chunks(self, output: RequestOutput) -> list[dict[str, Any]]:
         self._count(output)

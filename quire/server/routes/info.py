@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 
 from quire import __version__
 from quire.platform.inputs.chat import template_of
+from quire.pooling_types import PoolingSpec
 from quire.server.context import ServerContext, context_of
 from quire.server.responses.errors import ApiError, Json
 
@@ -54,6 +55,8 @@ async def server_info(request: Request) -> JSONResponse:
     return JSONResponse(
         {
             "version": __version__,
+            "runner": "generate" if core.pooling is None else "pooling",
+            "pooling": None if core.pooling is None else _pooling(core.pooling),
             "model": context.served.names[0],
             "served_model_names": list(context.served.names),
             "max_model_len": core.limits.max_model_len,
@@ -71,6 +74,19 @@ async def server_info(request: Request) -> JSONResponse:
             "server": {name: getattr(context.config, name) for name in _LIMITS},
         }
     )
+
+
+def _pooling(spec: PoolingSpec) -> dict[str, Any]:
+    return {
+        "convert": spec.convert,
+        "tasks": list(spec.tasks),
+        "pooling_type": spec.kind.upper(),
+        "activation": spec.activation,
+        "width": spec.width,
+        "dimensions": None if spec.dimensions is None else list(spec.dimensions),
+        "labels": list(spec.labels),
+        "prompts": sorted(spec.prompts),
+    }
 
 
 @router.get("/tokenizer_info")

@@ -15,9 +15,11 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
+from quire.server.context import context_of
 from quire.server.paths import PAGE_FILES, asks_for_page
 from quire.server.responses.errors import ApiError
 from quire.server.routes import info
+from quire.server.runners import about
 
 router = APIRouter(include_in_schema=False)
 
@@ -38,6 +40,14 @@ _HEADERS = {
     "Cache-Control": "no-cache",  # kept, and asked about: a new version shows at once
 }
 
+# In the place of the playground, which has nothing to show where nothing is generated.
+_BARE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>quire</title><link rel="icon" href="page/icon.svg"></head>
+<body><h1>quire</h1><p>This server {}.</p>
+<p>The models that it has: <a href="v1/models">/v1/models</a>. All routes: <a href="openapi.json">/openapi.json</a>.</p>
+</body></html>
+"""
+
 
 @dataclass(frozen=True)
 class _File:
@@ -57,7 +67,14 @@ def _file(name: str) -> _File:
 @router.api_route("/", methods=["GET", "HEAD"])
 async def root(request: Request) -> Response:
     """The page, for who asks for HTML; for others what this is, as JSON."""
-    answer = _answer(request, "index.html") if asks_for_page(request.scope) else await info.root()
+    spec = context_of(request).engine.llm_engine.pooling
+    answer: Response
+    if not asks_for_page(request.scope):
+        answer = await info.root()
+    elif spec is not None:
+        answer = Response(_BARE.format(about(spec)), media_type="text/html", headers=_HEADERS)
+    else:
+        answer = _answer(request, "index.html")
     answer.headers["Vary"] = "Accept"
     return answer
 

@@ -32,7 +32,7 @@ from quire.server.schemas.openai import passing_over_unknown
 MOST_VALUES = 2_000_000  # of a body: numbers, and all others too
 MOST_TEXTS = 320_000  # names among them
 MOST_CONTAINERS = 100_000  # lists and objects
-_SMALL = 64 << 10  # bytes that are read faster than handed to a worker
+SMALL = 64 << 10  # bytes that are read faster than handed to a worker
 _PIECE = 1 << 20  # bytes that are counted at once
 
 _T = TypeVar("_T")
@@ -48,8 +48,8 @@ class _JsonRequest(Request):
 
     async def json(self) -> Any:
         body = await self.body()
-        if len(body) <= _SMALL:
-            return _read(body)
+        if len(body) <= SMALL:
+            return read_json(body)
         work = partial(copy_context().run, _read_large, body, self.model)
         try:
             return await asyncio.get_running_loop().run_in_executor(_one_at_a_time, work)
@@ -58,7 +58,8 @@ class _JsonRequest(Request):
             raise
 
 
-def _read(body: bytes) -> Any:
+def read_json(body: bytes) -> Any:
+    """Raises JSONDecodeError."""
     try:
         return from_json(body, allow_inf_nan=False, cache_strings=False)
     except ValueError as error:  # which FastAPI expects to be json's own
@@ -69,7 +70,7 @@ def _read_large(body: bytes, model: type[BaseModel] | None) -> Any:
     """The body, checked: FastAPI takes the model as it is. Raises JSONDecodeError, ApiError, RequestValidationError."""
     _check_count(body)
     with _no_collection():
-        given = _read(body)
+        given = read_json(body)
         return given if model is None else validated(given, model)
 
 
@@ -162,7 +163,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _model_of(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
+def model_of(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
     """What an endpoint's only body is, where it has one."""
     hints = get_type_hints(endpoint)
     found = [hints.get(name) for name in inspect.signature(endpoint).parameters]
@@ -175,7 +176,7 @@ class JsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
-        model = _model_of(self.endpoint)
+        model = model_of(self.endpoint)
 
         async def handle(request: Request) -> Response:
             read = _JsonRequest(request.scope, request.receive)

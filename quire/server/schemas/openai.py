@@ -59,7 +59,7 @@ class Body(BaseModel):
         return known if unknown is None else {**known, unknown: given[unknown]}
 
 
-def _request(
+def request_model(
     name: str,
     honoured: Mapping[str, Any],
     accepted: Mapping[str, Acceptance],
@@ -76,16 +76,16 @@ def _request(
     return create_model(name, __base__=Body, **fields)
 
 
-CompletionRequest = _request("CompletionRequest", COMPLETION_FIELDS, ACCEPTED, REFUSED_IN_COMPLETIONS, {})
+CompletionRequest = request_model("CompletionRequest", COMPLETION_FIELDS, ACCEPTED, REFUSED_IN_COMPLETIONS, {})
 CompletionRequest.__doc__ = "OpenAI's /v1/completions, with vLLM's sampling parameters."
 
-ChatRequest = _request(
+ChatRequest = request_model(
     "ChatCompletionRequest", CHAT_FIELDS, ACCEPTED, REFUSED_IN_CHAT, {"messages": CHAT_FIELDS["messages"]}
 )
 ChatRequest.__doc__ = "OpenAI's /v1/chat/completions, with vLLM's sampling parameters."
 
 
-GenerateRequest = _request("GenerateRequest", GENERATE_FIELDS, {}, {}, {"prompt": GENERATE_FIELDS["prompt"]})
+GenerateRequest = request_model("GenerateRequest", GENERATE_FIELDS, {}, {}, {"prompt": GENERATE_FIELDS["prompt"]})
 GenerateRequest.__doc__ = """The body of /generate: a prompt, and sampling parameters.
 
 wait: false answers at once, with the name under which /result has the texts when they are ready.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import ContextLengthError, RequestError
+from quire.platform.inputs.alone import prompt_alone
 from quire.platform.inputs.chat import ChatPrompt, TooManyCharactersError, render_chat, template_of, template_variables
 from quire.platform.inputs.chat_messages import names_in_templates
 from quire.platform.inputs.processor import PromptType
@@ -14,6 +15,7 @@ from quire.server.context import ServerContext
 from quire.server.responses.errors import ApiError
 
 _MAX_SALT = 1024  # characters
+_MAX_TEXT = 1 << 20  # characters of a text that is pooled: a word that a tokenizer does not know may be long
 MAX_PARTS = 10_000  # messages, and parts of their contents
 _MAX_NAMED = 64  # fields that are told of
 _MAX_VALUES = 40_000  # of messages and a template's variables: they are copied, and written as JSON, all at once
@@ -61,7 +63,7 @@ class PromptReader:
 
     def completion_prompts(self, prompts: Sequence[Any], body: Any, max_tokens: int | None) -> list[PromptType]:
         """Prompts of /v1/completions, as its body says that they are to be read. max_tokens: of the answer."""
-        salt = self._salt(body.cache_salt)
+        salt = cache_salt(body.cache_salt)
         return [{**(one if isinstance(one, dict) else self._prompt(one, body, max_tokens)), **salt} for one in prompts]
 
     def _prompt(self, prompt: str | list[int], body: Any, max_tokens: int | None) -> dict[str, Any]:
@@ -71,6 +73,19 @@ class PromptReader:
                 return {"prompt": prompt}
             prompt = self.tokens(prompt, body.add_special_tokens is not False)
         return {"prompt_token_ids": self._truncated(prompt, body.truncate_prompt_tokens, max_tokens)}
+
+    def pooled_prompts(self, given: Sequence[Any], names: Sequence[str], salt: Mapping[str, str]) -> list[PromptType]:
+        """Texts and lists of token ids as prompts of a model that pools. names: what the client calls each."""
+        self.check_texts(given, names)
+        return [{"prompt" if isinstance(one, str) else "prompt_token_ids": one, **salt} for one in given]
+
+    def check_texts(self, given: Sequence[Any], names: Sequence[str]) -> None:
+        """Raise ApiError for a text that is too long to be made tokens, be it only to be cut then."""
+        most = max(_MAX_TEXT, self._max_characters())
+        for one, name in zip(given, names, strict=True):
+            if isinstance(one, str) and len(one) > most:
+                field = name.partition("[")[0]
+                raise ApiError(400, f"{name}: has {len(one)} characters, and {most} are the most.", field)
 
     def tokens(self, text: str, add_special_tokens: bool) -> list[int]:
         """The token ids of a text."""
@@ -88,7 +103,7 @@ class PromptReader:
         """
         if body.add_special_tokens:
             raise ApiError(400, "add_special_tokens: the chat template writes them.", "add_special_tokens")
-        salt = self._salt(body.cache_salt)
+        salt = cache_salt(body.cache_salt)
         kwargs = dict(body.chat_template_kwargs or {})
         if body.documents is not None:
             kwargs["documents"] = body.documents
@@ -144,6 +159,17 @@ class PromptReader:
         self._note_keys(body.messages, self._template(tools))
         return chat
 
+    def alone(self, body: Any) -> dict[str, Any]:
+        """The prompt of messages for a model that makes a vector of a text or of an image, and has no template."""
+        for name in ("chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
+            if getattr(body, name):
+                raise ApiError(400, f"{name}: this model has no chat template: a message is a text or an image.", name)
+        if self._config.chat_template is not None:
+            raise ApiError(400, "messages: --chat-template was given, and this model takes none: start it without.")
+        _check_messages(body.messages, self.ignored_fields)
+        self._check_length(_characters(body.messages), "messages")
+        return prompt_alone(body.messages, self._sight is not None)
+
     def shows_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
         """Whether the template has a place for tools."""
         return "tools" in template_variables(self._template(tools))
@@ -178,13 +204,6 @@ class PromptReader:
                 "reasoning_effort",
             )  # fmt: skip
 
-    def _salt(self, salt: str | None) -> dict[str, str]:
-        if salt is None:
-            return {}
-        if not 0 < len(salt) <= _MAX_SALT:
-            raise ApiError(400, f"cache_salt: must have 1 to {_MAX_SALT} characters.", "cache_salt")
-        return {"cache_salt": salt}
-
     def _check_length(self, characters: int, field: str) -> None:
         """Before anything is tokenized: no text of more characters can fit, whatever it is."""
         if characters > self._max_characters():
@@ -210,6 +229,15 @@ class PromptReader:
                 "truncate_prompt_tokens",
             )
         return token_ids[-most:]
+
+
+def cache_salt(salt: str | None) -> dict[str, str]:
+    """What a prompt has of it. Raises ApiError."""
+    if salt is None:
+        return {}
+    if not 0 < len(salt) <= _MAX_SALT:
+        raise ApiError(400, f"cache_salt: must have 1 to {_MAX_SALT} characters.", "cache_salt")
+    return {"cache_salt": salt}
 
 
 def completion_prompts(body: Any, most: int) -> list[Any]:

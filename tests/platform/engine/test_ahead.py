@@ -19,7 +19,9 @@ from tests.platform.engine.test_promise import answers, prompts
 from tests.platform.sampling.structured import shapes
 
 
-def begin_there(logits: torch.Tensor, draws: Sequence[sampler.TokenDraw]) -> sampler.Sampling:
+def begin_there(
+    logits: torch.Tensor, draws: Sequence[sampler.TokenDraw], likeliest: Sequence[int] | None = None
+) -> sampler.Sampling:
     """`sampler.begin`, as it is on a GPU: what is unconstrained is drawn there."""
     drawn = sampler.sample(logits, draws)
     there = [sampler._is_plain(draw) for draw in draws]

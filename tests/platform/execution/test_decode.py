@@ -11,6 +11,7 @@ import torch
 from quire import LLM, SamplingParams, kernels
 from quire.models.decoder import Decoder
 from quire.platform.execution import decode_graphs as decode
+from quire.platform.sampling import sampler
 from tests.models.tiny import VOCAB, build
 from tests.platform.conftest import make_llama
 
@@ -82,7 +83,7 @@ def test_tables_grow_under_a_recording(tmp_path) -> None:
     del junk
     shapes = recorded(llm)
     assert {width for tokens, width, *_ in shapes} >= {16, 512}
-    assert {limit for tokens, _, limit, _ in shapes if tokens == 3} == {2048, 4096}
+    assert {limit for tokens, _, limit, *_ in shapes if tokens == 3} == {2048, 4096}
 
 
 def test_steps_past_the_length_that_changes_frequencies(tmp_path) -> None:
@@ -107,6 +108,29 @@ def test_only_so_many_shapes_are_remembered(tiny_path, monkeypatch) -> None:
     expected = answers(LLM(str(tiny_path), enforce_eager=True), 9)
     assert answers(llm, 9) == expected and answers(llm, 9) == expected
     assert len(llm.llm_engine.executor.runner._decode._shapes) == 3
+
+
+@pytest.mark.parametrize("speculative", [None, {"method": "ngram", "num_speculative_tokens": 4}], ids=["none", "ngram"])
+def test_a_step_of_single_tokens_looks_through_its_logits_once(tiny_path, monkeypatch, speculative) -> None:
+    """For the likeliest tokens: in the step itself, with drafts too, and never once for each draft that was right."""
+    prompt = {"prompt_token_ids": [5, 6, 7, 8] * 6}
+    params = [SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), SamplingParams(max_tokens=12, seed=3)]
+    llm = LLM(str(tiny_path), speculative_config=speculative)
+    steps, looks = 0, []
+    execute, likeliest = llm.llm_engine.executor.runner._execute, kernels.likeliest
+
+    def counted_step(plan):
+        nonlocal steps
+        steps += bool(plan.chunks) and all(chunk.length == 1 + len(chunk.drafts) for chunk in plan.chunks)
+        return execute(plan)
+
+    monkeypatch.setattr(llm.llm_engine.executor.runner, "_execute", counted_step)
+    monkeypatch.setattr(kernels, "likeliest", lambda logits: looks.append(len(logits)) or likeliest(logits))
+    monkeypatch.setattr(sampler, "likeliest_of", lambda logits: looks.append(len(logits)) or likeliest(logits).tolist())
+    llm.generate([prompt] * 2, params, use_tqdm=False)
+    assert steps >= 5
+    # One look for the prompts, which are one step; recorded steps call no Python.
+    assert len(looks) <= 1 + steps - len(recorded(llm))
 
 
 def test_a_model_that_does_more_is_not_recorded(tiny_path, monkeypatch, caplog) -> None:

@@ -142,6 +142,10 @@ def test_one_group_is_laid_out_as_ever() -> None:
     assert names == batch.tensors(sent.context).keys() and not {"group_slots", "group_tables"} & names
     for name, tensor in batch.tensors(built.context).items():
         assert torch.equal(tensor, getattr(sent.context, name)) and tensor.dtype is getattr(sent.context, name).dtype
+    for one in (built, batch.build(chunks, [sequence], 4, mrope=True)):
+        found = batch.StepInputs(one.token_ids, one.context).arrays()  # asked of the tensors
+        assert [array.ctypes.data for array in one.arrays()] == [array.ctypes.data for array in found]
+        assert [array.shape for array in one.arrays()] == [array.shape for array in found]
     uniform = batch.send(chunks, [sequence], 4, Staging(CPU), windows=(3,)).context
     assert uniform.block_table.tolist() == [[5, 6, 7, 9]] and np.prod(uniform.block_table.shape) == 4
 

@@ -60,7 +60,7 @@ class RecordingRunner:
             known, sequence = self.sequences[chunk.sequence_id], live[chunk.sequence_id]
             assert known.token_ids == sequence.token_ids and known.output_ids == sequence.output_ids
             blocks = list(scheduler.kv.blocks(sequence.id))
-            assert known.block_ids == blocks or (any(self.windows) and set(known.block_ids) >= set(blocks))
+            assert list(known.block_ids) == blocks or (any(self.windows) and set(known.block_ids) >= set(blocks))
         assert len(self.sequences) <= len(live), "the worker remembers sequences that have ended"
         for chunk in plan.chunks:  # all writes come before all reads, as in a layer's forward pass
             history = live[chunk.sequence_id].token_ids

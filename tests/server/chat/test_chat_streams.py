@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from quire import LLM
+from quire.server.responses.builder import EventResponseBuilder
+from quire.server.routes.chat import _ChatAnswer
 from tests.server.api_answers import conversed, events, joined, post, strict
-from tests.server.api_server import ServerProcess
+from tests.server.api_server import LocalServer, ServerProcess
 from tests.server.chat.helpers import DRAWN, GREEDY, LOOK, MODEL, PATH, SEEN, STORY, TOLD, WHO, Messages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -121,3 +124,16 @@ def test_sixteen_at_once_get_what_each_gets_alone(demo: ServerProcess, llm: LLM)
         adapter = body.pop("model")
         alone = conversed(llm, body.pop("messages"), adapter if adapter in ("french", "shout") else None, **body)
         assert text == alone.outputs[0].text, number
+
+
+def test_events_made_from_a_pattern_are_those_made_of_dicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    more: list[dict[str, Any]] = [{}, {"return_token_ids": True, "n": 2}, {"stream_options": {"include_usage": True}}]
+    with LocalServer() as server, server.http(headers={"X-Request-Id": "one"}) as http:
+
+        def streams() -> list[bytes]:
+            bodies = [{"messages": TOLD, "stream": True, **DRAWN, "seed": 3, **one} for one in more]
+            return [re.sub(rb'"created":\d+', b"", http.post(PATH, json=body).content) for body in bodies]
+
+        made = streams()
+        monkeypatch.setattr(_ChatAnswer, "parts", EventResponseBuilder.parts)
+        assert streams() == made and all(one.count(b"data: ") > 10 for one in made)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ from openai import OpenAI
 from openai.types import Completion
 
 from quire import LLM
+from quire.platform.outputs.outputs import CompletionOutput, RequestOutput
+from quire.server.routes.completions import _CompletionAnswer
+from quire.server.schemas.openai import CompletionRequest, untyped
 from tests.server.api_answers import events, joined, offline, post, strict
 from tests.server.completions.helpers import DRAWN, GREEDY, MODEL, PATH, PROMPT, PROMPTS
 
@@ -81,3 +85,27 @@ def test_bodies_are_what_the_openai_package_says(http: Any) -> None:
         for choice in chunk["choices"]:  # null until the last, which the package's type does not know
             choice["finish_reason"] = choice["finish_reason"] or "stop"
         strict(Completion, chunk)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"return_token_ids": True}, {"stream_options": {"include_usage": True}}, {"n": 2}]
+)
+def test_events_made_from_a_pattern_are_those_made_of_dicts(more: dict[str, Any]) -> None:
+    """Whatever a text has in it."""
+    texts = ["a", "", 'q"\\/\n\t\x00\x7f', "\u2028é🎈", "\0text", '"\0ids"', "\ud800", "<&>", "b"]
+    body = untyped(CompletionRequest(stream=True, **more))
+    engine = SimpleNamespace(unique_ids=lambda name, count: [f"{name}-{one}" for one in range(count)],
+                             llm_engine=SimpleNamespace(tokenizer=None))  # fmt: skip
+    context: Any = SimpleNamespace(engine=engine, served=SimpleNamespace(name_of=lambda model: "org/quire"))
+    request: Any = SimpleNamespace(scope={"state": {"request_id": "one"}})
+    made: dict[bool, list[list[bytes]]] = {}
+    for repeats in (True, False):
+        answer = _CompletionAnswer(context, request, body, 1, False)
+        assert answer._repeats
+        answer._repeats, answer._begin_event = repeats, b'data: {"id":"x",'
+        made[repeats] = []
+        for number, text in enumerate(texts):
+            ends = "stop" if number == len(texts) - 1 else None
+            choice = CompletionOutput(number % (body.n or 1), text, [number, 1000 + number], finish_reason=ends)
+            made[repeats].append(answer.parts(RequestOutput(answer._ids[0], None, [1, 2], [choice], ends is not None)))
+    assert made[True] == made[False] and b"\\u0000" in b"".join(one for parts in made[True] for one in parts)

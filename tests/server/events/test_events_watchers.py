@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import threading
 import time
 import weakref
@@ -279,3 +280,14 @@ def test_the_end_of_the_engine(plain_model: Path) -> None:
                 pass
         refused = http.get(ROUTE)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_unavailable"
+
+
+def test_a_watcher_that_sent_a_body_and_leaves_half_is_noticed(server: LocalServer) -> None:
+    """Though nobody reads the body, which is more than the connection reads ahead."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as client:
+        head = f"GET {ROUTE} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 300000\r\n\r\n"
+        client.sendall(head.encode() + b"x" * 300_000)
+        assert b"200" in client.recv(64)
+        client.shutdown(socket.SHUT_WR)
+        unwatched(server)

@@ -79,7 +79,8 @@ VLLMS = (
     "num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "gpu_cache_usage_perc",
     "num_preemptions_total", "prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total",
     "prefix_cache_hits_total", "mm_cache_queries_total", "mm_cache_hits_total", "lora_requests_info",
-    "cache_config_info",
+    "cache_config_info", "spec_decode_num_drafts_total", "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
 )  # fmt: skip
 VLLMS_TIMES = (
     "time_to_first_token_seconds", "time_per_output_token_seconds", "inter_token_latency_seconds",

@@ -22,6 +22,7 @@ from quire import (
     SamplingParams,
 )
 from quire.errors import EngineClosedError
+from quire.platform.engine import output_stream
 from tests.server.vllm.helpers import GREEDY
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -85,6 +86,27 @@ def test_who_waits_for_an_aborted_request_is_told(async_engine: Any, kind: Reque
         assert len(await begun) == 1
 
     loop.run_until_complete(asyncio.wait_for(run(), 60))
+
+
+def test_the_last_output_of_an_aborted_request_is_not_behind(
+    async_engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs that wait to be handed out when it is aborted are not shown: its last one does not have their tokens."""
+    engine, loop = async_engine
+    monkeypatch.setattr(output_stream, "PACE", 60.0)  # all but its first output waits
+    endless = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+
+    async def run() -> list[int]:
+        lengths = []
+        async for output in engine.generate("ab", endless, "held"):
+            lengths.append(len(output.outputs[0].token_ids))
+            if len(lengths) == 1:
+                while len(engine.engine._output_queues._held) < 3:
+                    await asyncio.sleep(0.01)
+                await engine.abort("held")
+        return lengths
+
+    assert loop.run_until_complete(asyncio.wait_for(run(), 60)) == [1, 1]
 
 
 def test_what_the_async_engine_refuses(async_engine: Any) -> None:

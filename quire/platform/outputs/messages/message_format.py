@@ -19,7 +19,6 @@ from quire.platform.outputs.messages.tool_choice import CALLS_ALONE, Tools
 from quire.platform.outputs.messages.tool_format import Structure, ToolFormat
 from quire.platform.outputs.messages.tool_formats import PLAIN
 from quire.platform.sampling.structured.params import StructuredOutputsParams
-from quire.platform.sampling.structured.structural_tags import format_of
 
 _LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -142,6 +141,8 @@ _SPACING = ("disable_any_whitespace", "disable_additional_properties", "whitespa
 def structure_of(answer: StructuredOutputsParams) -> Structure:
     """A shape of answers as one of the formats that structural tags are made of."""
     if answer.structural_tag is not None:
+        from quire.platform.sampling.structured.structural_tags import format_of  # it takes a twentieth of a second
+
         tag: Structure = format_of(answer.structural_tag)
         return tag
     if answer.json_object:

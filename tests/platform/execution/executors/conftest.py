@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 
 from quire import LLM
-from tests.platform.execution.executors.helpers import SMALL, ended, pid_of
+from tests.platform.execution.executors.helpers import ELSEWHERE, SMALL, ended, pids_of
 
 
-@pytest.fixture(scope="module")
-def remote(tiny_path: Path) -> Iterator[LLM]:
+@pytest.fixture(scope="module", params=ELSEWHERE, ids=lambda settings: next(iter(settings)))
+def remote(request: pytest.FixtureRequest, tiny_path: Path) -> Iterator[LLM]:
     """Shared: on a pool so small that sequences are preempted."""
-    llm = LLM(str(tiny_path), executor="process", enable_lora=True, **SMALL)
+    llm = LLM(str(tiny_path), enable_lora=True, **request.param, **SMALL)
     yield llm
+    pids = pids_of(llm)
     llm.llm_engine.close()
-    assert ended(pid_of(llm))
+    assert all(ended(pid) for pid in pids)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,12 @@ import time
 from pathlib import Path
 
 from quire import LLM, SamplingParams
+from quire.platform.execution.process import ProcessExecutor
+from quire.platform.execution.sharded import ShardedExecutor
 
 SMALL = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40, "debug": True, "enable_prompt_embeds": True}
+# Settings under which steps are computed in other processes.
+ELSEWHERE = ({"executor": "process"}, {"tensor_parallel_size": 2})
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
@@ -25,5 +29,10 @@ def ended(pid: int, seconds: float = 10.0) -> bool:
     return False
 
 
-def pid_of(llm: LLM) -> int:
-    return llm.llm_engine.executor._process.pid  # nobody else needs it
+def processes(llm: LLM) -> list[ProcessExecutor]:
+    executor = llm.llm_engine.executor
+    return executor._workers if isinstance(executor, ShardedExecutor) else [executor]  # nobody else needs them
+
+
+def pids_of(llm: LLM) -> list[int]:
+    return [one._process.pid for one in processes(llm)]

@@ -18,7 +18,7 @@ from tests.multimodal.test_image_promise import answers as image_answers
 from tests.multimodal.test_image_promise import requests as image_requests
 from tests.platform.engine import parity
 from tests.platform.engine import test_promise as promise
-from tests.platform.execution.executors.helpers import GREEDY
+from tests.platform.execution.executors.helpers import ELSEWHERE, GREEDY, processes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -91,13 +91,14 @@ def test_stop_strings_and_aborts(remote: LLM, local: LLM) -> None:
     assert promise.answers(remote, [3, 4]) == promise.answers(local, [3, 4])
 
 
+@pytest.mark.parametrize("settings", ELSEWHERE, ids=lambda settings: next(iter(settings)))
 @pytest.mark.parametrize("kind", open_engine.KINDS[::2], ids=lambda kind: kind.name)
-def test_images(tmp_path: Path, kind: Any) -> None:
+def test_images(tmp_path: Path, kind: Any, settings: dict[str, Any]) -> None:
     """Features that come and go, pixels by way of shared memory; the model with three positions a token among them."""
     tiny_vision.build(kind.architecture, kind.variant, tmp_path)
     more = {"media_cache_bytes": open_engine.room_for(kind.most_tokens), "max_num_batched_tokens": 23}
     expected = image_answers(open_engine.open_llm(str(tmp_path), **more), image_requests())
-    llm = open_engine.open_llm(str(tmp_path), executor="process", **more)
+    llm = open_engine.open_llm(str(tmp_path), **settings, **more)
     assert image_answers(llm, image_requests()) == expected
     assert image_answers(llm, image_requests()[::-1]) == expected[::-1]
     llm.llm_engine.close()
@@ -144,7 +145,7 @@ def test_adapters(remote: LLM, local: LLM, tmp_path: Path) -> None:
     assert expected[1] != expected[2]
     gc.collect()
     remote.generate(batch[:1], GREEDY, use_tqdm=False)
-    assert not remote.llm_engine.executor._forgotten, "the worker was not told which adapters are gone"
+    assert not any(one._forgotten for one in processes(remote)), "the worker was not told which adapters are gone"
 
 
 def test_an_adapter_that_is_unloaded_leaves_the_worker_too(remote: LLM, tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_an_adapter_that_is_unloaded_leaves_the_worker_too(remote: LLM, tmp_path
     number = engine.unload_lora_adapter("gone")
     engine.core.settle()
     assert engine.freed_bytes(number)
-    assert not engine.executor._forgotten, "the worker was not told"
+    assert not any(one._forgotten for one in processes(remote)), "the worker was not told"
 
 
 def test_sleep(remote: LLM, local: LLM) -> None:

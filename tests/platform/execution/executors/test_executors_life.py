@@ -20,7 +20,7 @@ from quire.platform.engine.async_engine import AsyncEngine
 from quire.platform.execution import process
 from quire.platform.execution.wire import pack_error, unpack
 from tests.lora import adapter_files
-from tests.platform.execution.executors.helpers import GREEDY, ended, pid_of
+from tests.platform.execution.executors.helpers import GREEDY, ended, pids_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -32,7 +32,7 @@ def test_a_worker_that_dies(tiny_path: Path) -> None:
         engine.add_request(name, "Once", GREEDY)
     engine.step()
     assert engine.executor.health_error() is None
-    os.kill(pid_of(llm), signal.SIGKILL)
+    os.kill(pids_of(llm)[0], signal.SIGKILL)
     outputs = adapter_files.drive(engine)
     for name in "abc":
         assert outputs[name].outputs[0].finish_reason == "error"
@@ -44,8 +44,8 @@ def test_a_worker_that_dies(tiny_path: Path) -> None:
 
 def test_a_worker_that_hangs(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(str(tiny_path), executor="process")
-    pid = pid_of(llm)
-    monkeypatch.setattr(process, "_ANSWER_SECONDS", 0.2)
+    pid = pids_of(llm)[0]
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(process, "_LOOK_SECONDS", 0.1)
     os.kill(pid, signal.SIGSTOP)
     output = llm.generate("Once", GREEDY, use_tqdm=False)[0].outputs[0]
@@ -55,7 +55,7 @@ def test_a_worker_that_hangs(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_worker_that_hangs_and_takes_nothing(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is larger than what the pipe holds does not wait for ever."""
-    monkeypatch.setattr(process, "_ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.2)
     executor = LLM(str(tiny_path), executor="process", skip_tokenizer_init=True).llm_engine.executor
     os.kill(executor._process.pid, signal.SIGSTOP)
     executor._post("large", bytes(10_000_000))  # no tiny model has such plans
@@ -77,7 +77,7 @@ def test_a_process_that_is_forked_leaves_it_alone(remote: LLM) -> None:
 
 
 def test_ctrl_c_does_not_reach_it(remote: LLM) -> None:
-    pid = pid_of(remote)
+    pid = pids_of(remote)[0]
     assert os.getsid(pid) != os.getsid(0)
     os.kill(pid, signal.SIGINT)
     assert remote.generate("Once", GREEDY, use_tqdm=False)[0].finished
@@ -85,7 +85,7 @@ def test_ctrl_c_does_not_reach_it(remote: LLM) -> None:
 
 def test_an_engine_that_is_forgotten(tiny_path: Path) -> None:
     llm = LLM(str(tiny_path), executor="process", skip_tokenizer_init=True)
-    pid = pid_of(llm)
+    pid = pids_of(llm)[0]
     del llm
     gc.collect()
     assert ended(pid)

@@ -18,7 +18,7 @@ from tests.multimodal import open_engine, tiny_vision
 from tests.multimodal.test_image_promise import answers as image_answers
 from tests.multimodal.test_image_promise import requests as image_requests
 from tests.platform.engine import test_promise as promise
-from tests.platform.execution.executors.helpers import GREEDY, ended, pid_of
+from tests.platform.execution.executors.helpers import GREEDY, ended, pids_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -170,7 +170,7 @@ def test_a_plan_that_cannot_be_taken_in(tiny_path: Path, tmp_path: Path, where: 
         for adapter in (LoRARequest("a"), None):
             output = llm.generate("Once", GREEDY, lora_request=adapter, use_tqdm=False)[0].outputs[0]
             assert output.finish_reason == "error" and why in output.stop_reason
-        assert ended(pid_of(llm))
+        assert all(ended(pid) for pid in pids_of(llm))
     assert why in engine.executor.health_error()
     engine.close()
 

@@ -1,0 +1,262 @@
+"""The executor of several processes that compute one model together (`layers/shards.py`).
+
+Every process is told everything: each plans nothing, knows each sequence, and draws every token, the same. What the
+engine hears is the first one's. They end together: a model of which a part is missing computes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from quire.config import EngineConfig
+from quire.errors import AdapterError, QuireError, WorkerDiedError
+from quire.kernels.exchange import shared_memory
+from quire.models.base import CausalLM
+from quire.platform.execution import device, process
+from quire.platform.execution.numa import processors_for
+from quire.platform.execution.process import ProcessExecutor, RemoteAdapter, RemoteStep
+from quire.platform.execution.worker_process import Place
+from quire.platform.scheduling.plan import StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from quire.platform.sampling.structured.constraint import CompiledConstraint
+    from quire.platform.sampling.structured.vocabulary import VocabularySource
+
+_Told = TypeVar("_Told")
+
+_LOOK_SECONDS = 0.05
+# Processes make the same steps: when one has failed and another has said nothing for so long, that one waits for it.
+_BEHIND_SECONDS = 5.0
+
+
+@dataclass(frozen=True, eq=False)
+class ShardedAdapter(RemoteAdapter):
+    """An adapter that each process has read by itself. parts: theirs, by rank; what is said of it is the first's."""
+
+    parts: tuple[RemoteAdapter, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[RemoteAdapter]) -> ShardedAdapter:
+        """Raises AdapterError for parts that are not of the same files."""
+        said = [{field.name: getattr(part, field.name) for field in fields(RemoteAdapter)} for part in parts]
+        if any({**one, "handle": 0} != {**said[0], "handle": 0} for one in said):
+            raise AdapterError("its files have changed while they were read: load it again.")
+        return cls(**said[0], parts=tuple(parts))
+
+
+class ShardedStep:
+    """A step that every process runs."""
+
+    known_there = False
+
+    def __init__(self, plan: StepPlan, results: Callable[[], Sequence[StepResult]]) -> None:
+        self.plan = plan
+        self._results = results
+
+    def result(self) -> StepResult:
+        return self._results()[0]
+
+
+class ShardedExecutor:
+    """Tells `tensor_parallel_size` processes what is to be done. What its methods mean, `Executor` says.
+
+    Raises what `ProcessExecutor` raises.
+    """
+
+    def __init__(self, config: EngineConfig, path: Path) -> None:
+        size = config.tensor_parallel_size
+        if device.choose(config.model.device).type != "cpu":
+            raise QuireError(
+                f"tensor_parallel_size={size}: several processes compute on CPUs alone, and this model's device is "
+                f"{config.model.device!r}; take device='cpu', or one process."
+            )
+        self._broken: str | None = None
+        self._workers: list[ProcessExecutor] = []
+        if not hasattr(os, "memfd_create"):
+            raise QuireError(f"tensor_parallel_size={size}: needs Linux; leave it out.")
+        memory = shared_memory(size)
+        try:
+            places = processors_for(size)
+            threads = max(1, torch.get_num_threads() // size)
+            for rank in range(size):
+                place = Place(rank, size, places[rank], memory)
+                self._workers.append(ProcessExecutor(config, path, place, threads))
+            self._wait_for_all([0] * size, seconds=float("inf"))  # weights may have to be read
+            for worker in self._workers:
+                worker.take_facts()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(memory)
+        facts = [worker.facts for worker in self._workers]
+        self.facts = replace(facts[0], pool_bytes=sum(one.pool_bytes for one in facts))
+
+    def prepare(self, plan: StepPlan) -> None:
+        self._tell_all(lambda worker: worker.prepare(plan))
+
+    def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
+        self._check()
+        self._tell_all(lambda worker: worker.take_pixels(digest, inputs))
+
+    def execute(self, plan: StepPlan) -> ShardedStep:
+        self._check()
+        steps = self._tell_all(lambda worker: worker.execute(plan))
+        return ShardedStep(plan, lambda: self._results(steps))
+
+    def _tell_all(self, tell: Callable[[ProcessExecutor], _Told]) -> list[_Told]:
+        """Where one hears of it and another does not, they are not in step any more, and all end."""
+        told: list[_Told] = []
+        try:
+            for worker in self._workers:
+                told.append(tell(worker))
+        except BaseException as error:
+            if told or not isinstance(error, Exception):
+                self._end(f"a message has reached some of the processes alone ({type(error).__name__}: {error})")
+            raise
+        return told
+
+    def structure(self) -> CausalLM:
+        return self._workers[0].structure()
+
+    # -- adapters -------------------------------------------------------------------------------------------------
+
+    def adapter_reader(self) -> ShardedExecutor:
+        return self
+
+    def connect_adapters(self, weights: Callable[[int], ShardedAdapter]) -> None:
+        def part(number: int) -> Callable[[int], RemoteAdapter]:
+            return lambda uid: weights(uid).parts[number]
+
+        for number, worker in enumerate(self._workers):
+            worker.connect_adapters(part(number))
+
+    def read(self, directory: Path) -> ShardedAdapter:
+        """Have every process read an adapter. Any thread may call this. Raises AdapterError."""
+        return ShardedAdapter.of([worker.read(directory) for worker in self._workers])
+
+    # -- grammars -------------------------------------------------------------------------------------------------
+
+    def remote_grammars(self) -> ShardedExecutor:
+        return self
+
+    def take_vocabulary(self, source: VocabularySource) -> None:
+        """As `RemoteGrammars` has it."""
+        for worker in self._workers:
+            worker.take_vocabulary(source)
+
+    def compile(self, digest: bytes, constraint: CompiledConstraint) -> None:
+        """As `RemoteGrammars` has it."""
+        for worker in self._workers:
+            worker.compile(digest, constraint)
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def check_memory(self) -> None:
+        self._all("check")
+
+    def give_memory_back(self) -> None:
+        self._all("give_back")
+
+    def take_blocks(self) -> None:
+        self._all("take_blocks")
+
+    def read_weights(self) -> None:
+        self._all("read_weights")
+
+    def _all(self, what: str) -> None:
+        """Each by itself: none waits for another. Raises what went wrong in the first that something went wrong in."""
+        self._check()
+        numbers = self._tell_all(lambda worker: worker.ask_memory(what))
+        self._wait_for_all(numbers, behind=float("inf"))
+        errors = []
+        for worker, number in zip(self._workers, numbers, strict=True):
+            try:
+                worker.answer(number)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def health_error(self) -> str | None:
+        if self._broken is None:
+            for rank, worker in enumerate(self._workers):
+                error = worker.health_error()
+                if error is not None:
+                    self._end(f"process {rank} of {len(self._workers)}: {error}")
+                    break
+        return self._broken
+
+    def close(self) -> None:
+        self._end("the engine was closed")
+
+    def _end(self, why: str) -> None:
+        """None of them is of use without the others."""
+        self._broken = self._broken or why
+        for worker in self._workers:
+            worker.close()
+
+    def _check(self) -> None:
+        if self.health_error() is not None:
+            raise WorkerDiedError(str(self._broken))
+
+    def _results(self, steps: Sequence[RemoteStep]) -> list[StepResult]:
+        """Of all of them. Raises what went wrong in the first that something went wrong in."""
+        self._wait_for_all([step.number for step in steps])
+        results, errors = [], []
+        for step in steps:
+            try:
+                results.append(step.result())
+            except WorkerDiedError as error:
+                self._end(str(error))
+                raise
+            except Exception as error:
+                errors.append(error)
+        if errors and results:
+            self._end(f"a step failed in one process alone ({errors[0]!r}), and they are not in step any more")
+            raise WorkerDiedError(str(self._broken)) from errors[0]
+        if errors:
+            raise errors[0]
+        return results
+
+    def _wait_for_all(self, numbers: Sequence[int], seconds: float | None = None, behind: float | None = None) -> None:
+        """Wait until all have answered, so many seconds at most, and `behind` once one has failed. An interrupt loses
+        nothing. Raises WorkerDiedError where one never will, or what has failed before."""
+        waiting = dict(zip(self._workers, numbers, strict=True))
+        seconds = process.ANSWER_SECONDS if seconds is None else seconds
+        behind = _BEHIND_SECONDS if behind is None else behind
+        deadline = time.monotonic() + seconds
+        failed: ProcessExecutor | None = None
+        while waiting:
+            if time.monotonic() > deadline:
+                why = (
+                    f"has not answered for {seconds:g} s"
+                    if failed is None
+                    else "has failed, and the others wait for it"
+                )
+                self._end(f"a process {why}; all were ended")
+                if failed is not None:
+                    failed.answer(numbers[self._workers.index(failed)])  # raises what it was
+                raise WorkerDiedError(str(self._broken))
+            for worker, number in list(waiting.items()):
+                try:
+                    answer = worker.look_for(number, _LOOK_SECONDS)
+                except WorkerDiedError:
+                    if failed is not None:
+                        failed.answer(numbers[self._workers.index(failed)])
+                    self._check()
+                    raise
+                if answer is None:
+                    continue
+                del waiting[worker]
+                if failed is None and (answer.error is not None or answer.lost is not None):
+                    failed, deadline = worker, min(deadline, time.monotonic() + behind)

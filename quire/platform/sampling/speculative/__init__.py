@@ -1,0 +1,1 @@
+"""Draft tokens: proposed, as many as are worth it, and checked."""
