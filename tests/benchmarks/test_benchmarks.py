@@ -73,7 +73,8 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_of_them_are_here() -> None:
-    elsewhere = {"gpu", "soak", "kv_quality"}  # GPUs; a load for minutes; a real model's weights
+    # GPUs; a load for minutes; a real model's weights; test_simulate.py
+    elsewhere = {"gpu", "soak", "kv_quality", "simulate"}
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert set(BENCHMARKS) <= tested | elsewhere
 
