@@ -44,6 +44,7 @@ SYSTEM, OWN, ANSWER = 256, 128, 64  # tokens
 BEGINNINGS = 8  # of each adapter
 UNEVEN, SPREAD = 1.25, 4
 RING = 64  # places of a replica
+CAPACITY_REQUESTS = 1000
 WARM = 3  # one in so many requests warms up
 
 
@@ -245,7 +246,7 @@ def capacity(profile: Profile, requests: int, seed: int) -> float:
 
 
 def cases(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    rate = args.load * capacity(H100, min(1000, 4 * args.requests), args.seed)
+    rate = args.load * capacity(H100, CAPACITY_REQUESTS, args.seed)
     for replicas in args.replicas:
         work = Workload.of(replicas * args.requests, rate * replicas, args.adapters, args.zipf, args.seed)
         for rule in args.rules:

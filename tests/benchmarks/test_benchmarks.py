@@ -73,8 +73,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_of_them_are_here() -> None:
-    # GPUs; a load for minutes; a real model's weights; test_simulate.py
-    elsewhere = {"gpu", "soak", "kv_quality", "simulate"}
+    elsewhere = {"gpu", "soak", "kv_quality", "simulate"}  # GPUs; a load for minutes; real weights; test_simulate.py
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert set(BENCHMARKS) <= tested | elsewhere
 

@@ -92,6 +92,7 @@ def test_adapters_come_and_go() -> None:
 
 def test_all_rules(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with imported("simulate") as simulate:
+        monkeypatch.setattr(simulate, "CAPACITY_REQUESTS", 40)
         words = ["--replicas", "1", "3", "--requests", "24", "--adapters", "40"]
         monkeypatch.setattr(sys, "argv", ["simulate.py", *words])
         simulate.main()

@@ -215,12 +215,12 @@ class LLMEngine:
         """Nothing can be computed before an image or an adapter is ready."""
         self.media.reprocess(self.scheduler.take_images_to_reprocess())
         self.media.take_ready()
-        if (self.media.is_busy or self.lora.is_reading) and not self.core.failed:
+        if self.core.is_reading:
+            time.sleep(_READ_SECONDS)
+        elif (self.media.is_busy or self.lora.is_reading) and not self.core.failed:
             self._wakeup.wait(_POLL_SECONDS)
             self._wakeup.clear()  # not before: a call since the last step must not be slept over
             self.media.take_ready()
-        elif self.core.is_reading:
-            time.sleep(_READ_SECONDS)
 
     def _respond(self, advanced: Sequence[SequenceState]) -> list[AnyOutput]:
         """The outputs of requests that have failed, and of those whose sequences have advanced."""

@@ -195,13 +195,15 @@ class DiskConnector:
     def _make_room(self, size: int) -> list[bytes]:
         """Remove the files that were not used for the longest time, until so many bytes more may be taken. Returns the
         keys among them that could have been read."""
-        gone = []
-        while self._total + size > self._most and self._files:
-            folder, name = next(iter(self._files))
+        gone: list[bytes] = []
+        while True:
+            with self._lock:  # a read changes the order
+                if self._total + size <= self._most or not self._files:
+                    return gone
+                folder, name = next(iter(self._files))
             self._remove(folder, name)
             if folder == self._own:
                 gone.append(bytes.fromhex(name))
-        return gone
 
     def _remove(self, folder: str, name: str) -> None:
         self._forget(folder, name)
@@ -247,8 +249,8 @@ def _lock(path: Path, root: Path) -> BinaryIO:
         if not isinstance(error, BlockingIOError):
             raise
         raise QuireError(
-            f"kv_connector_extra_config: path={str(root.parent)!r}: another engine has it; give each a folder of its "
-            "own."
+            f"kv_connector_extra_config: path={str(root.parent)!r}: another engine has it; end that one, or give "
+            "each a folder of its own."
         ) from None
     return file
 

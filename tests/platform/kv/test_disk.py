@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +211,21 @@ def test_files_that_have_gone_are_not_there(tmp_path: Path) -> None:
     kept.write(key(1), block(1))
     files(tmp_path)[0].unlink()
     assert read(kept, 1) is None and kept.counts().refused == 0 and kept.counts().held_bytes == 0
+
+
+def test_one_reads_while_another_writes(tmp_path: Path) -> None:
+    kept, rng = connector(tmp_path, 6 * 4096), random.Random(2)
+    chosen = [rng.randrange(12) for _ in range(600)]
+
+    def write() -> None:
+        for number in chosen:
+            kept.write(key(number), block(number))
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        while not writing.done():
+            number = rng.randrange(12)
+            assert read(kept, number) in (None, bytes(block(number)))
+        writing.result()
+    assert kept.counts().refused == kept.counts().failed == 0
+    assert kept.counts().held_bytes == 4096 * len(files(tmp_path)) <= 6 * 4096
