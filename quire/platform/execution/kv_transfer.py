@@ -1,4 +1,4 @@
-"""Blocks written to a connector and read from it, by two threads, so that no step waits for a disk.
+"""Blocks written to a connector and read from it, by threads of their own, so that no step waits for a disk.
 
 A plan's stores are copied out of the pool before anything else is done to it, and written later; what it fetches is
 read into memory of its own, and copied into the pool by the plan that loads it.
@@ -11,11 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from quire import huge_pages
 from quire.config import kv_transfer as settings
 from quire.errors import QuireError
 from quire.platform.execution.pool_blocks import PoolBlocks
@@ -28,13 +29,19 @@ logger = logging.getLogger("quire")
 PLUGINS = PluginGroup("quire.kv_connectors", "kv_transfer_config", "module:Class", "KV connectors")
 
 
-@dataclass
-class _Read:
-    """A job's blocks: [keys, bytes] uint8, of which those are there that `there` says."""
+_READERS = 2  # threads: half of a block's time is its checksum
+_PARTS = 2  # of a job, that are read at once
 
-    rows: torch.Tensor | None = None
-    there: tuple[bool, ...] = ()
-    given_up: bool = False
+
+class _Read:
+    """A job's blocks: rows [keys, bytes] uint8, of which those are there that `there` says. parts: not done yet."""
+
+    def __init__(self, fetch: Fetch, bytes_a_block: int) -> None:
+        self.fetch = fetch
+        self.rows = huge_pages.allocate(len(fetch.keys) * bytes_a_block).view(len(fetch.keys), bytes_a_block)
+        self.there = [False] * len(fetch.keys)
+        self.parts = _PARTS
+        self.given_up = False
 
 
 class KVTransfer:
@@ -48,7 +55,7 @@ class KVTransfer:
         self._blocks = blocks
         self._most_storing = most_storing
         # Their threads end with this object, and a program that ends waits for what is to be written.
-        self._reader = ThreadPoolExecutor(1, "quire-kv-read")
+        self._reader = ThreadPoolExecutor(_READERS, "quire-kv-read")
         self._writer = ThreadPoolExecutor(1, "quire-kv-write")
         self._reads: dict[int, _Read] = {}
         self._lock = threading.Lock()  # of all below
@@ -64,8 +71,15 @@ class KVTransfer:
     def store(self, transfers: Transfers) -> None:
         """Copy the blocks that are to be written, as they are now, as far as there is room; and begin to read."""
         for fetch in transfers.fetch:
-            read = self._reads[fetch.job] = _Read()
-            self._reader.submit(_logged, partial(self._read, fetch, read))
+            try:
+                read = self._reads[fetch.job] = _Read(fetch, self._blocks.bytes_a_block)
+            except QuireError as error:  # there is no memory for it: the blocks are computed
+                self._fail("reading", error)
+                with self._lock:
+                    self._fetched.append((fetch.job, (False,) * len(fetch.keys)))
+                continue
+            for part in range(_PARTS):
+                self._reader.submit(_logged, partial(self._read, read, range(part, len(fetch.keys), _PARTS)))
         if not transfers.store:
             return
         with self._lock:
@@ -93,11 +107,11 @@ class KVTransfer:
         """Copy what was read into the pool, and let go of what nobody needs any more."""
         for job in dict.fromkeys(job for job, _, _ in transfers.load):
             read = self._reads[job]
-            assert read.rows is not None
             moves = [(place, block) for own, place, block in transfers.load if own == job]
             if not all(read.there[place] for place, _ in moves):
                 raise AssertionError(f"job {job}: a block is to be loaded that was not read")
-            rows = read.rows[[place for place, _ in moves]]
+            places = [place for place, _ in moves]
+            rows = read.rows[: len(moves)] if places == list(range(len(moves))) else read.rows[places]
             self._blocks.scatter(rows.to(self._blocks.device), [block for _, block in moves])
             self._loaded += len(moves)
         for job in transfers.forget:
@@ -107,21 +121,22 @@ class KVTransfer:
 
     # -- in threads of their own ----------------------------------------------------------------------------------
 
-    def _read(self, fetch: Fetch, read: _Read) -> None:
-        there = [False] * len(fetch.keys)
+    def _read(self, read: _Read, places: range) -> None:
+        """Read some of a job's blocks; the last part tells."""
+        keys = read.fetch.keys
         try:
-            read.rows = torch.empty((len(fetch.keys), self._blocks.bytes_a_block), dtype=torch.uint8)
             rows = read.rows.numpy()
-            for place, key in enumerate(fetch.keys):
+            for place in places:
                 if read.given_up:
                     break
-                there[place] = self._connector.read(key, memoryview(rows[place]))
-        except Exception as error:  # a package's connector, or memory: the blocks are computed
+                read.there[place] = self._connector.read(keys[place], memoryview(rows[place]))
+        except Exception as error:  # a package's connector: the blocks are computed
             self._fail("reading", error)
-        read.there = tuple(there)
         with self._lock:
-            self._fetched.append((fetch.job, read.there))
-            self._removed += [key for key, ok in zip(fetch.keys, there, strict=True) if not ok and not read.given_up]
+            read.parts -= 1
+            if not read.parts:
+                self._fetched.append((read.fetch.job, tuple(read.there)))
+                self._removed += [key for key, ok in zip(keys, read.there, strict=True) if not ok and not read.given_up]
 
     def _write(self, keys: Sequence[bytes], packed: torch.Tensor, ready: Callable[[], object]) -> None:
         stored: list[bytes] = []

@@ -29,8 +29,9 @@ class BlockLayout:
 
 
 class KVConnector(Protocol):
-    """Keeps blocks by their keys. A worker makes one of a `BlockLayout`, and asks it from two threads of its own: one
-    reads, one writes. Nothing may be raised for what a disk or a network does: what cannot be read is not there.
+    """Keeps blocks by their keys. A worker makes one of a `BlockLayout`, and asks it from threads of its own: several
+    read at once, and one writes. Nothing may be raised for what a disk or a network does: what cannot be read is not
+    there.
 
     An implementation answers a key with the very bytes that were written under it, of the same identity, or with
     nothing.
