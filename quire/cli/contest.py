@@ -16,6 +16,7 @@ from quire.cli.terminal import ended_by_ctrl_c, note
 from quire.cli.workload import Plan, Requests
 from quire.errors import QuireError
 from quire.platform.engine.llm import LLM
+from quire.platform.kv.windows import used_slots
 from quire.platform.outputs.outputs import RequestOutput
 from quire.platform.sampling.params import SamplingParams
 
@@ -107,7 +108,7 @@ class Quire:
     def _waste(self) -> list[float]:
         running, kv = self.engine.scheduler.running, self.engine.scheduler.kv
         allocated = kv.pool.block_size * sum(len(kv.blocks(sequence.id)) for sequence in running)
-        used = sum(kv.used_slots(sequence.num_computed) for sequence in running)
+        used = sum(used_slots(kv.windows, sequence.num_computed, kv.pool.block_size) for sequence in running)
         return [(allocated - used) / allocated] if allocated else []
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.config import convert
+from quire.config.kv_transfer import kv_transfer
 from quire.config.setting import Checked, Group, Kind, setting
 from quire.config.speculative import speculative
 from quire.errors import QuireError
@@ -99,6 +100,16 @@ class CacheConfig(Checked):
     )
     enable_prefix_caching: bool = setting(
         True, "Reuse the KV blocks of equal beginnings (the default).", group=_STEPS, vllm=True
+    )
+    kv_transfer_config: Mapping[str, object] | None = setting(
+        None,
+        'Keep KV blocks beside the pool, on disk: {"kv_connector": "DiskConnector", "kv_connector_extra_config": '
+        '{"path": ..., "max_bytes": ...}}.',
+        more="They are found again after a restart; the answers are the same, bit for bit. See docs/kv-on-disk.md.",
+        group=_STEPS,
+        kind=Kind.OBJECT,
+        check=kv_transfer,
+        vllm=True,
     )
 
 

@@ -66,6 +66,7 @@ class EngineArguments(TypedDict, total=False):
     gpu_memory_utilization: float | None
     swap_space: float | None
     enable_prefix_caching: bool | None
+    kv_transfer_config: Mapping[str, Any] | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     speculative_config: Mapping[str, Any] | None

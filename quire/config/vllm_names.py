@@ -210,7 +210,7 @@ _ENGINE = (
               aggregate_engine_logging=_OFF),
     *_refused(BOTH, "--log-format and --log-level say how the server logs; in a program it is Python's logger 'quire'",
               logging_config=_NONE, log_config_file=_NONE),
-    *_refused(BOTH, _TRANSFER, kv_transfer_config=_NONE, kv_events_config=_NONE, ec_transfer_config=_NONE,
+    *_refused(BOTH, _TRANSFER, kv_events_config=_NONE, ec_transfer_config=_NONE,
               ec_manager_config=({},), kv_offloading_size=_NONE, kv_offloading_backend=("native",),
               aux_output_config=({},),
               engram_config=_NONE, tokens_only=_OFF),

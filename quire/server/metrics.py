@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from quire import __version__
 from quire.platform.engine.async_engine import AsyncEngine
+from quire.platform.engine.metrics import transfer_counters
 from quire.platform.engine.stats import EngineStats
 from quire.platform.outputs.outputs import BeamSearchOutput
 from quire.platform.outputs.pooled import AnyOutput, PoolingRequestOutput
@@ -25,6 +26,15 @@ _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 _GAP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5)
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
+_TRANSFERS = {
+    "stored_blocks": "KV blocks that were stored beside the pool.",
+    "stored_bytes": "Their bytes.",
+    "loaded_blocks": "KV blocks that were loaded from there.",
+    "loaded_bytes": "Their bytes.",
+    "refused_blocks": "KV blocks there that were damaged, or not what they were called.",
+    "failures": "Reads and writes there that the system refused.",
+    "dropped_blocks": "KV blocks that were not stored, as too many waited.",
+}
 _FORGET = 0.1  # the weight of the newest request in the mean duration
 
 
@@ -141,6 +151,7 @@ class _EngineCollector(Collector):
             ("kv_cache_blocks", "KV blocks in the pool.", stats.kv_blocks),
             ("image_feature_bytes", "Features of images that are kept.", stats.media_bytes),
             ("adapters_loading", "Adapters whose files are being read.", stats.adapters_loading),
+            ("kv_transfer_held_bytes", "KV blocks that are kept beside the pool.", stats.transfers.held_bytes),
         ):
             yield GaugeMetricFamily(f"quire_{name}", text, value)
         for name, text, value in (
@@ -157,6 +168,8 @@ class _EngineCollector(Collector):
             ("encoder_cache_hits", "Images whose features were there.", stats.encoder_hits),
         ):
             yield CounterMetricFamily(f"quire_{name}", text, value)
+        for name, value in transfer_counters(stats).items():
+            yield CounterMetricFamily(f"quire_kv_transfer_{name}", _TRANSFERS[name], value)
         yield from self._adapters(stats)
 
     def _adapters(self, stats: EngineStats) -> Iterator[Metric]:

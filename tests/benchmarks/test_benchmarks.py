@@ -73,7 +73,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_of_them_are_here() -> None:
-    elsewhere = {"gpu", "soak", "kv_quality"}  # GPUs; a load for minutes; a real model's weights
+    elsewhere = {"gpu", "soak", "kv_quality", "simulate"}  # GPUs; a load for minutes; real weights; test_simulate.py
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert set(BENCHMARKS) <= tested | elsewhere
 
@@ -101,6 +101,21 @@ def test_executor(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
         call(executor, "--streams", 2, "--steps", 2, "--turns", 4)
         shown = capsys.readouterr().out
         assert all(kind in shown for kind in executor.KINDS) and "us; in the calmest" in shown
+
+
+def test_kv_disk(
+    llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with imported("kv_disk") as kv_disk:
+        monkeypatch.setattr(kv_disk, "fresh", kv_disk.measure)
+        words = [llama, "--tokens", 200, "--rounds", 1, "--folder", tmp_path]
+        call(kv_disk, *words)
+        shown = capsys.readouterr().out
+        assert "200 tokens, of which 192 were loaded" in shown and "loaded is" in shown
+        with pytest.raises(AssertionError):
+            call(kv_disk, *words)  # the folder is not empty: nothing is computed
+        call(kv_disk, *words[:-1], tmp_path / "cold", "--cold", "--json")
+        assert json.loads(capsys.readouterr().out)["cached"] == 192
 
 
 def test_attention(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

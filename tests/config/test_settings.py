@@ -33,6 +33,7 @@ OTHER_FORMS: dict[str, tuple[Any, Any]] = {
     "metrics_prefix": ("vllm:", "vllm:"),
     "kv_cache_dtype": ("int8", "int8"),
     "speculative_config": ({"method": "suffix"}, {"method": "suffix"}),
+    "kv_transfer_config": ({"kv_connector": "package:Class"}, {"kv_connector": "package:Class"}),
 }
 
 

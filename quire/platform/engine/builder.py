@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.checkpoint.files import HUB_TEXTS, Hub, read_json, resolve_checkpoint, resolve_weights
 from quire.config import EngineConfig, LoRAConfig, MediaConfig, ModelConfig
+from quire.config.kv_transfer import kv_transfer
 from quire.errors import AdapterError, CheckpointError, QuireError
 from quire.garbage import collector_waits
 from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRegistry, DeviceAdapterBudget
@@ -39,6 +40,7 @@ from quire.platform.inputs.tokenizer import eos_token_ids, learn_words, load_tok
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.prefix_index import PrefixIndex
 from quire.platform.kv.swap import SwapSpace
+from quire.platform.kv.transfers import TransferAccount
 from quire.platform.kv.windows import Footprint
 from quire.types import MediaKind
 
@@ -63,6 +65,7 @@ class Parts:
     adapters: AdapterRegistry | None = None
     adapter_budget: DeviceAdapterBudget | None = None
     swap: SwapSpace | None = None
+    transfers: TransferAccount | None = None  # of blocks beside the pool
     windows: tuple[int, ...] = (0,)  # of the groups of layers that the pool serves
 
 
@@ -128,8 +131,31 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
         registry,
         adapter_budget,
         swap,
+        _transfers(config, executor, index is not None),
         facts.windows,
     )
+
+
+def _transfers(config: EngineConfig, executor: Executor, caches: bool) -> TransferAccount | None:
+    """The account of blocks beside the pool, with those that are there; None: there are to be none."""
+    if config.cache.kv_transfer_config is None:
+        return None
+    if not caches:
+        executor.close()
+        why = (
+            "this model's tokens see later ones"
+            if config.cache.enable_prefix_caching
+            else "enable_prefix_caching=False"
+        )
+        raise QuireError(f"kv_transfer_config: needs the prefix cache, whose keys it is found by: {why}; leave it out.")
+    settings, facts = kv_transfer(config.cache.kv_transfer_config), executor.facts
+    bytes_a_block = facts.pool_bytes // facts.num_blocks // config.tensor_parallel_size
+    account = TransferAccount(
+        max(1, -(-settings.min_tokens // config.cache.block_size)),
+        max(1, settings.max_loading_bytes // bytes_a_block),
+    )
+    account.reported(executor.take_transfers())
+    return account
 
 
 def _check_pooling(config: EngineConfig, facts: WorkerFacts) -> None:

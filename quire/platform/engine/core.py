@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from quire.errors import AdapterError, RequestError
+from quire.errors import AdapterError, QuireError, RequestError
 from quire.platform.engine.interrupts import HeldInterrupt
 from quire.platform.engine.lora_admin import LoRAAdmin
 from quire.platform.engine.recovery import Recovery, start
@@ -15,6 +15,8 @@ from quire.platform.scheduling.request import Request, SequenceState
 from quire.platform.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("quire")
+
+_WRITE_SECONDS = 10.0  # that the end of an engine waits for blocks to be written, at most
 
 
 class EngineCore:
@@ -92,6 +94,7 @@ class EngineCore:
         """
         with HeldInterrupt.unless_held():
             self._step_interrupted = True
+            self.take_transfers()
             if self._not_started is not None:  # whose images were never encoded
                 self.scheduler.forget_features(image.digest for image in self._not_started.encode)
             plan = self.scheduler.plan()
@@ -161,6 +164,35 @@ class EngineCore:
         self._prepare(plan)
         if plan.drop:  # a worker elsewhere is told by the next plan that nobody has these adapters any more
             self._prepare(self.scheduler.plan_upkeep())
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether some sequence waits for blocks that are read from beside the pool."""
+        transfers = self.scheduler.kv.transfers
+        return transfers is not None and transfers.is_reading
+
+    def take_transfers(self) -> None:
+        """Hear what has become of blocks beside the pool, if it is time."""
+        transfers = self.scheduler.kv.transfers
+        if transfers is not None and transfers.is_due():
+            transfers.reported(self.executor.take_transfers())
+
+    def flush_transfers(self) -> None:
+        """Have the worker told of blocks to store, where no step comes that would."""
+        transfers = self.scheduler.kv.transfers
+        if transfers is not None and transfers.has_news and not self.requests:
+            self.settle()
+
+    def finish_transfers(self) -> None:
+        """No step will come: have what is to be stored written. Does nothing amid a step."""
+        transfers = self.scheduler.kv.transfers
+        if transfers is None or self._step_interrupted or self.executor.health_error() is not None:
+            return
+        try:
+            self.flush_transfers()
+            transfers.reported(self.executor.take_transfers(_WRITE_SECONDS))
+        except QuireError:  # the worker has died meanwhile
+            logger.warning("KV blocks that were to be stored are lost", exc_info=True)
 
     def _prepare(self, plan: StepPlan) -> None:
         self.executor.prepare(plan)

@@ -42,6 +42,7 @@ AnyParams = SamplingParams | BeamSearchParams | PoolingParams
 
 # How long a step with nothing to compute waits for an image or an adapter to be ready.
 _POLL_SECONDS = 0.1
+_READ_SECONDS = 0.001  # the same for blocks from beside the pool, which come from a process that tells nobody
 
 
 class LLMEngine:
@@ -72,7 +73,7 @@ class LLMEngine:
         vision = parts.vision
         self.scheduler = Scheduler(
             self.config.scheduler,
-            KVManager(parts.pool, parts.swap, parts.windows),
+            KVManager(parts.pool, parts.swap, parts.windows, parts.transfers),
             vision.features if vision else FeatureCache(self.config.media.feature_bytes if parts.rows_spec else 0),
             parts.executor.facts.feature_bytes,
             parts.adapter_budget,
@@ -203,6 +204,7 @@ class LLMEngine:
         outputs += self._respond(self.core.finish_in_flight())
         outputs += self._respond(self.core.commit(plan, execution))
         self.media.reprocess(self.scheduler.take_images_to_reprocess())
+        self.core.flush_transfers()
         if recorder is not None:
             recorder.end()
         if self.config.debug:
@@ -213,7 +215,9 @@ class LLMEngine:
         """Nothing can be computed before an image or an adapter is ready."""
         self.media.reprocess(self.scheduler.take_images_to_reprocess())
         self.media.take_ready()
-        if (self.media.is_busy or self.lora.is_reading) and not self.core.failed:
+        if self.core.is_reading:
+            time.sleep(_READ_SECONDS)
+        elif (self.media.is_busy or self.lora.is_reading) and not self.core.failed:
             self._wakeup.wait(_POLL_SECONDS)
             self._wakeup.clear()  # not before: a call since the last step must not be slept over
             self.media.take_ready()
@@ -299,6 +303,7 @@ class LLMEngine:
         if self.lora.is_reading:
             raise RequestError("an adapter is being read: try again when it is there.")
         self.core.finish_in_flight()  # of requests that were aborted meanwhile
+        self.core.flush_transfers()
         if self._sleep.sleep(level):
             self.scheduler.forget_cached()
             self.core.settle()
@@ -328,7 +333,8 @@ class LLMEngine:
         self.output_processor.check_integrity(self.core.requests.values(), self.core.failed)
 
     def close(self) -> None:
-        """Stop the workers; for when no step will come."""
+        """Stop the workers; for when no step will come. KV blocks that are to be stored are written first."""
+        self.core.finish_transfers()
         self.media.close()
         self.lora.close()
         self.executor.close()

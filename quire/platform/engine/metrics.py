@@ -30,6 +30,20 @@ class Gauge(Metric):
     value: float = 0.0
 
 
+def transfer_counters(stats: EngineStats) -> dict[str, int]:
+    """What has become of blocks beside the pool, by names that metrics end with."""
+    counts = stats.transfers
+    return {
+        "stored_blocks": counts.stored,
+        "stored_bytes": counts.stored_bytes,
+        "loaded_blocks": counts.loaded,
+        "loaded_bytes": counts.loaded_bytes,
+        "refused_blocks": counts.refused,
+        "failures": counts.failed,
+        "dropped_blocks": counts.dropped,
+    }
+
+
 def metrics_of(stats: EngineStats) -> list[Metric]:
     """All of them."""
     gauges = {
@@ -40,6 +54,7 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
         "quire_kv_cache_blocks": stats.kv_blocks,
         "quire_image_feature_bytes": stats.media_bytes,
         "quire_adapters_loading": stats.adapters_loading,
+        "quire_kv_transfer_held_bytes": stats.transfers.held_bytes,
     }
     counters = {
         "vllm:num_preemptions": stats.preemptions,
@@ -53,6 +68,7 @@ def metrics_of(stats: EngineStats) -> list[Metric]:
         "vllm:mm_cache_queries": stats.encoder_queries,
         "vllm:mm_cache_hits": stats.encoder_hits,
         "quire_swaps": stats.swaps,
+        **{f"quire_kv_transfer_{name}": value for name, value in transfer_counters(stats).items()},
     }
     tiers = {"device": stats.adapter_device_bytes, "host": stats.adapter_host_bytes}
     return [

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from quire.lora import AdapterRegistry
+from quire.platform.kv.connector import ConnectorCounts
 from quire.platform.scheduling.request import SequenceState
 from quire.platform.scheduling.scheduler import Scheduler
 
@@ -25,6 +26,7 @@ class EngineStats:
     adapters_running, adapters_waiting: names of those whose sequences run and wait.
     adapters_loading: whose weights are being read. adapter_hits: by the tier ("device", "host", "disk") where an
     adapter was when a sequence began to run with it. adapter_host_bytes, adapter_device_bytes: what weights take.
+    transfers: blocks beside the pool, as the workers told last.
     """
 
     running: int
@@ -51,6 +53,7 @@ class EngineStats:
     adapter_hits: Mapping[str, int]
     adapter_host_bytes: int
     adapter_device_bytes: int
+    transfers: ConnectorCounts
 
 
 def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arriving: int) -> EngineStats:
@@ -82,6 +85,7 @@ def engine_stats(scheduler: Scheduler, adapters: AdapterRegistry | None, arrivin
         adapter_hits=dict(on_device.hits) if on_device is not None else {},
         adapter_host_bytes=adapters.host_bytes if adapters is not None else 0,
         adapter_device_bytes=on_device.bytes if on_device is not None else 0,
+        transfers=scheduler.kv.transfers.counts if scheduler.kv.transfers is not None else ConnectorCounts(),
     )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from quire.lora.adapter import Reader
 from quire.models.base import CausalLM
+from quire.platform.kv.connector import TransferReport
 from quire.platform.scheduling.plan import StepPlan, StepResult
 from quire.pooling_types import PoolingSpec
 
@@ -106,6 +107,11 @@ class Executor(Protocol):
 
     def remote_grammars(self) -> RemoteGrammars | None:
         """Compiles grammars where steps are computed; None: that is this process."""
+        ...
+
+    def take_transfers(self, seconds: float = 0.0) -> TransferReport:
+        """What has become of blocks beside the pool since this was asked last; before, wait until all is written, so
+        many seconds at most."""
         ...
 
     def check_memory(self) -> None:

@@ -15,6 +15,7 @@ from quire.models.base import CausalLM
 from quire.platform.execution.executor import lost_plan
 from quire.platform.execution.model_runner import RunningStep
 from quire.platform.execution.worker import Worker
+from quire.platform.kv.connector import TransferReport
 from quire.platform.scheduling.plan import StepPlan
 
 
@@ -55,6 +56,9 @@ class InProcessExecutor:
 
     def remote_grammars(self) -> None:
         return None
+
+    def take_transfers(self, seconds: float = 0.0) -> TransferReport:
+        return TransferReport() if self.runner.transfers is None else self.runner.transfers.report(seconds)
 
     def check_memory(self) -> None:
         self.worker.memory.check()

@@ -25,6 +25,7 @@ from quire.platform.execution.draft_runner import DraftRunner
 from quire.platform.execution.encoder_runner import EncoderRunner
 from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.kv_tensors import keys_of
+from quire.platform.execution.kv_transfer import KVTransfer
 from quire.platform.execution.pool_blocks import PoolBlocks
 from quire.platform.execution.pooling_runner import PoolingRunner
 from quire.platform.execution.sequences import Sequences, WorkerSequence
@@ -108,8 +109,9 @@ class ModelRunner:
         self._staging = Staging(device) if device.type != "cpu" else None
         self._draft = draft
         self._pool = [*caches, *(() if draft is None else draft.caches)]
-        self._blocks = PoolBlocks(self._pool)
-        self._host = HostCache(self._blocks)
+        self.blocks = PoolBlocks(self._pool)
+        self.transfers: KVTransfer | None = None  # of blocks beside the pool, where the settings ask for that
+        self._host = HostCache(self.blocks)
         self._before = _PreviousTokens()
         self._exact = exact_products
         self._sees = isinstance(model, MediaModel) or (isinstance(model, PoolingModel) and model.bidirectional)
@@ -128,6 +130,11 @@ class ModelRunner:
             if isinstance(model, PoolingModel)
             else None
         )
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a draft model's blocks are beside the model's."""
+        return self._draft is not None
 
     def execute(self, plan: StepPlan) -> RunningStep:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
@@ -245,7 +252,7 @@ class ModelRunner:
         """
         self._sequences.take(plan)
         self.encoder.release(plan.release)
-        if not plan.moves and not plan.poison:
+        if not plan.moves and not plan.poison and plan.transfers is None:
             return
         with self._on_device():
             if self.adapter_slots is not None:
@@ -257,9 +264,13 @@ class ModelRunner:
                 self._move_blocks(plan)
 
     def _move_blocks(self, plan: StepPlan) -> None:
+        if plan.transfers is not None and self.transfers is not None:
+            self.transfers.store(plan.transfers)
         self._host.save(plan.swap_out)
         self._host.fetch(plan.swap_in)
-        self._blocks.copy(plan.copies)
+        if plan.transfers is not None and self.transfers is not None:
+            self.transfers.load(plan.transfers)
+        self.blocks.copy(plan.copies)
         if self._draft is not None:
             self._draft.copied(plan.copies, plan.swap_in)
         if plan.poison:

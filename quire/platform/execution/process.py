@@ -38,6 +38,7 @@ from quire.platform.execution.executor import WorkerFacts
 from quire.platform.execution.wire import pack, pack_plan, send_tensors, unpack, unpack_result
 from quire.platform.execution.worker import purpose_of
 from quire.platform.execution.worker_process import Answer, Channels, Place, Start
+from quire.platform.kv.connector import TransferReport
 from quire.platform.scheduling.plan import StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -79,6 +80,19 @@ class RemoteStep:
 
     def result(self) -> StepResult:
         return unpack_result(self._answer(self.number), self.plan)
+
+
+class ProcessGrammars:
+    """Compiles grammars in the worker's process, as `RemoteGrammars` says."""
+
+    def __init__(self, errand: Callable[..., Any]) -> None:
+        self._errand = errand
+
+    def take_vocabulary(self, source: VocabularySource) -> None:
+        self._errand("vocabulary", source)
+
+    def compile(self, digest: bytes, constraint: CompiledConstraint) -> None:
+        self._errand("grammar", digest, constraint)
 
 
 class ProcessExecutor:
@@ -218,18 +232,18 @@ class ProcessExecutor:
 
     # -- grammars -------------------------------------------------------------------------------------------------
 
-    def remote_grammars(self) -> ProcessExecutor:
-        return self
-
-    def take_vocabulary(self, source: VocabularySource) -> None:
-        """As `RemoteGrammars` has it."""
-        self._errand("vocabulary", source)
-
-    def compile(self, digest: bytes, constraint: CompiledConstraint) -> None:
-        """As `RemoteGrammars` has it."""
-        self._errand("grammar", digest, constraint)
+    def remote_grammars(self) -> ProcessGrammars:
+        return ProcessGrammars(self._errand)
 
     # -- memory ---------------------------------------------------------------------------------------------------
+
+    def take_transfers(self, seconds: float = 0.0) -> TransferReport:
+        report: TransferReport = self.answer(self.ask_transfers(seconds))
+        return report
+
+    def ask_transfers(self, seconds: float) -> int:
+        """Ask for what `take_transfers` returns; returns the message's number."""
+        return self._ask("transfers", seconds)
 
     def check_memory(self) -> None:
         self.answer(self.ask_memory("check"))

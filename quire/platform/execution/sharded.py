@@ -23,6 +23,7 @@ from quire.platform.execution import device, process
 from quire.platform.execution.numa import processors_for
 from quire.platform.execution.process import ProcessExecutor, RemoteAdapter, RemoteStep
 from quire.platform.execution.worker_process import Place
+from quire.platform.kv.connector import MergedReports, TransferReport
 from quire.platform.scheduling.plan import StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class ShardedExecutor:
             )
         self._broken: str | None = None
         self._workers: list[ProcessExecutor] = []
+        self._reports = MergedReports(size)
         if not hasattr(os, "memfd_create"):
             raise QuireError(f"tensor_parallel_size={size}: needs Linux; leave it out.")
         memory = shared_memory(size)
@@ -150,14 +152,20 @@ class ShardedExecutor:
     def take_vocabulary(self, source: VocabularySource) -> None:
         """As `RemoteGrammars` has it."""
         for worker in self._workers:
-            worker.take_vocabulary(source)
+            worker.remote_grammars().take_vocabulary(source)
 
     def compile(self, digest: bytes, constraint: CompiledConstraint) -> None:
         """As `RemoteGrammars` has it."""
         for worker in self._workers:
-            worker.compile(digest, constraint)
+            worker.remote_grammars().compile(digest, constraint)
 
     # -- memory ---------------------------------------------------------------------------------------------------
+
+    def take_transfers(self, seconds: float = 0.0) -> TransferReport:
+        self._check()
+        numbers = self._tell_all(lambda worker: worker.ask_transfers(seconds))
+        self._wait_for_all(numbers)
+        return self._reports.merge([worker.answer(one) for worker, one in zip(self._workers, numbers, strict=True)])
 
     def check_memory(self) -> None:
         self._all("check")

@@ -12,6 +12,7 @@ import torch
 from quire import huge_pages, kernels
 from quire.checkpoint.files import read_json
 from quire.config import EngineConfig
+from quire.config.kv_transfer import kv_transfer
 from quire.errors import QuireError, UnsupportedModelError
 from quire.layers.shards import Shard
 from quire.lora import AdapterReader, AdapterSlots
@@ -22,12 +23,14 @@ from quire.models.pooling.base import PoolingModel
 from quire.models.pooling.purpose import Purpose
 from quire.models.vision.base import MediaModel
 from quire.platform.execution import device as devices
+from quire.platform.execution import kv_identity
 from quire.platform.execution.ahead import PagesAhead
-from quire.platform.execution.draft_model import draft_model
+from quire.platform.execution.draft_model import DraftModel, draft_model
 from quire.platform.execution.draft_runner import DraftRunner
 from quire.platform.execution.executor import WorkerFacts
 from quire.platform.execution.given_memory import GivenMemory
 from quire.platform.execution.kv_tensors import allocate_cache, keys_of, poison
+from quire.platform.execution.kv_transfer import KVTransfer, make
 from quire.platform.execution.memory import (
     SPLIT_BYTES,
     block_bytes,
@@ -88,10 +91,9 @@ class Worker:
             config, model, spec, max_model_len, more, shard
         )
         caches = allocate_cache(spec, num_blocks, size, model.dtype, weight.device, num_states)
-        draft = None
-        if drafts is not None:
-            own = allocate_cache(drafts.spec, num_blocks, size, drafts.model.dtype, weight.device)
-            draft = DraftRunner(drafts.model, own, settings.enforce_eager)
+        draft = (
+            None if drafts is None else _draft_runner(drafts, num_blocks, size, weight.device, settings.enforce_eager)
+        )
         pool = [*caches, *(draft.caches if draft is not None else ())]
         if config.debug:
             poison(pool)
@@ -107,6 +109,7 @@ class Worker:
             self.ahead,
             draft,
         )
+        self.runner.transfers = _transfers(config, path, self.runner, spec, max_model_len, shard)
         models = [(model, path), *([(drafts.model, drafts.path)] if drafts is not None else [])]
         self.memory = GivenMemory(models, self.runner, settings.load_format)
         self.model = model
@@ -133,10 +136,39 @@ class Worker:
         """No step will come."""
         if self.ahead is not None:
             self.ahead.close()
+        if self.runner.transfers is not None:
+            self.runner.transfers.close()
 
     def _adapter(self, uid: int) -> Adapter:
         assert self.weights is not None
         return self.weights(uid)
+
+
+def _draft_runner(drafts: DraftModel, num_blocks: int, size: int, device: torch.device, eager: bool) -> DraftRunner:
+    own = allocate_cache(drafts.spec, num_blocks, size, drafts.model.dtype, device)
+    return DraftRunner(drafts.model, own, eager)
+
+
+def _transfers(
+    config: EngineConfig, path: Path, runner: ModelRunner, spec: KVSpec, max_model_len: int, shard: Shard | None
+) -> KVTransfer | None:
+    """What moves blocks from and to beside the pool; None: they are kept nowhere. Raises QuireError for those that
+    cannot be."""
+    if config.cache.kv_transfer_config is None:
+        return None
+    if spec.state is not None:
+        raise QuireError(
+            "kv_transfer_config: this model has layers that keep a state in the place of keys, which is overwritten "
+            "and not kept beside the pool; leave it out."
+        )
+    if runner.drafts:
+        raise QuireError(
+            "kv_transfer_config: the blocks of a draft model (speculative_config) are not kept beside the pool; leave "
+            "one of the two out, or draft by method 'ngram' or 'suffix'."
+        )
+    identity = kv_identity.identity(config, path, runner.model, spec, max_model_len)
+    place = (0, 1) if shard is None else (shard.rank, shard.size)
+    return make(kv_transfer(config.cache.kv_transfer_config), runner.blocks, identity, *place)
 
 
 def _model(path: Path, engine: EngineConfig, device: torch.device, shard: Shard | None) -> CausalLM:

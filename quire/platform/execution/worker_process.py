@@ -195,6 +195,12 @@ class _Served:
     def do_memory(self, name: str) -> None:
         getattr(self._worker.memory, name)()
 
+    def do_transfers(self, seconds: float) -> Any:
+        from quire.platform.kv.connector import TransferReport
+
+        transfers = self._worker.runner.transfers
+        return TransferReport() if transfers is None else transfers.report(seconds)
+
     def do_forget(self, handle: int) -> None:
         self._adapters.pop(handle, None)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quire.platform.kv.block_pool import BlockPool
+from quire.platform.kv.prefix_index import ELSEWHERE, PrefixIndex
+from quire.platform.kv.transfers import WiderIndex
 
 _NO_BLOCKS: Sequence[int] = ()
 _NO_COPIES: Sequence[tuple[int, int]] = ()
@@ -43,9 +45,14 @@ class BlockTables:
         """The worker knows nothing of a table."""
         self._told[sequence_id] = 0
 
-    def find(self, keys: Sequence[bytes]) -> list[int]:
-        """Cached blocks with the longest known beginning of these prefix keys."""
-        return [] if self._pool.index is None else self._pool.index.find(keys)
+    def find(self, keys: Sequence[bytes], index: PrefixIndex | WiderIndex) -> list[int]:
+        """Cached blocks with the longest known beginning of these prefix keys; ELSEWHERE for those that are beside the
+        pool."""
+        return index.find(keys)
+
+    def index_keys(self, keys: Sequence[bytes], first: int, last: int) -> list[bytes]:
+        """By which keys the index knows blocks `first` .. `last` of a sequence, as they stand in a table."""
+        return list(keys[first:last])
 
     def places(self, found: Sequence[int]) -> int:
         """How many blocks of tokens were found."""
@@ -53,8 +60,8 @@ class BlockTables:
 
     def fits(self, tokens: int, found: Sequence[int]) -> bool:
         """Whether there are blocks for a sequence of so many tokens that starts from what was found."""
-        revived = sum(self._pool.references(block) == 0 for block in found)
-        return self._pool.blocks_for(tokens) - len(found) + revived <= self._pool.num_free
+        taken = sum(block == ELSEWHERE or self._pool.references(block) == 0 for block in found)
+        return self._pool.blocks_for(tokens) - len(found) + taken <= self._pool.num_free
 
     def reserve(self, sequence_id: int, start: int, count: int) -> Sequence[tuple[int, int]] | None:
         """Get blocks of its own for a sequence's tokens `start` .. `start + count`.
@@ -79,9 +86,11 @@ class BlockTables:
     def open(self, sequence_id: int, found: Sequence[int], start: int, count: int) -> None:
         """Give a sequence its table, to compute `count` tokens behind the first `start`: the blocks that were found,
         shared, and new ones for the rest."""
-        self._pool.share(found)
-        new = self._pool.allocate(self._pool.blocks_for(start + count) - len(found))
-        self._tables[sequence_id] = [*found, *new]
+        self._pool.share(block for block in found if block != ELSEWHERE)
+        table = [*found, *self._pool.allocate(self._pool.blocks_for(start + count) - len(found))]
+        for place in [place for place, block in enumerate(found) if block == ELSEWHERE]:
+            table[place] = self._pool.allocate(1)[0]
+        self._tables[sequence_id] = table
         self._told[sequence_id] = 0
 
     def held(self, sequence_id: int, tokens: int) -> Sequence[int]:

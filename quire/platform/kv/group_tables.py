@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quire.platform.kv.block_pool import BlockPool
+from quire.platform.kv.prefix_index import ELSEWHERE, PrefixIndex
+from quire.platform.kv.transfers import WiderIndex
 from quire.platform.kv.windows import STATE_WINDOW, Footprint, first_place
 from quire.types import STATE
 
@@ -82,41 +84,40 @@ class GroupTables:
 
     # -- a sequence that waits ------------------------------------------------------------------------------------
 
-    def find(self, keys: Sequence[bytes]) -> list[int]:
+    def find(self, keys: Sequence[bytes], index: PrefixIndex | WiderIndex) -> list[int]:
         """Cached blocks of the longest beginning with these prefix keys that a sequence can go on from, as they stand
-        in a table: of a group with a window, those of the last window alone."""
-        index = self._pool.index
-        if index is None:
-            return []
+        in a table: of a group with a window, those of the last window alone. ELSEWHERE for those beside the pool."""
         end = len(keys)
         columns: dict[int, list[int]] = {}
         for group in self._full:
             suffix = self._suffixes[group]
-            columns[group] = index.find(key + suffix for key in keys[:end])
+            columns[group] = index.find([key + suffix for key in keys[:end]])
             end = len(columns[group])
-        end = self._last_with_windows(keys, end)
+        end = self._last_with_windows(keys, end, index)
         found = [NO_BLOCK] * (end * self._count)
         for group in self._full:
             found[group :: self._count] = columns[group][:end]
         for group, window in self._bounded:
             first = first_place(window, end * self._size, self._size)
-            column = index.find(key + self._suffixes[group] for key in keys[first:end])
+            column = index.find([key + self._suffixes[group] for key in keys[first:end]])
             found[first * self._count + group :: self._count] = column
         return found
 
-    def _last_with_windows(self, keys: Sequence[bytes], end: int) -> int:
+    def index_keys(self, keys: Sequence[bytes], first: int, last: int) -> list[bytes]:
+        """By which keys the index knows blocks `first` .. `last` of a sequence, as they stand in a table."""
+        return [key + suffix for key in keys[first:last] for suffix in self._suffixes]
+
+    def _last_with_windows(self, keys: Sequence[bytes], end: int, index: PrefixIndex | WiderIndex) -> int:
         """How many blocks, up to `end`, have the whole window before their end cached in every group."""
         while end:
-            missing = self._missing_before(keys, end)
+            missing = self._missing_before(keys, end, index)
             if missing is None:
                 break
             end = missing  # all that end behind it have it in their windows, as those looked at so far had
         return end
 
-    def _missing_before(self, keys: Sequence[bytes], end: int) -> int | None:
+    def _missing_before(self, keys: Sequence[bytes], end: int, index: PrefixIndex | WiderIndex) -> int | None:
         """The last place that some group has not cached, among those that a token behind `end` blocks reads."""
-        index = self._pool.index
-        assert index is not None
         last = None
         for group, window in self._bounded:
             suffix = self._suffixes[group]
@@ -140,7 +141,7 @@ class GroupTables:
         needed = 0
         for group, span in enumerate(self._footprint.spans):
             own = [block for block in found[group :: self._count] if block != NO_BLOCK]
-            count = new + sum(self._pool.references(block) == 0 for block in own)
+            count = new + sum(block == ELSEWHERE or self._pool.references(block) == 0 for block in own)
             needed += count if span is None else min(count, span)
         return needed
 
@@ -152,14 +153,17 @@ class GroupTables:
         firsts = [first_place(window, start, self._size) for window in self._windows]
         columns = [found[first * self._count + group :: self._count] for group, first in enumerate(firsts)]
         for column in columns:  # all before any is taken, which might be one of them
-            self._pool.share(column)
+            self._pool.share(block for block in column if block != ELSEWHERE)
         for group, (first, column) in enumerate(zip(firsts, columns, strict=True)):
             blocks[first * self._count + group :: self._count] = self._column(group, column, start, places - first)
         self._tables[sequence_id] = _Table(blocks, firsts, self._due(firsts))
 
     def _column(self, group: int, found: Sequence[int], start: int, places: int) -> list[int]:
         """The first blocks of a group, of so many places, for a sequence that goes on behind token `start`."""
-        return [*found, *self._pool.allocate(places - len(found))]
+        column = [*found, *self._pool.allocate(places - len(found))]
+        for place in [place for place, block in enumerate(found) if block == ELSEWHERE]:
+            column[place] = self._pool.allocate(1)[0]
+        return column
 
     def held(self, sequence_id: int, tokens: int) -> list[int]:
         """The blocks that hold what the token behind a sequence's first `tokens` reads, in their order."""

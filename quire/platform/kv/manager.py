@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from quire.platform.kv.block_pool import BlockPool
 from quire.platform.kv.block_tables import BlockTables
 from quire.platform.kv.group_tables import GroupTables
-from quire.platform.kv.prefix_index import KeyChain
+from quire.platform.kv.prefix_index import ELSEWHERE, KeyChain, PrefixIndex
 from quire.platform.kv.spans import uncut_blocks
 from quire.platform.kv.state_tables import StateTables
 from quire.platform.kv.swap import Moves, SwapSpace
-from quire.platform.kv.windows import Footprint, first_place
+from quire.platform.kv.transfers import TransferAccount, WiderIndex
+from quire.platform.kv.windows import Footprint
 from quire.types import STATE, PlaceholderRange, Span
 
 
@@ -27,13 +28,21 @@ class KVManager:
 
     A sequence is opened once, admitted and preempted any number of times, and closed.
     prefix_queries, prefix_hits: tokens that were looked for in the prefix cache, and that were found there.
+    transfers: blocks beside the pool; None: nothing keeps any.
     """
 
-    def __init__(self, pool: BlockPool, swap: SwapSpace | None = None, windows: Sequence[int] = (0,)) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        swap: SwapSpace | None = None,
+        windows: Sequence[int] = (0,),
+        transfers: TransferAccount | None = None,
+    ) -> None:
         self.pool = pool
         self.swap = SwapSpace(0, pool.block_size, windows) if swap is None else swap
         self.tables = _tables(pool, windows)
-        self._windows = tuple(windows)
+        self.transfers = transfers
+        self.windows = tuple(windows)
         self.most_at_once = Footprint(pool.num_blocks, pool.block_size, windows).most_at_once
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -53,13 +62,6 @@ class KVManager:
         """A sequence's blocks, in the order of its tokens; none while it waits."""
         return self.tables.blocks(sequence_id)
 
-    def used_slots(self, tokens: int) -> int:
-        """How many slots of a sequence's blocks hold something, of all groups, that the token behind `tokens` others
-        may read."""
-        return sum(
-            tokens - first_place(window, tokens, self._size) * self._size for window in self._windows if window != STATE
-        )
-
     def new_blocks(self, sequence_id: int) -> tuple[int, tuple[int, ...]]:
         """The blocks of a sequence that the worker does not know, and the place of the first; it knows them from here
         on."""
@@ -77,15 +79,39 @@ class KVManager:
 
     def find_prefix(self, sequence_id: int, token_ids: Sequence[int], most: int) -> list[int]:
         """Cached blocks that a sequence can start from, of its first `most` tokens; they end in no range of tokens that
-        see one another."""
-        if not self._caches:
+        see one another. ELSEWHERE stands for blocks that were read for it from beside the pool."""
+        index = self.pool.index
+        if index is None:
             return []
+        there = () if self.transfers is None else self.transfers.there(sequence_id)
+        return self._find(sequence_id, token_ids, most, WiderIndex(index, there) if there else index)
+
+    def waits(self, sequence_id: int, token_ids: Sequence[int], most: int) -> bool:
+        """Whether a sequence waits for blocks that are read for it, among those of its first `most` tokens."""
+        if self.transfers is None or self.swap.tokens_of(sequence_id):
+            return False
+        return self.transfers.waits(sequence_id, lambda: self._beside(sequence_id, token_ids, most))
+
+    def _beside(self, sequence_id: int, token_ids: Sequence[int], most: int) -> list[bytes]:
+        """Keys of blocks that a sequence can start from, which are not in the pool and are beside it."""
+        assert self.pool.index is not None and self.transfers is not None
+        found = self._find(sequence_id, token_ids, most, WiderIndex(self.pool.index, self.transfers.held))
+        return [key for key, block in self._named(sequence_id, found, found) if block == ELSEWHERE]
+
+    def _named(self, sequence_id: int, found: Sequence[int], blocks: Sequence[int]) -> list[tuple[bytes, int]]:
+        """(key, block) in the places of those that were found elsewhere; blocks: of the table."""
+        keys = self.tables.index_keys(self._chains[sequence_id].keys, 0, self.tables.places(found))
+        return [(key, block) for key, own, block in zip(keys, found, blocks, strict=False) if own == ELSEWHERE]
+
+    def _find(
+        self, sequence_id: int, token_ids: Sequence[int], most: int, index: PrefixIndex | WiderIndex
+    ) -> list[int]:
         chain = self._chains[sequence_id]
         keys, places = chain.extend(token_ids, most, self._size), most // self._size
         if not chain.spans:
-            return self.tables.find(keys[:places])
+            return self.tables.find(keys[:places], index)
         while True:
-            found = self.tables.find(keys[: uncut_blocks(chain.spans, places, self._size)])
+            found = self.tables.find(keys[: uncut_blocks(chain.spans, places, self._size)], index)
             places = self.tables.places(found)
             if uncut_blocks(chain.spans, places, self._size) == places:
                 return found
@@ -109,6 +135,12 @@ class KVManager:
         keys = self._chains[sequence_id].extend(token_ids, start, self._size)
         places = self.tables.places(found)
         self.tables.publish(sequence_id, keys, places, start // self._size)
+        if self.transfers is not None:
+            loaded = self._named(sequence_id, found, self.tables.copy_table(sequence_id))
+            self.transfers.load(sequence_id, loaded)
+            assert self.pool.index is not None
+            for key, block in loaded:
+                self.pool.index.publish(key, block)
         self.prefix_queries += len(token_ids)
         self.prefix_hits += places * self._size
 
@@ -129,6 +161,8 @@ class KVManager:
         if first < last and self._caches:
             keys = self._chains[sequence_id].extend(token_ids, end, self._size)
             self.tables.publish(sequence_id, keys, first, last)
+            if self.transfers is not None and self.pool.index is not None:
+                self.transfers.store(self.tables.index_keys(keys, first, last), self.pool.index)
 
     def preempt(self, sequence_id: int, computed: int) -> bool:
         """Take a sequence's blocks. True: what they hold of its `computed` tokens goes to main memory, else it is lost,
@@ -149,6 +183,8 @@ class KVManager:
         """A sequence has ended: nothing is kept of it but what the prefix index knows."""
         self.tables.close(sequence_id)
         self.swap.drop(sequence_id)
+        if self.transfers is not None:
+            self.transfers.drop(sequence_id)
         del self._chains[sequence_id]
 
     # -- plans ----------------------------------------------------------------------------------------------------
@@ -172,7 +208,9 @@ class KVManager:
         return sorted(b for b in blocks if self.pool.index is None or not self.pool.index.holds(b))
 
     def forget_cached(self) -> None:
-        """Make no block findable any more; running sequences keep theirs."""
+        """Make no block findable any more; running sequences keep theirs. What is beside the pool stays."""
+        if self.transfers is not None:
+            self.transfers.forget_unsent()
         self.pool.forget_cached()
 
     def check_integrity(self, running: Mapping[int, int], waiting: Mapping[int, int]) -> None:
@@ -183,6 +221,8 @@ class KVManager:
         """
         self.tables.check_integrity(running)
         self.swap.check_integrity(waiting)
+        if self.transfers is not None:
+            self.transfers.check_integrity(waiting)
         if self._chains.keys() != running.keys() | waiting.keys():
             raise AssertionError("a sequence that has ended has prefix keys, or one that goes on has none")
 

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Sequence
 
 from quire.types import AdapterUse, PlaceholderRange, Span
 
+# Among blocks that were found: one that is not in the pool, but was read from beside it.
+ELSEWHERE = -2
+
 
 def root_key(
     cache_salt: str | None = None, rope_length: int | None = None, adapters: AdapterUse = (), seen: object = None

@@ -27,6 +27,12 @@ def count_held(windows: Sequence[int], tokens: int, block_size: int) -> int:
     return sum(places - first_place(window, tokens, block_size) for window in windows)
 
 
+def used_slots(windows: Sequence[int], tokens: int, block_size: int) -> int:
+    """How many slots of a sequence's blocks hold something, in groups of these windows, that the token behind `tokens`
+    others may read."""
+    return sum(tokens - first_place(one, tokens, block_size) * block_size for one in windows if one != STATE)
+
+
 class Footprint:
     """How many blocks of a pool a sequence takes at most, over all groups of layers that keep keys.
 

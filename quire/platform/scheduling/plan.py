@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.lora import AdapterMix
+from quire.platform.kv.connector import Transfers
 from quire.platform.sampling.results import Sampled, TopLogprobs
 from quire.platform.sampling.sampling_input import SamplingInput
 from quire.pooling_types import PoolingInput
@@ -127,6 +128,7 @@ class StepPlan:
     # sequences lose. Then (block in main memory, block of the pool), which may be the same ones.
     swap_out: tuple[tuple[int, int], ...] = ()
     swap_in: tuple[tuple[int, int], ...] = ()
+    transfers: Transfers | None = None  # from and to beside the pool: stored before swap_out, loaded after swap_in
     # In this order: sequences that appear, forks of sequences that were there, and those that have ended.
     new: tuple[NewSequence, ...] = ()
     forks: tuple[ForkedSequence, ...] = ()
@@ -136,7 +138,8 @@ class StepPlan:
     @property
     def moves(self) -> bool:
         """Whether it changes what later plans build on, beside sequences, of which they can tell again."""
-        return bool(self.copies or self.release or self.drop or self.install or self.swap_out or self.swap_in)
+        loads = self.transfers is not None and self.transfers.load
+        return bool(self.copies or self.release or self.drop or self.install or self.swap_out or self.swap_in or loads)
 
     def alone(self, chunk: Chunk, token_ids: Sequence[int], shown: Collection[bytes]) -> StepPlan:
         """A plan of one of its chunks. token_ids: of its sequence, as they are known by now; shown: the images that the

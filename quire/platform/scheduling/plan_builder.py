@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from quire.config import SchedulerConfig
 from quire.multimodal import Pixels
+from quire.platform.kv.connector import Transfers
+from quire.platform.kv.manager import KVManager
 from quire.platform.scheduling.plan import Chunk, EncodeImage, ForkedSequence, NewSequence, PromptScore, StepPlan
 from quire.platform.scheduling.request import Request, SequenceState
 
@@ -17,7 +19,7 @@ News = tuple[tuple[NewSequence, ...], tuple[ForkedSequence, ...], tuple[int, ...
 class PlanBuilder:
     """What a step has been given so far, and what is left of its two limits.
 
-    copies, poison, swap_out, swap_in: blocks, as in `StepPlan`.
+    copies, poison, swap_out, swap_in, transfers: blocks, as in `StepPlan`.
     pixels: of the images to encode. used: digests of the images whose placeholders are among the chunks' tokens.
     tokens_left, sequences_left: of `max_num_batched_tokens` and `max_num_seqs`.
     preempted: some sequence lost its blocks, so that nobody is admitted. waits: some sequence waits for an image.
@@ -34,12 +36,22 @@ class PlanBuilder:
         self.poison: Sequence[int] = ()
         self.swap_out: Moves = ()
         self.swap_in: Moves = ()
+        self.transfers: Transfers | None = None
         self.preempted = False
         self.waits = False
 
     @property
     def full(self) -> bool:
         return self.tokens_left <= 0 or self.sequences_left == 0
+
+    def take_moves(self, kv: KVManager) -> None:
+        """Have what was decided about blocks' contents since the last plan."""
+        self.copies, self.poison = kv.take_copies(), kv.take_poison()
+        self.swap_out, self.swap_in = kv.swap.take_moves()
+
+    def take_transfers(self, kv: KVManager) -> None:
+        """The same of blocks beside the pool, which a plan without chunks has too."""
+        self.transfers = None if kv.transfers is None else kv.transfers.take()
 
     def room_for(self, sequence: SequenceState) -> int:
         """How many tokens of a sequence the step may compute. A prompt without images whose tokens all see one another
@@ -93,6 +105,7 @@ class PlanBuilder:
             install=installed,
             swap_out=tuple(self.swap_out),
             swap_in=tuple(self.swap_in),
+            transfers=self.transfers,
             new=new,
             forks=forks,
             ended=ended,

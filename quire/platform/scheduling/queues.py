@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from quire.platform.kv.manager import KVManager
 from quire.platform.kv.spans import uncut
 from quire.platform.scheduling.request import SequenceState
 
@@ -16,6 +17,11 @@ def enqueue(waiting: deque[SequenceState], sequence: SequenceState) -> None:
     else:
         place = next(i for i, other in enumerate(waiting) if sequence.order < other.order)
         waiting.insert(place, sequence)
+
+
+def reads(sequence: SequenceState, kv: KVManager) -> bool:
+    """Whether a waiting sequence waits for blocks that are read for it. Beams do not: they wait for one another."""
+    return sequence.request.beam is None and kv.waits(sequence.id, sequence.token_ids, sequence.most_cached)
 
 
 def check_queues(

@@ -28,7 +28,7 @@ from quire.platform.scheduling.metrics import StepTimes
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
 from quire.platform.scheduling.plan_builder import PlanBuilder
 from quire.platform.scheduling.pooled_steps import take_pooled
-from quire.platform.scheduling.queues import check_queues, enqueue
+from quire.platform.scheduling.queues import check_queues, enqueue, reads
 from quire.platform.scheduling.request import FinishReason, MediaInput, Request, SequenceState
 from quire.platform.scheduling.worker_view import WorkerView
 
@@ -152,8 +152,7 @@ class Scheduler:
             # Each adapter's rows in one segment.
             builder.chunks.sort(key=lambda chunk: self._live[chunk.sequence_id].request.adapter_mix)
             self.adapters.prefetch(self.waiting)
-        builder.copies, builder.poison = self.kv.take_copies(), self.kv.take_poison()
-        builder.swap_out, builder.swap_in = self.kv.swap.take_moves()
+        builder.take_moves(self.kv)
         return self._build(builder)
 
     def plan_upkeep(self) -> StepPlan:
@@ -164,6 +163,7 @@ class Scheduler:
 
     def _build(self, builder: PlanBuilder) -> StepPlan:
         self._number += 1
+        builder.take_transfers(self.kv)
         released, changes = self.encoder.features.take_evicted(), self.adapters.settle()
         plan = builder.build(self._number, released, changes, self._worker.news())
         if self.drafting is not None:
@@ -216,8 +216,8 @@ class Scheduler:
         self.adapters.begin()
         while place < min(len(self.waiting), _LOOK_AHEAD) and not builder.full:
             sequence = self.waiting[place]
-            # A beam that has its result waits for its siblings'; others for their adapters.
-            if sequence.candidates is not None or not self.adapters.acquire(sequence):
+            # A beam that has its result waits for its siblings'; others for blocks that are read, or their adapters.
+            if sequence.candidates is not None or reads(sequence, self.kv) or not self.adapters.acquire(sequence):
                 place += 1
                 continue
             found = self.kv.find_prefix(sequence.id, sequence.token_ids, sequence.most_cached)

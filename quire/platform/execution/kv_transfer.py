@@ -1,0 +1,223 @@
+"""Blocks written to a connector and read from it, by threads of their own, so that no step waits for a disk.
+
+A plan's stores are copied out of the pool before anything else is done to it, and written later; what it fetches is
+read into memory of its own, and copied into the pool by the plan that loads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from quire import huge_pages
+from quire.config import kv_transfer as settings
+from quire.errors import QuireError
+from quire.platform.execution.pool_blocks import PoolBlocks
+from quire.platform.kv.connector import BlockLayout, Fetch, KVConnector, TransferReport, Transfers
+from quire.platform.kv.disk import DiskConnector
+from quire.plugins import PluginGroup
+
+logger = logging.getLogger("quire")
+
+PLUGINS = PluginGroup("quire.kv_connectors", "kv_transfer_config", "module:Class", "KV connectors")
+
+
+_READERS = 2  # threads: half of a block's time is its checksum
+_PARTS = 2  # of a job, that are read at once
+
+
+class _Read:
+    """A job's blocks: rows [keys, bytes] uint8, of which those are there that `there` says. parts: not done yet."""
+
+    def __init__(self, fetch: Fetch, bytes_a_block: int) -> None:
+        self.fetch = fetch
+        self.rows = huge_pages.allocate(len(fetch.keys) * bytes_a_block).view(len(fetch.keys), bytes_a_block)
+        self.there = [False] * len(fetch.keys)
+        self.parts = _PARTS
+        self.given_up = False
+
+
+class KVTransfer:
+    """Carries out what plans say of blocks beside the pool.
+
+    blocks: the pool's. most_storing: bytes that wait to be written; what comes beyond is dropped.
+    """
+
+    def __init__(self, connector: KVConnector, blocks: PoolBlocks, most_storing: int) -> None:
+        self._connector = connector
+        self._blocks = blocks
+        self._most_storing = most_storing
+        # Their threads end with this object, and a program that ends waits for what is to be written.
+        self._reader = ThreadPoolExecutor(_READERS, "quire-kv-read")
+        self._writer = ThreadPoolExecutor(1, "quire-kv-write")
+        self._reads: dict[int, _Read] = {}
+        self._lock = threading.Lock()  # of all below
+        self._fetched: list[tuple[int, tuple[bool, ...]]] = []
+        self._stored: list[bytes] = list(connector.held())
+        self._removed: list[bytes] = []
+        self._storing = 0  # bytes
+        self._dropped = self._failed = self._loaded = 0
+        self._warned = False
+
+    # -- in a step ------------------------------------------------------------------------------------------------
+
+    def store(self, transfers: Transfers) -> None:
+        """Copy the blocks that are to be written, as they are now, as far as there is room; and begin to read."""
+        for fetch in transfers.fetch:
+            try:
+                read = self._reads[fetch.job] = _Read(fetch, self._blocks.bytes_a_block)
+            except QuireError as error:  # there is no memory for it: the blocks are computed
+                self._fail("reading", error)
+                with self._lock:
+                    self._fetched.append((fetch.job, (False,) * len(fetch.keys)))
+                continue
+            for part in range(_PARTS):
+                self._reader.submit(_logged, partial(self._read, read, range(part, len(fetch.keys), _PARTS)))
+        if not transfers.store:
+            return
+        with self._lock:
+            room = max(0, self._most_storing - self._storing) // self._blocks.bytes_a_block
+            taken = transfers.store[:room]
+            left = transfers.store[room:]
+            self._storing += len(taken) * self._blocks.bytes_a_block
+            self._dropped += len(left)
+            self._removed += [key for key, _ in left]
+        if taken:
+            packed, ready = self._to_host(self._blocks.gather([block for _, block in taken]))
+            self._writer.submit(_logged, partial(self._write, [key for key, _ in taken], packed, ready))
+
+    def _to_host(self, packed: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
+        """In main memory, once what comes with it has returned."""
+        if packed.device.type == "cpu":
+            return packed, lambda: None
+        host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        host.copy_(packed, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        return host, copied.synchronize
+
+    def load(self, transfers: Transfers) -> None:
+        """Copy what was read into the pool, and let go of what nobody needs any more."""
+        for job in dict.fromkeys(job for job, _, _ in transfers.load):
+            read = self._reads[job]
+            moves = [(place, block) for own, place, block in transfers.load if own == job]
+            if not all(read.there[place] for place, _ in moves):
+                raise AssertionError(f"job {job}: a block is to be loaded that was not read")
+            places = [place for place, _ in moves]
+            rows = read.rows[: len(moves)] if places == list(range(len(moves))) else read.rows[places]
+            self._blocks.scatter(rows.to(self._blocks.device), [block for _, block in moves])
+            self._loaded += len(moves)
+        for job in transfers.forget:
+            read_before = self._reads.pop(job, None)
+            if read_before is not None:
+                read_before.given_up = True
+
+    # -- in threads of their own ----------------------------------------------------------------------------------
+
+    def _read(self, read: _Read, places: range) -> None:
+        """Read some of a job's blocks; the last part tells."""
+        keys = read.fetch.keys
+        try:
+            rows = read.rows.numpy()
+            for place in places:
+                if read.given_up:
+                    break
+                read.there[place] = self._connector.read(keys[place], memoryview(rows[place]))
+        except Exception as error:  # a package's connector: the blocks are computed
+            self._fail("reading", error)
+        with self._lock:
+            read.parts -= 1
+            if not read.parts:
+                self._fetched.append((read.fetch.job, tuple(read.there)))
+                self._removed += [key for key, ok in zip(keys, read.there, strict=True) if not ok and not read.given_up]
+
+    def _write(self, keys: Sequence[bytes], packed: torch.Tensor, ready: Callable[[], object]) -> None:
+        stored: list[bytes] = []
+        removed: list[bytes] = []
+        try:
+            ready()
+            blocks = packed.numpy()
+            for place, key in enumerate(keys):
+                there, gone = self._connector.write(key, memoryview(blocks[place]))
+                (stored if there else removed).append(key)
+                removed += gone
+        except Exception as error:
+            self._fail("writing", error)
+            removed += [key for key in keys if key not in stored]
+        with self._lock:
+            self._storing -= packed.nbytes
+            self._stored = [*(key for key in self._stored if key not in set(removed)), *stored]
+            self._removed += removed
+
+    def _fail(self, doing: str, error: Exception) -> None:
+        with self._lock:
+            self._failed += 1
+            warned, self._warned = self._warned, True
+        if not warned:
+            logger.warning(
+                "kv_transfer_config: %s KV blocks has failed, and the engine goes on without: %r", doing, error
+            )
+
+    # -- whoever asks ---------------------------------------------------------------------------------------------
+
+    def report(self, seconds: float = 0.0) -> TransferReport:
+        """What has happened since this was asked last; before, wait until all is written, so many seconds at most."""
+        end = time.monotonic() + seconds
+        while self._storing and time.monotonic() < end:
+            time.sleep(0.002)
+        counts = self._connector.counts()
+        with self._lock:
+            report = TransferReport(
+                tuple(self._fetched),
+                tuple(self._stored),
+                tuple(self._removed),
+                replace(
+                    counts,
+                    loaded=self._loaded,
+                    loaded_bytes=self._loaded * self._blocks.bytes_a_block,
+                    failed=counts.failed + self._failed,
+                    dropped=self._dropped,
+                ),
+            )
+            self._fetched, self._stored, self._removed = [], [], []
+        return report
+
+    def close(self) -> None:
+        """End the threads; what waits to be written is given up."""
+        for read in self._reads.values():
+            read.given_up = True
+        self._reader.shutdown(cancel_futures=True)
+        self._writer.shutdown(cancel_futures=True)
+        self._connector.close()
+
+
+def _logged(do: Callable[[], None]) -> None:
+    try:
+        do()
+    except BaseException:
+        logger.exception("a thread that moves KV blocks has failed")
+        raise
+
+
+def make(config: settings.KVTransferConfig, blocks: PoolBlocks, identity: str, rank: int, size: int) -> KVTransfer:
+    """What moves blocks as the settings say. Raises QuireError for a connector that is unknown or cannot be made."""
+    own = config.connector == settings.DISK
+    told = {"path": config.path, "max_bytes": config.max_bytes} if own else dict(config.extra)
+    layout = BlockLayout(identity, blocks.bytes_a_block, rank, size, told)
+    kind: Callable[[BlockLayout], KVConnector] = (
+        DiskConnector if own else PLUGINS.load(config.connector, (settings.DISK,))
+    )
+    try:
+        connector = kind(layout)
+    except QuireError:
+        raise
+    except Exception as error:
+        raise QuireError(f"kv_transfer_config: {config.connector!r} cannot be made: {error!r}") from error
+    return KVTransfer(connector, blocks, config.max_storing_bytes)
