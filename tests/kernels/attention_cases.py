@@ -28,7 +28,9 @@ def tolerance(kernels: Any, dtype: torch.dtype) -> float:
 
 
 def rounds_weights(kernels: Any, dtype: torch.dtype) -> bool:
-    return is_gpu(kernels) or (dtype is torch.bfloat16 and hasattr(kernels, "isa") and kernels.isa() in ("amx", "avx512"))
+    if is_gpu(kernels):
+        return True
+    return dtype is torch.bfloat16 and hasattr(kernels, "isa") and kernels.isa() in ("amx", "avx512")
 
 
 @dataclass
