@@ -15,7 +15,7 @@ from quire.types import KVCache, int8_row_bytes
 HALVES = [torch.bfloat16, torch.float16]
 HEAD_DIMS = [16, 20, 24, 32, 64, 80, 96, 128, 7, 256]
 # Error per unit of the values' magnitude. Half types are rounded on the way out; scores are float32. On a GPU, and of
-# bfloat16 on AMX, the weights are rounded too.
+# bfloat16 on AMX and AVX-512-BF16, the weights are rounded too.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 5e-3, torch.float16: 7e-4}
 GPU_TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 POISON_BLOCK = 1 << 30
@@ -28,7 +28,9 @@ def tolerance(kernels: Any, dtype: torch.dtype) -> float:
 
 
 def rounds_weights(kernels: Any, dtype: torch.dtype) -> bool:
-    return is_gpu(kernels) or (dtype is torch.bfloat16 and hasattr(kernels, "isa") and kernels.isa() == "amx")
+    if is_gpu(kernels):
+        return True
+    return dtype is torch.bfloat16 and hasattr(kernels, "isa") and kernels.isa() in ("amx", "avx512")
 
 
 @dataclass

@@ -3,12 +3,13 @@
 // The promise that a token's bits do not depend on its company is kept by construction: a row (one head of one token)
 // walks its own keys, those that it sees, in tiles of kKeyTile and spans of kSpan, both anchored at position 0; each
 // span starts an online softmax of its own, and spans are merged in order. Neither chunk, block size, block ids, row
-// tiling nor threads come into it. What is done in a tile is in attention_vector.h and, of bf16 on AMX, attention_matrix.h;
+// tiling nor threads come into it. What is done in a tile is in attention_vector.h and, of bf16 on AMX and AVX-512-BF16, attention_matrix.h and attention_pairs.h;
 // decode and prefill do the same. An item of work is a few tokens of one sequence and one key/value head, or several
 // of them where tokens are few: the rows of a head (tokens x query heads of its group) use a key tile while it is in
 // the cache. What lies before the keys that an item's tokens see is not even looked up.
 #include "cpu/attention/attention_item.h"
 #include "cpu/attention/attention_matrix.h"
+#include "cpu/attention/attention_pairs.h"
 #include "cpu/attention/attention_vector.h"
 #include "cpu/attention/attention_work.h"
 #include "cpu/common/kernels.h"
@@ -82,6 +83,15 @@ template <class S>
 struct TilesOf<bf16, S> {
   using Type = MatrixTiles<S>;
 };
+#elif defined(__AVX512BF16__)
+template <class S>
+struct TilesOf<bf16, S> {
+  using Type = PairTiles<bf16, S>;
+};
+template <class S>
+struct TilesOf<SplitPairs, S> {
+  using Type = PairTiles<SplitPairs, S>;
+};
 #endif
 
 // T: of queries and of what comes out. S: of the cache's rows: T, or int8_t with a scale of each row.
@@ -129,22 +139,25 @@ class Attention {
 
   void take_queries() {
     const T* query = static_cast<const T*>(args_.query);
+    const int64_t head_rows = rows_.group * args_.head_dim;
     for (int64_t head = 0; head < item_.kv_heads; ++head)
-      for (int64_t i = 0; i < rows_.count; ++i)
-        tiles_.take_query(
-            head, i,
-            query + (item_.token + i / rows_.group) * args_.query_stride + rows_.query_head(head, i) * args_.head_dim);
+      for (int64_t token = 0, i = 0; token < item_.tokens; ++token) {
+        const T* row = query + (item_.token + token) * args_.query_stride + (item_.kv_head + head) * head_rows;
+        for (int64_t own = 0; own < rows_.group; ++own, ++i, row += args_.head_dim) tiles_.take_query(head, i, row);
+      }
   }
 
   void put_out(float* records) {
-    T* out = static_cast<T*>(args_.out);
-    for (int64_t head = 0; head < item_.kv_heads; ++head)
-      for (int64_t i = 0; i < rows_.count; ++i, records += work_.layout.size()) {
-        const int64_t own = rows_.query_head(head, i);
-        if (args_.sinks) add_sink(work_.layout, records, args_.sinks[own]);
-        finish<typename Tiles::Order>(work_.layout, records, args_.value_dim,
-                                      out + ((item_.token + i / rows_.group) * args_.heads + own) * args_.value_dim);
+    for (int64_t head = 0; head < item_.kv_heads; ++head) {
+      const int64_t first = (item_.kv_head + head) * rows_.group;
+      for (int64_t token = 0; token < item_.tokens; ++token) {
+        T* out = static_cast<T*>(args_.out) + ((item_.token + token) * args_.heads + first) * args_.value_dim;
+        for (int64_t own = 0; own < rows_.group; ++own, records += work_.layout.size(), out += args_.value_dim) {
+          if (args_.sinks) add_sink(work_.layout, records, args_.sinks[first + own]);
+          finish<typename Tiles::Order>(work_.layout, records, args_.value_dim, out);
+        }
       }
+    }
   }
 
   // A row begins with the first span of which it sees a key, as if there were none before.
@@ -176,8 +189,19 @@ class Attention {
         locate(args_, *upcoming_.item, first_tile(*upcoming_.item, upcoming_.span), tiles[1 - t % 2]);
       for (int64_t head = 0; head < item_.kv_heads; ++head)
         tiles_.run(head, key, tile, ahead(head, next), records + head * rows_.count * work_.layout.size());
+      if (!goes_on && upcoming_.item) fetch_queries(*upcoming_.item, t, (end - key + kKeyTile - 1) / kKeyTile + t);
     }
     tiles_.end();
+  }
+
+  // Part number `part` of so many parts of an item's queries.
+  void fetch_queries(const AttentionItem& item, int64_t part, int64_t parts) const {
+    const int64_t head = rows_.group * args_.head_dim, bytes = item.kv_heads * head * static_cast<int64_t>(sizeof(T));
+    const T* first = static_cast<const T*>(args_.query) + item.token * args_.query_stride + item.kv_head * head;
+    for (int64_t i = item.tokens * part / parts; i < item.tokens * (part + 1) / parts; ++i) {
+      const char* row = reinterpret_cast<const char*>(first + i * args_.query_stride);
+      for (int64_t at = 0; at < bytes; at += 64) prefetch(row + at);
+    }
   }
 
   // Of the next tile, a part for each head: a block's keys of all heads, its values, those of the block behind it, as they

@@ -15,6 +15,7 @@
 #include "cpu/attention/attention_item.h"
 #include "cpu/attention/attention_scales.h"
 #include "cpu/attention/attention_tiles.h"
+#include "cpu/attention/attention_weights.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -25,7 +26,7 @@ namespace {
 template <class S>
 class MatrixTiles {
  public:
-  using Order = TileOrder;
+  using Order = PairOrder;
 
   static int64_t floats(const AttentionArgs& args, const RecordLayout& layout, int64_t heads, int64_t rows) {
     const int64_t queries = heads * groups(rows) * steps(args.head_dim) * kTileElements;
@@ -236,10 +237,6 @@ class MatrixTiles {
       for (int key = 0; key < end; key += kLanes)
         _mm512_mask_store_ps(scores + key, static_cast<__mmask16>(~mask >> key), set1(-infinity()).v);
     }
-  }
-  static uint64_t mask_of(TileRange seen) {
-    if (seen.empty()) return 0;
-    return ~uint64_t{0} >> (kKeyTile - (seen.end - seen.begin)) << seen.begin;
   }
 
   // Scores become weights; records are made relative to the greatest score.

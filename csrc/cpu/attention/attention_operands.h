@@ -116,9 +116,14 @@ template <class T>
 inline void pack_query(const T* row, int64_t head_dim, float* packed) {
   using O = Operands<T>;
   for (int64_t d = 0; d < head_dim; d += O::kStep, packed += O::kParts * kLanes) {
-    float parts[O::kParts * kLanes];
     const int64_t left = head_dim - d;
-    put_parts<T>(left < O::kStep ? O::load(row + d, static_cast<int>(left)) : O::load(row + d), parts, kLanes);
+    const Vec units = left < O::kStep ? O::load(row + d, static_cast<int>(left)) : O::load(row + d);
+    if constexpr (O::kParts == 1) {
+      put_parts<T>(units, packed, kLanes);
+      continue;
+    }
+    float parts[O::kParts * kLanes];
+    put_parts<T>(units, parts, kLanes);
     for (int q = 0; q < 4; ++q)
       for (int p = 0; p < O::kParts; ++p)
         __builtin_memcpy(packed + (q * O::kParts + p) * 4, parts + p * kLanes + 4 * q, 4 * sizeof(float));

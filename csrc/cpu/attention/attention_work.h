@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kSpan = 512;
 // Rows of an item: enough for the packing of a key tile to be a small part of its work. Where a head has fewer, an
 // item takes several: the heads of a block lie one after the other, and memory is read fastest in its order.
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
 constexpr int64_t kItemRows = 192;  // whose products cost less
 #else
 constexpr int64_t kItemRows = 96;
@@ -63,14 +63,15 @@ struct AttentionPlan {
     for (int64_t i = 0; i < args.sequences; ++i) {
       const int64_t s = order[i], begin = args.query_start[s], total = own(args, s);
       const int64_t tiles = tiles_of(args, s, tokens);
-      for (int64_t part = 0; part < head_parts; ++part) {
-        const int64_t head = args.kv_heads * part / head_parts, heads = args.kv_heads * (part + 1) / head_parts - head;
-        for (int64_t t = tiles - 1; t >= 0; --t) {  // the last tokens have the most keys
-          const int64_t first = begin + total * t / tiles, last = begin + total * (t + 1) / tiles;
-          const KeyRange keys = keys_of(args, s, first, last);
-          const int64_t first_span = keys.first / kSpan, spans = (keys.end + kSpan - 1) / kSpan - first_span;
+      for (int64_t t = tiles - 1; t >= 0; --t) {  // the last tokens have the most keys
+        const int64_t first = begin + total * t / tiles, last = begin + total * (t + 1) / tiles;
+        const KeyRange keys = keys_of(args, s, first, last);
+        const int64_t first_span = keys.first / kSpan, spans = (keys.end + kSpan - 1) / kSpan - first_span;
+        most_spans = spans > most_spans ? spans : most_spans;
+        for (int64_t part = 0; part < head_parts; ++part) {  // which lie beside each other in memory
+          const int64_t head = args.kv_heads * part / head_parts,
+                        heads = args.kv_heads * (part + 1) / head_parts - head;
           items[next++] = {s, head, heads, first, last - first, keys, first_span, spans, nullptr};
-          most_spans = spans > most_spans ? spans : most_spans;
           cost += heads * (4 + (last - first) * group) * (keys.end - keys.first) * args.head_dim;
         }
       }
