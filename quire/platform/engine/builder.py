@@ -162,9 +162,9 @@ def _rows_spec(config: MediaConfig, facts: WorkerFacts) -> RowsSpec:
 
 def _executor(config: EngineConfig, path: Path) -> Executor:
     if config.tensor_parallel_size > 1:
-        from quire.platform.execution.sharded import ShardedExecutor
+        from quire.platform.execution.sharded import several_processes
 
-        return ShardedExecutor(config, path)
+        return several_processes(config, path)
     if config.executor == "process":
         from quire.platform.execution.process import ProcessExecutor
 
