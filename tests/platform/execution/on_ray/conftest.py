@@ -21,16 +21,21 @@ WHERE = {
     "one worker": {"tensor_parallel_size": 1, "ray_worker_cpus": 1},
 }
 
+# On a machine that does much else a node is not lost because it is slow, nor a worker ended for others' memory.
+UNHURRIED = {
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_health_check_failure_threshold": "20",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
     """Its address is in RAY_ADDRESS."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # On a machine that does much else a node is not lost because it is slow, nor a worker ended for others' memory.
-        patch.setenv("RAY_health_check_timeout_ms", "60000")
-        patch.setenv("RAY_health_check_failure_threshold", "20")
-        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        for name, value in UNHURRIED.items():
+            patch.setenv(name, value)
         import ray
         from ray.cluster_utils import Cluster
 
