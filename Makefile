@@ -44,7 +44,14 @@ test: $(READY) ## what every change needs, in minutes (8 at most on two cores), 
 .PHONY: test-all
 test-all: $(READY) ## all tests that need no GPU: fuzzing, all variants, the GPU's kernels in an emulation (40 minutes at most)
 	$(BIN)/python -m pytest -m emulated
-	$(BIN)/python -m pytest -m "not gpu and not emulated and not browser" -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu and not emulated and not browser and not ray" -n $(JOBS) --dist loadfile
+	$(MAKE) test-ray
+
+.PHONY: test-ray
+test-ray: $(READY) ## workers on a cluster of Ray's, of two nodes on this machine (Ray, from PyPI, comes into the environment)
+	@$(BIN)/python -c 'import ray.serve' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt \
+	  "$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"])')"
+	$(BIN)/python -m pytest -m ray
 
 .PHONY: test-gpu
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU

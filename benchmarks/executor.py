@@ -1,17 +1,21 @@
 """What a step costs more with the worker in a process of its own: pickling plans and results, the pipe, two wake-ups.
 
-    python benchmarks/executor.py [MODEL] [--streams 32] [--steps 25] [--turns 40] [--threads 1]
+    python benchmarks/executor.py [MODEL] [--streams 32] [--steps 25] [--turns 40] [--threads 1] [--ray]
 
 Engines on the same model, one with its worker in this process, one with it in another, and one of two processes that
 compute it together, take turns at decode steps of as many streams. The model is a tiny one that computes next to
 nothing, so that the difference is the executor's, unless one is given: then the ratios say what it is of real steps.
+With --ray, one worker in an actor of Ray's too, two of one node, and two of two nodes: of a cluster on this machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -25,6 +29,32 @@ KINDS: dict[str, dict[str, Any]] = {
     "process": {"executor": "process"},
     "two": {"tensor_parallel_size": 2},
 }
+# In this order: the first finds room on one node, the last on two alone.
+RAY_KINDS: dict[str, dict[str, Any]] = {
+    "ray_two": {"distributed_executor_backend": "ray", "tensor_parallel_size": 2},
+    "ray": {"distributed_executor_backend": "ray"},
+    "ray_nodes": {"distributed_executor_backend": "ray", "tensor_parallel_size": 2},
+}
+
+
+@contextmanager
+def cluster(threads: int) -> Iterator[None]:
+    """Nodes on this machine, with room for these kinds and no more."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    each = max(1, threads // 2)
+    nodes = [{"num_cpus": cpus, "object_store_memory": 100 << 20} for cpus in (2 * each, threads, each, each)]
+    made = Cluster(initialize_head=True, head_node_args={**nodes[0], "include_dashboard": False})
+    for node in nodes[1:]:
+        made.add_node(**node)
+    os.environ["RAY_ADDRESS"] = made.address
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        made.shutdown()
 
 
 def save_model(path: Path, positions: int) -> None:
@@ -41,9 +71,9 @@ def save_model(path: Path, positions: int) -> None:
 class Turns:
     """An engine whose streams never end."""
 
-    def __init__(self, path: Path, kind: str, streams: int, tokens: int) -> None:
+    def __init__(self, path: Path, settings: dict[str, Any], streams: int, tokens: int) -> None:
         llm = LLM(
-            str(path), **KINDS[kind], skip_tokenizer_init=True, max_num_seqs=streams,
+            str(path), **settings, skip_tokenizer_init=True, max_num_seqs=streams,
             num_gpu_blocks_override=streams * (tokens // 8 + 2),
         )  # fmt: skip
         self.engine = llm.llm_engine
@@ -68,26 +98,31 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--steps", type=int, default=25, help="of a turn")
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--ray", action="store_true", help="on a cluster of Ray's, too: pip install 'quire-llm[ray]'")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     tokens = 64 + given.steps * (given.turns + 1)
-    with tempfile.TemporaryDirectory() as folder:
+    kinds = {**KINDS, **(RAY_KINDS if given.ray else {})}
+    with tempfile.TemporaryDirectory() as folder, cluster(given.threads) if given.ray else nullcontext():
         if given.model is None:
             save_model(Path(folder), tokens)
-        engines = {kind: Turns(given.model or Path(folder), kind, given.streams, tokens) for kind in KINDS}
-        medians: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        engines = {
+            kind: Turns(given.model or Path(folder), settings, given.streams, tokens)
+            for kind, settings in kinds.items()
+        }
+        medians: dict[str, list[float]] = {kind: [] for kind in kinds}
         for engine in engines.values():
             engine.take(20)  # prompts, and shapes that are met first
         for turn in range(given.turns):
-            for kind in KINDS if turn % 2 == 0 else reversed(KINDS):
+            for kind in kinds if turn % 2 == 0 else reversed(kinds):
                 medians[kind].append(engines[kind].take(given.steps))
         for engine in engines.values():
             engine.engine.close()
-    for kind in KINDS:
+    for kind in kinds:
         least, middle = quantiles(medians[kind], n=10)[0], median(medians[kind])
         print(f"{kind:11} {middle:8.0f} us a step; in the calmest tenth of the turns {least:.0f}")
     alone = medians["in_process"]
-    for kind in ("process", "two"):
+    for kind in list(kinds)[1:]:
         pairs = list(zip(alone, medians[kind], strict=True))
         more, ratio = median(b - a for a, b in pairs), median(a / b for a, b in pairs)
         calm = quantiles(medians[kind], n=10)[0] - quantiles(alone, n=10)[0]

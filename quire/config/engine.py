@@ -61,6 +61,24 @@ class EngineConfig(Checked):
         flags=("-tp",),
         vllm=True,
     )
+    distributed_executor_backend: str | None = setting(
+        None,
+        "Who starts the processes of tensor_parallel_size: quire, on this machine (mp), or Ray, on its nodes (ray).",
+        more="uni: there is one process. With ray, one process is an actor of Ray's, too; what it needs comes by "
+        "`pip install quire-llm[ray]`. The answers are the same, bit for bit. See docs/scale.md.",
+        group=Group.STEPS,
+        choices=("mp", "ray", "uni"),
+        shown="mp where there are several",
+        vllm=True,
+    )
+    ray_worker_cpus: int | None = setting(
+        None,
+        "CPUs, and threads, of each of Ray's workers.",
+        more="Where all of them fit one node they share it.",
+        group=Group.STEPS,
+        at_least=1,
+        shown="this process's threads, shared out",
+    )
     debug: bool = setting(
         False,
         "Check every table after each step and poison freed blocks with NaN.",

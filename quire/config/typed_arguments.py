@@ -72,6 +72,8 @@ class EngineArguments(TypedDict, total=False):
     speculative_config: Mapping[str, Any] | None
     executor: str | None
     tensor_parallel_size: int | None
+    distributed_executor_backend: str | None
+    ray_worker_cpus: int | None
     debug: bool | None
 
 
@@ -122,7 +124,6 @@ class LLMArguments(EngineArguments, total=False):
     disable_mm_preprocessor_cache: Any
     disable_nccl_for_dp_synchronization: Any
     disable_sliding_window: Any
-    distributed_executor_backend: Any
     dp_sync_interval: Any
     ec_manager_config: Any
     enable_batch_sharded_sampling: Any

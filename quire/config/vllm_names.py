@@ -120,7 +120,6 @@ _ENGINE = (
     *_refused(_SERVE, "the server makes text of tokens", skip_tokenizer_init=_OFF),
     # What is done anyway.
     *_accepted(BOTH, _ONE, pipeline_parallel_size=(1,), data_parallel_size=(1,)),
-    *_accepted(BOTH, "with one process they are the same", distributed_executor_backend=("mp", "uni")),
     *_accepted(BOTH, _POOLING, task=("generate", "auto")),
     *_accepted(BOTH, "prompts are always computed in chunks; answers do not depend on them",
               enable_chunked_prefill=_ON),

@@ -32,6 +32,8 @@ from quire.kernels.operations import NotAgain, Operation, name_of
 
 _ALIGNMENT = 64  # bytes
 _LEAST_CHUNK = 1 << 20  # bytes
+# Operations that any recording does again: those of `group_exchange.py`.
+_OWN = frozenset({"exchange_columns"})
 _NOT_THE_MODEL_S = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -189,7 +191,7 @@ class _OnlyKernels(TorchDispatchMode):
             # Some of them (reshape) copy where they cannot view.
             if all(_same_memory(args[0], part) for part in (result if isinstance(result, (tuple, list)) else [result])):
                 return result
-        if name_of(func) in self.operations:
+        if name_of(func) in self.operations or name_of(func) in _OWN:
             return self._operate(func, args, kwargs)
         self.refuse(str(func))
 

@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire.demo import model_path
 from tests.benchmarks.benchmarks import BENCHMARKS, FOLDER, imported
+from tests.platform.execution.on_ray.conftest import UNHURRIED
 from tests.server.api_server import LocalServer, ServerProcess
 
 TINY = dict(
@@ -116,6 +117,16 @@ def test_kv_disk(
             call(kv_disk, *words)  # the folder is not empty: nothing is computed
         call(kv_disk, *words[:-1], tmp_path / "cold", "--cold", "--json")
         assert json.loads(capsys.readouterr().out)["cached"] == 192
+
+
+@pytest.mark.ray
+def test_executor_on_ray(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with monkeypatch.context() as variables, imported("executor") as executor:
+        for name, value in {**UNHURRIED, "RAY_ADDRESS": ""}.items():  # which it sets, and is undone
+            variables.setenv(name, value)
+        call(executor, "--streams", 2, "--steps", 2, "--turns", 4, "--ray")
+        shown = capsys.readouterr().out
+        assert all(f"{kind} " in shown for kind in executor.RAY_KINDS)
 
 
 def test_attention(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import random
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from quire import kernels
-from quire.kernels.exchange import Columns, SharedExchange, shared_memory
+from quire.kernels.exchange import Columns, Exchange, ExchangeError
+from tests.kernels.exchange_parties import by_collectives, by_messages, shared, together
 
 pytestmark = pytest.mark.skipif(kernels.backend().__name__ != "quire.kernels.native", reason="needs the extension")
 
 
+Kind = Callable[[int], Iterator[list[Exchange]]]
+
+
+@pytest.fixture(params=[shared, by_messages, by_collectives])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return request.param
+
+
 @pytest.fixture(params=[1, 2, 3, 5])
-def parties(request: pytest.FixtureRequest) -> Iterator[list[SharedExchange]]:
-    memory = shared_memory(request.param)
-    yield [SharedExchange(memory, rank, request.param) for rank in range(request.param)]
-    os.close(memory)
+def parties(
+    request: pytest.FixtureRequest, kind: Callable[[int], Iterator[list[Exchange]]]
+) -> Iterator[list[Exchange]]:
+    yield from kind(request.param)
 
 
-def together(parties: list[SharedExchange], act) -> list:
-    """act(rank) of each, at the same time."""
-    results: list = [None] * len(parties)
-
-    def run(rank: int) -> None:
-        results[rank] = act(rank)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(parties))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
-
-
-def test_everybody_has_all_columns(parties: list[SharedExchange]) -> None:
+def test_everybody_has_all_columns(parties: list[Exchange]) -> None:
     """Parts of uneven widths, some of them nobody's; many turns, of rows of all dtypes."""
     rng, size = random.Random(len(parties)), len(parties)
     turns = []
@@ -56,10 +48,10 @@ def test_everybody_has_all_columns(parties: list[SharedExchange]) -> None:
                 return False
         return True
 
-    assert together(parties, act) == [True] * size
+    assert together(len(parties), act) == [True] * size
 
 
-def test_more_rows_than_a_place_takes(parties: list[SharedExchange]) -> None:
+def test_more_rows_than_a_place_takes(parties: list[Exchange]) -> None:
     columns = Columns([[1024] * len(parties)])
     whole = torch.randn(9000, columns.total)  # more than twice what a place holds, with one party already
 
@@ -67,15 +59,16 @@ def test_more_rows_than_a_place_takes(parties: list[SharedExchange]) -> None:
         own = whole[:, 1024 * rank : 1024 * (rank + 1)].contiguous()
         return torch.equal(parties[rank].gather(own, columns), whole)
 
-    assert together(parties, act) == [True] * len(parties)
+    assert together(len(parties), act) == [True] * len(parties)
 
 
-def test_the_least(parties: list[SharedExchange]) -> None:
+def test_the_least(parties: list[Exchange]) -> None:
     numbers = [2**40 + 7 * (rank - 1) ** 2 for rank in range(len(parties))]
-    assert together(parties, lambda rank: parties[rank].least(numbers[rank])) == [min(numbers)] * len(parties)
+    assert together(len(parties), lambda rank: parties[rank].least(numbers[rank])) == [min(numbers)] * len(parties)
 
 
-def test_processes_at_different_places_are_told(parties: list[SharedExchange]) -> None:
+@pytest.mark.parametrize("kind", [shared, by_messages], indirect=True)
+def test_processes_at_different_places_are_told(parties: list[Exchange]) -> None:
     """And get nothing of one another."""
     columns = Columns([[4] * len(parties)])
 
@@ -86,11 +79,31 @@ def test_processes_at_different_places_are_told(parties: list[SharedExchange]) -
             return str(error)
         return ""
 
-    found = together(parties, act)
+    found = together(len(parties), act)
     assert all("not at the same place" in one for one in found) or len(parties) == 1
 
 
-def test_what_does_not_fit_is_refused(parties: list[SharedExchange]) -> None:
+def test_a_process_that_is_gone() -> None:
+    """The others are told, at once and from then on."""
+    (parties,) = by_messages(3)
+    columns = Columns([[4] * 3])
+    last = parties.pop()
+    last.group.shutdown()
+    del last
+
+    def act(rank: int) -> list[str]:
+        found = []
+        for _ in range(2):
+            with pytest.raises(ExchangeError) as error:
+                parties[rank].gather(torch.zeros(2, 4), columns)
+            found.append(str(error.value))
+        return found
+
+    for found in together(2, act):
+        assert "is gone" in found[0] and found[0] == found[1]
+
+
+def test_what_does_not_fit_is_refused(parties: list[Exchange]) -> None:
     columns = Columns([[4] * len(parties)])
     for wrong in (torch.zeros(2, 5), torch.zeros(4, 2).t()):
         with pytest.raises(ValueError, match="expected 4 columns"):

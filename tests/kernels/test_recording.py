@@ -9,6 +9,9 @@ import pytest
 import torch
 from kernel_helpers import randn, same_bits
 
+from quire.kernels.exchange import Columns
+from tests.kernels.exchange_parties import by_messages, together
+
 native = pytest.importorskip("quire.kernels.native")
 recording = pytest.importorskip("quire.kernels.recording")
 
@@ -285,3 +288,33 @@ def test_what_cannot_be_done_again_is_not_recorded(workspace, name: str, operati
     x, weight, own = randn(3, 4, dtype=F32), randn(4, 4, dtype=F32), randn(3, 4, dtype=F32)
     with torch.inference_mode(), pytest.raises(recording.NotRecordable, match="no kernel"):
         recording.record(lambda: operation(native.linear(x, [weight], [None]), own), workspace, OPERATIONS)
+
+
+def test_columns_of_other_processes_between_kernels() -> None:
+    """What a replay sends and gets is what is there then."""
+    size, width = 3, 8
+    (parties,) = by_messages(size)
+    columns = Columns([[width] * size])
+    weight = torch.ones(width * size)
+    inputs = [torch.zeros(3, width) for _ in range(size)]
+
+    def act(rank: int) -> list[torch.Tensor]:
+        def step() -> torch.Tensor:
+            own = native.rms_norm(inputs[rank], weight[:width], 0.0)
+            return native.rms_norm(parties[rank].gather(own, columns), weight, 0.0)
+
+        made = recording.record(step, recording.Workspace())
+        found = []
+        for turn in range(3):
+            inputs[rank].copy_(torch.arange(24.0).view(3, 8) + 1 + 10 * rank + turn)
+            made.replay()
+            found.append(made.results.clone())
+        return found
+
+    expected = []
+    for turn in range(3):
+        rows = [torch.arange(24.0).view(3, 8) + 1 + 10 * rank + turn for rank in range(size)]
+        own = [native.rms_norm(one, weight[:width], 0.0) for one in rows]
+        expected.append(native.rms_norm(torch.cat(own, 1), weight, 0.0))
+    for found in together(size, act):
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

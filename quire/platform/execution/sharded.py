@@ -17,12 +17,15 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import AdapterError, QuireError, WorkerDiedError
-from quire.kernels.exchange import shared_memory
+from quire.kernels.exchange import ExchangeError, can_share_memory, shared_memory
+from quire.kernels.group_exchange import meeting_store
 from quire.models.base import CausalLM
-from quire.platform.execution import device, process
+from quire.platform.execution import device, remote
 from quire.platform.execution.numa import processors_for
-from quire.platform.execution.process import ProcessExecutor, RemoteAdapter, RemoteStep
-from quire.platform.execution.worker_process import Place
+from quire.platform.execution.process import ProcessExecutor
+from quire.platform.execution.remote import RemoteAdapter, RemoteExecutor, RemoteStep
+from quire.platform.execution.wire import unpack
+from quire.platform.execution.worker_process import Answer, Meeting, Place
 from quire.platform.kv.connector import MergedReports, TransferReport
 from quire.platform.scheduling.plan import StepPlan, StepResult
 
@@ -35,6 +38,7 @@ _Told = TypeVar("_Told")
 _LOOK_SECONDS = 0.05
 # Processes make the same steps: when one has failed and another has said nothing for so long, that one waits for it.
 _BEHIND_SECONDS = 5.0
+_LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,39 +69,54 @@ class ShardedStep:
         return self._results()[0]
 
 
-class ShardedExecutor:
-    """Tells `tensor_parallel_size` processes what is to be done. What its methods mean, `Executor` says.
+def several_processes(config: EngineConfig, path: Path) -> ShardedExecutor:
+    """Start `tensor_parallel_size` processes of this machine. Raises what `ShardedExecutor` raises."""
+    size = config.tensor_parallel_size
+    check_device(config)
+    workers: list[RemoteExecutor] = []
+    memory = shared_memory(size) if can_share_memory() else None
+    store = meeting_store(_LOCALHOST) if memory is None else None
+    try:
+        threads = max(1, torch.get_num_threads() // size)
+        for rank, processors in enumerate(processors_for(size)):
+            place = Place(rank, size, processors, None if memory is None else f"/proc/self/fd/{memory}")
+            if store is not None:
+                meeting = Meeting(_LOCALHOST, store.port, _LOCALHOST, remote.ANSWER_SECONDS)
+                place = replace(place, meeting=meeting)
+            workers.append(ProcessExecutor(config, path, place, threads, () if memory is None else (memory,)))
+        return ShardedExecutor(workers)
+    except BaseException:
+        for worker in workers:
+            worker.close()
+        raise
+    finally:
+        if memory is not None:
+            os.close(memory)
 
-    Raises what `ProcessExecutor` raises.
+
+def check_device(config: EngineConfig) -> None:
+    """Raise QuireError where several processes cannot compute on the model's device."""
+    if config.tensor_parallel_size > 1 and device.choose(config.model.device).type != "cpu":
+        raise QuireError(
+            f"tensor_parallel_size={config.tensor_parallel_size}: several processes compute on CPUs alone, and this "
+            f"model's device is {config.model.device!r}; take device='cpu', or one process."
+        )
+
+
+class ShardedExecutor:
+    """Tells several processes what is to be done. What its methods mean, `Executor` says.
+
+    Raises what `RemoteExecutor` raises.
     """
 
-    def __init__(self, config: EngineConfig, path: Path) -> None:
-        size = config.tensor_parallel_size
-        if device.choose(config.model.device).type != "cpu":
-            raise QuireError(
-                f"tensor_parallel_size={size}: several processes compute on CPUs alone, and this model's device is "
-                f"{config.model.device!r}; take device='cpu', or one process."
-            )
+    def __init__(self, workers: Sequence[RemoteExecutor]) -> None:
+        """workers: by rank, whose facts are still to come. They are closed with this executor."""
         self._broken: str | None = None
-        self._workers: list[ProcessExecutor] = []
-        self._reports = MergedReports(size)
-        if not hasattr(os, "memfd_create"):
-            raise QuireError(f"tensor_parallel_size={size}: needs Linux; leave it out.")
-        memory = shared_memory(size)
-        try:
-            places = processors_for(size)
-            threads = max(1, torch.get_num_threads() // size)
-            for rank in range(size):
-                place = Place(rank, size, places[rank], memory)
-                self._workers.append(ProcessExecutor(config, path, place, threads))
-            self._wait_for_all([0] * size, seconds=float("inf"))  # weights may have to be read
-            for worker in self._workers:
-                worker.take_facts()
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            os.close(memory)
+        self._workers = list(workers)
+        self._reports = MergedReports(len(workers))
+        self._wait_for_all([0] * len(workers), seconds=float("inf"))  # weights may have to be read
+        for worker in self._workers:
+            worker.take_facts()
         facts = [worker.facts for worker in self._workers]
         self.facts = replace(facts[0], pool_bytes=sum(one.pool_bytes for one in facts))
 
@@ -113,7 +132,7 @@ class ShardedExecutor:
         steps = self._tell_all(lambda worker: worker.execute(plan))
         return ShardedStep(plan, lambda: self._results(steps))
 
-    def _tell_all(self, tell: Callable[[ProcessExecutor], _Told]) -> list[_Told]:
+    def _tell_all(self, tell: Callable[[RemoteExecutor], _Told]) -> list[_Told]:
         """Where one hears of it and another does not, they are not in step any more, and all end."""
         told: list[_Told] = []
         try:
@@ -229,6 +248,10 @@ class ShardedExecutor:
                 raise
             except Exception as error:
                 errors.append(error)
+        gone = [error for error in errors if isinstance(error, ExchangeError)]
+        if gone:
+            self._end(str(gone[0]))
+            raise WorkerDiedError(str(self._broken)) from gone[0]
         if errors and results:
             self._end(f"a step failed in one process alone ({errors[0]!r}), and they are not in step any more")
             raise WorkerDiedError(str(self._broken)) from errors[0]
@@ -240,27 +263,19 @@ class ShardedExecutor:
         """Wait until all have answered, so many seconds at most, and `behind` once one has failed. An interrupt loses
         nothing. Raises WorkerDiedError where one never will, or what has failed before."""
         waiting = dict(zip(self._workers, numbers, strict=True))
-        seconds = process.ANSWER_SECONDS if seconds is None else seconds
+        seconds = remote.ANSWER_SECONDS if seconds is None else seconds
         behind = _BEHIND_SECONDS if behind is None else behind
         deadline = time.monotonic() + seconds
-        failed: ProcessExecutor | None = None
+        failed: RemoteExecutor | None = None
         while waiting:
             if time.monotonic() > deadline:
-                why = (
-                    f"has not answered for {seconds:g} s"
-                    if failed is None
-                    else "has failed, and the others wait for it"
-                )
-                self._end(f"a process {why}; all were ended")
-                if failed is not None:
-                    failed.answer(numbers[self._workers.index(failed)])  # raises what it was
-                raise WorkerDiedError(str(self._broken))
+                self._end_late(f"has not answered for {seconds:g} s", failed, numbers)
             for worker, number in list(waiting.items()):
                 try:
                     answer = worker.look_for(number, _LOOK_SECONDS)
                 except WorkerDiedError:
-                    if failed is not None:
-                        failed.answer(numbers[self._workers.index(failed)])
+                    if failed is not None and not _lost_another(failed.look_for(self._number_of(failed, numbers), 0)):
+                        failed.answer(self._number_of(failed, numbers))
                     self._check()
                     raise
                 if answer is None:
@@ -268,3 +283,18 @@ class ShardedExecutor:
                 del waiting[worker]
                 if failed is None and (answer.error is not None or answer.lost is not None):
                     failed, deadline = worker, min(deadline, time.monotonic() + behind)
+
+    def _end_late(self, why: str, failed: RemoteExecutor | None, numbers: Sequence[int]) -> None:
+        """failed: the first that something went wrong in; None: why says what is wrong. Raises that."""
+        self._end(f"a process {why if failed is None else 'has failed, and the others wait for it'}; all were ended")
+        if failed is not None:
+            failed.answer(self._number_of(failed, numbers))
+        raise WorkerDiedError(str(self._broken))
+
+    def _number_of(self, worker: RemoteExecutor, numbers: Sequence[int]) -> int:
+        return numbers[self._workers.index(worker)]
+
+
+def _lost_another(answer: Answer | None) -> bool:
+    """Whether a process has failed only because another one is gone."""
+    return answer is not None and answer.error is not None and isinstance(unpack(answer.error), ExchangeError)

@@ -1,4 +1,4 @@
-"""Between the processes of the engine and of a worker: results and errors as bytes, tensors in shared memory."""
+"""Between the processes of the engine and of a worker: results and errors as bytes, tensors as bytes or in memory."""
 
 from __future__ import annotations
 
@@ -78,21 +78,39 @@ def pack_error(error: BaseException) -> bytes:
     return pack(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
+def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[Layout, bytes]:
+    """What `tensors_in` takes."""
+    layout, size = _laid_out(tensors)
+    data = bytearray(size)
+    _write(data, layout, tensors)
+    return layout, bytes(data)
+
+
 def send_tensors(channel: socket.socket, tensors: Mapping[str, torch.Tensor]) -> tuple[Layout, int]:
     """Send tensors of this process's memory by way of memory that both processes map. What `receive_tensors` takes is
     returned: (layout, bytes)."""
+    layout, size = _laid_out(tensors)
+    with _anonymous_file() as file:
+        os.ftruncate(file.fileno(), max(size, 1))
+        with mmap.mmap(file.fileno(), max(size, 1)) as memory:
+            _write(memory, layout, tensors)
+        socket.send_fds(channel, [_MARK], [file.fileno()])
+    return layout, size
+
+
+def _laid_out(tensors: Mapping[str, torch.Tensor]) -> tuple[Layout, int]:
+    """Where each of them goes, and how many bytes that is in all."""
     layout, size = [], 0
     for name, tensor in tensors.items():
         layout.append((name, size, tuple(tensor.shape), tensor.dtype))
         size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
-    with _anonymous_file() as file:
-        os.ftruncate(file.fileno(), max(size, 1))
-        with mmap.mmap(file.fileno(), max(size, 1)) as memory:
-            for (_, offset, _, _), tensor in zip(layout, tensors.values(), strict=True):
-                data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-                memory[offset : offset + tensor.nbytes] = data.tobytes()
-        socket.send_fds(channel, [_MARK], [file.fileno()])
     return tuple(layout), size
+
+
+def _write(memory: mmap.mmap | bytearray, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
+    for (_, offset, _, _), tensor in zip(layout, tensors.values(), strict=True):
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        memory[offset : offset + tensor.nbytes] = data.tobytes()
 
 
 def receive_tensors(channel: socket.socket, layout: Layout, size: int) -> dict[str, torch.Tensor]:
@@ -102,6 +120,11 @@ def receive_tensors(channel: socket.socket, layout: Layout, size: int) -> dict[s
         memory = mmap.mmap(descriptor, max(size, 1))
     finally:
         os.close(descriptor)
+    return tensors_in(memory, layout)
+
+
+def tensors_in(memory: mmap.mmap | bytearray, layout: Layout) -> dict[str, torch.Tensor]:
+    """The tensors that lie there, which keep it."""
     tensors = {}
     for name, offset, shape, dtype in layout:
         count = torch.Size(shape).numel() * dtype.itemsize

@@ -1,6 +1,7 @@
-"""A worker in a process of its own: takes plans from a pipe and answers with results.
+"""A worker in a process of its own: takes plans from a connection and answers with results.
 
-It ends with the process that started it, whatever becomes of that one, and only that one hears Ctrl-C.
+One that `ProcessExecutor` has started ends with the process that did, whatever becomes of that one, and only that one
+hears Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import select
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from multiprocessing.connection import Connection
@@ -51,13 +53,26 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of a process among `size`: its number, the processors that it may use (empty: all), and the descriptor of the
-    memory through which they exchange what they have computed."""
+    """Of a process among `size`: its number, and the processors that it may use (empty: all). memory: the path by which
+    it opens the memory through which they exchange what they have computed; None: they send it to one another, and meet
+    by `meeting`."""
 
     rank: int
     size: int
     processors: tuple[int, ...]
-    memory: int
+    memory: str | None = None
+    meeting: Meeting | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where processes that share no memory meet: their store's host and port. address: of this process, by which the
+    others reach it. seconds: that one waits for another."""
+
+    host: str
+    port: int
+    address: str
+    seconds: float
 
 
 class Answer(NamedTuple):
@@ -80,14 +95,24 @@ def start(channels: str) -> None:
 def _serve(channels: Channels) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(channels.life, os.getppid()), daemon=True).start()
-    steps, logs = Connection(channels.steps), _Logs()
+    errands = [Connection(descriptor) for descriptor in channels.errands]
+    serve(Connection(channels.steps), errands, socket(fileno=channels.tensors))
+
+
+def serve(steps: Connection, errands: Sequence[Connection], tensors: socket | None) -> None:
+    """Make a worker, and do what is asked for, until `steps` is closed. tensors: where memory of pixels comes; None:
+    they come in messages."""
+    logs = _Logs()
     with collector_waits():
-        served = _load(channels, steps, logs)
-    if served is not None:
-        served.run(steps, logs)
+        served = _load(steps, tensors, logs)
+    if served is None:
+        return
+    for channel in errands:
+        threading.Thread(target=served.run_errands, args=(channel,), daemon=True).start()
+    served.run(steps, logs)
 
 
-def _load(channels: Channels, steps: Connection, logs: _Logs) -> _Served | None:
+def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | None:
     """Make the worker that the first message describes, and answer with its facts; None: that has failed."""
     import torch
 
@@ -106,11 +131,8 @@ def _load(channels: Channels, steps: Connection, logs: _Logs) -> _Served | None:
     except Exception as error:
         steps.send_bytes(pack(Answer(0, error=pack_error(error), logs=logs.take())))
         return None
-    served = _Served(worker, socket(fileno=channels.tensors))
-    for descriptor in channels.errands:
-        threading.Thread(target=served.run_errands, args=(Connection(descriptor),), daemon=True).start()
     steps.send_bytes(pack(Answer(0, worker.facts, logs=logs.take())))
-    return served
+    return _Served(worker, tensors)
 
 
 def _shard(place: Place | None) -> Any:
@@ -118,15 +140,25 @@ def _shard(place: Place | None) -> Any:
     if place is None:
         return None
     from quire.kernels.exchange import SharedExchange
+    from quire.kernels.group_exchange import join_group
     from quire.layers.shards import Shard
 
-    return Shard(place.rank, place.size, SharedExchange(place.memory, place.rank, place.size))
+    if place.memory is not None:
+        descriptor = os.open(place.memory, os.O_RDWR)
+        try:
+            return Shard(place.rank, place.size, SharedExchange(descriptor, place.rank, place.size))
+        finally:
+            os.close(descriptor)
+    assert place.meeting is not None
+    at = place.meeting
+    exchange = join_group(at.host, at.port, at.address, place.rank, place.size, at.seconds)
+    return Shard(place.rank, place.size, exchange)
 
 
 class _Served:
     """Carries out the messages of the step loop; and in threads of their own, the errands: reading adapters."""
 
-    def __init__(self, worker: Any, tensors: socket) -> None:
+    def __init__(self, worker: Any, tensors: socket | None) -> None:
         self._worker = worker
         self._tensors = tensors
         self._plan: Any = None  # that was prepared last
@@ -180,10 +212,16 @@ class _Served:
             if uid not in plan.install:
                 self._handles.pop(uid, None)
 
-    def do_pixels(self, digest: bytes, layout: Any, size: int) -> None:
-        from quire.platform.execution.wire import receive_tensors
+    def do_pixels(self, digest: bytes, layout: Any, given: int | bytes) -> None:
+        """given: the bytes themselves, or how many come beside the messages."""
+        from quire.platform.execution.wire import receive_tensors, tensors_in
 
-        self._worker.runner.take_pixels(digest, receive_tensors(self._tensors, layout, size))
+        if isinstance(given, bytes):
+            inputs = tensors_in(bytearray(given), layout)
+        else:
+            assert self._tensors is not None
+            inputs = receive_tensors(self._tensors, layout, given)
+        self._worker.runner.take_pixels(digest, inputs)
 
     def do_execute(self) -> Any:
         from quire.platform.execution.wire import pack_result

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from quire import LLM
-from tests.platform.execution.executors.helpers import ELSEWHERE, SMALL, ended, pids_of
+from tests.platform.execution.executors.helpers import KINDS, SMALL, elsewhere, ended, pids_of
 
 
-@pytest.fixture(scope="module", params=ELSEWHERE, ids=lambda settings: next(iter(settings)))
+@pytest.fixture(scope="module", params=KINDS)
 def remote(request: pytest.FixtureRequest, tiny_path: Path) -> Iterator[LLM]:
     """Shared: on a pool so small that sequences are preempted."""
-    llm = LLM(str(tiny_path), enable_lora=True, **request.param, **SMALL)
+    with elsewhere(request.param) as settings:
+        llm = LLM(str(tiny_path), enable_lora=True, **settings, **SMALL)
     yield llm
     pids = pids_of(llm)
     llm.llm_engine.close()

@@ -18,7 +18,7 @@ from tests.multimodal.test_image_promise import answers as image_answers
 from tests.multimodal.test_image_promise import requests as image_requests
 from tests.platform.engine import parity
 from tests.platform.engine import test_promise as promise
-from tests.platform.execution.executors.helpers import ELSEWHERE, GREEDY, processes
+from tests.platform.execution.executors.helpers import GREEDY, KINDS, elsewhere, processes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -91,14 +91,15 @@ def test_stop_strings_and_aborts(remote: LLM, local: LLM) -> None:
     assert promise.answers(remote, [3, 4]) == promise.answers(local, [3, 4])
 
 
-@pytest.mark.parametrize("settings", ELSEWHERE, ids=lambda settings: next(iter(settings)))
+@pytest.mark.parametrize("where", KINDS)
 @pytest.mark.parametrize("kind", open_engine.KINDS[::2], ids=lambda kind: kind.name)
-def test_images(tmp_path: Path, kind: Any, settings: dict[str, Any]) -> None:
+def test_images(tmp_path: Path, kind: Any, where: str) -> None:
     """Features that come and go, pixels by way of shared memory; the model with three positions a token among them."""
     tiny_vision.build(kind.architecture, kind.variant, tmp_path)
     more = {"media_cache_bytes": open_engine.room_for(kind.most_tokens), "max_num_batched_tokens": 23}
     expected = image_answers(open_engine.open_llm(str(tmp_path), **more), image_requests())
-    llm = open_engine.open_llm(str(tmp_path), **settings, **more)
+    with elsewhere(where) as settings:
+        llm = open_engine.open_llm(str(tmp_path), **settings, **more)
     assert image_answers(llm, image_requests()) == expected
     assert image_answers(llm, image_requests()[::-1]) == expected[::-1]
     llm.llm_engine.close()

@@ -17,7 +17,7 @@ from quire import LLM, QuireError
 from quire.config import EngineConfig, ModelConfig
 from quire.errors import AdapterError, WorkerDiedError
 from quire.platform.engine.async_engine import AsyncEngine
-from quire.platform.execution import process
+from quire.platform.execution import remote as remotes
 from quire.platform.execution.wire import pack_error, unpack
 from tests.lora import adapter_files
 from tests.platform.execution.executors.helpers import GREEDY, ended, pids_of
@@ -45,8 +45,8 @@ def test_a_worker_that_dies(tiny_path: Path) -> None:
 def test_a_worker_that_hangs(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(str(tiny_path), executor="process")
     pid = pids_of(llm)[0]
-    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.2)
-    monkeypatch.setattr(process, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(remotes, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(remotes, "_LOOK_SECONDS", 0.1)
     os.kill(pid, signal.SIGSTOP)
     output = llm.generate("Once", GREEDY, use_tqdm=False)[0].outputs[0]
     assert output.finish_reason == "error" and "has not answered for 0.2 s and was ended" in output.stop_reason
@@ -55,13 +55,13 @@ def test_a_worker_that_hangs(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_worker_that_hangs_and_takes_nothing(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is larger than what the pipe holds does not wait for ever."""
-    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(remotes, "ANSWER_SECONDS", 0.2)
     executor = LLM(str(tiny_path), executor="process", skip_tokenizer_init=True).llm_engine.executor
-    os.kill(executor._process.pid, signal.SIGSTOP)
+    os.kill(executor.link.process.pid, signal.SIGSTOP)
     executor._post("large", bytes(10_000_000))  # no tiny model has such plans
     with pytest.raises(WorkerDiedError, match="has taken nothing for"):
         executor._send(None)
-    assert ended(executor._process.pid)
+    assert ended(executor.link.process.pid)
 
 
 def test_a_process_that_is_forked_leaves_it_alone(remote: LLM) -> None:
@@ -69,7 +69,7 @@ def test_a_process_that_is_forked_leaves_it_alone(remote: LLM) -> None:
     child = os.fork()
     if not child:
         try:
-            remote.llm_engine.executor._end()
+            remote.llm_engine.executor.link.end()
         finally:
             os._exit(0)
     os.waitpid(child, 0)
@@ -95,7 +95,7 @@ def test_a_parent_that_is_killed(tiny_path: Path) -> None:
     program = (
         "import sys, time\nfrom quire import LLM\n"
         "llm = LLM(sys.argv[1], executor='process', skip_tokenizer_init=True)\n"
-        "print(llm.llm_engine.executor._process.pid, flush=True)\ntime.sleep(60)\n"
+        "print(llm.llm_engine.executor.link.process.pid, flush=True)\ntime.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(tiny_path)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

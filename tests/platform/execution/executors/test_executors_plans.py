@@ -12,7 +12,7 @@ import pytest
 from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from quire.errors import WorkerDiedError
 from quire.lora.adapter import Bound
-from quire.platform.execution import process
+from quire.platform.execution.remote import RemoteAdapter
 from tests.lora import adapter_files
 from tests.multimodal import open_engine, tiny_vision
 from tests.multimodal.test_image_promise import answers as image_answers
@@ -22,7 +22,7 @@ from tests.platform.execution.executors.helpers import GREEDY, ended, pids_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-UNKNOWN = process.RemoteAdapter(99, b"", 0, 0, False, (), False, Bound())  # of whose handle a worker knows nothing
+UNKNOWN = RemoteAdapter(99, b"", 0, 0, False, (), False, Bound())  # of whose handle a worker knows nothing
 
 
 def plain_data(value: Any) -> bool:

@@ -14,7 +14,8 @@ import torch
 
 from quire import LLM, LoRARequest, QuireError, SamplingParams
 from quire.errors import AdapterError, WorkerDiedError
-from quire.platform.execution import device, process
+from quire.platform.execution import device, sharded
+from quire.platform.execution import remote as remotes
 from tests.lora import adapter_files
 from tests.models.tiny import VOCAB, build
 from tests.platform.execution.executors.helpers import GREEDY, ended, pids_of, processes
@@ -54,8 +55,31 @@ def settings_of(name: str) -> dict[str, Any]:
     return {"dtype": "bfloat16", "skip_tokenizer_init": True, "num_gpu_blocks_override": 100, **own}
 
 
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose processes cannot share memory: they send their columns to one another."""
+    monkeypatch.setattr(sharded, "can_share_memory", lambda: False)
+
+
+@pytest.fixture(params=["shared memory", "messages"])
+def both(request: pytest.FixtureRequest) -> None:
+    """Processes that share memory, and such that do not."""
+    if request.param == "messages":
+        request.getfixturevalue("messages")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_families(tmp_path: Path, name: str) -> None:
+    compare_families(tmp_path, name)
+
+
+@pytest.mark.parametrize("name", ["more processes than heads of keys", "processes without rows", "experts", "states"])
+def test_families_by_messages(messages: None, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    compare_families(tmp_path, name)
+    assert "run through Python" not in caplog.text, "steps are not recorded"
+
+
+def compare_families(tmp_path: Path, name: str) -> None:
     from tests.models import rows
 
     architecture, variant, sizes, size = CASES[name]
@@ -77,7 +101,7 @@ def test_families(tmp_path: Path, name: str) -> None:
     ],
     ids=["int8", "int4", "drafts", "chunks and preemptions"],
 )
-def test_settings(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_settings(both: None, tmp_path: Path, more: dict[str, Any]) -> None:
     build("LlamaForCausalLM", "gqa", tmp_path, **WIDE)
     settings = {**settings_of(""), **more}
     expected = answers(LLM(str(tmp_path), **settings), 10)
@@ -86,7 +110,7 @@ def test_settings(tmp_path: Path, more: dict[str, Any]) -> None:
     llm.llm_engine.close()
 
 
-def test_vectors(tmp_path: Path) -> None:
+def test_vectors(both: None, tmp_path: Path) -> None:
     build("LlamaForCausalLM", "gqa", tmp_path, **WIDE)
     settings = {"runner": "pooling", "convert": "embed", "skip_tokenizer_init": True}
     prompts = [{"prompt_token_ids": [5 + i] * (3 + i)} for i in range(5)]
@@ -152,7 +176,7 @@ def test_what_an_adapter_makes_of_rows_that_are_anothers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_one_that_dies_ends_all(tiny_path: Path, rank: int) -> None:
+def test_one_that_dies_ends_all(both: None, tiny_path: Path, rank: int) -> None:
     llm = LLM(str(tiny_path), tensor_parallel_size=2, max_num_seqs=2)
     engine, pids = llm.llm_engine, pids_of(llm)
     for name in "abc":
@@ -169,20 +193,18 @@ def test_one_that_dies_ends_all(tiny_path: Path, rank: int) -> None:
         llm.sleep()
 
 
-def test_one_that_hangs_ends_all(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hangs_ends_all(both: None, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llm = LLM(str(tiny_path), tensor_parallel_size=2)
     pids = pids_of(llm)
-    monkeypatch.setattr(process, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(remotes, "ANSWER_SECONDS", 0.5)
     os.kill(pids[1], signal.SIGSTOP)
     output = llm.generate("Once", GREEDY, use_tqdm=False)[0].outputs[0]
     assert output.finish_reason == "error" and "a process has not answered for 0.5 s" in output.stop_reason
     assert all(ended(pid) for pid in pids)
 
 
-def test_a_step_that_fails_in_one_alone_ends_all(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_in_one_alone_ends_all(both: None, tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other waits for it in the middle of the step, and would for ever."""
-    from quire.platform.execution import sharded
-
     monkeypatch.setattr(sharded, "_BEHIND_SECONDS", 0.3)
     llm = LLM(str(tiny_path), tensor_parallel_size=2)
     pids = pids_of(llm)

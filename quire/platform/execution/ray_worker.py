@@ -1,0 +1,145 @@
+"""A worker in an actor of Ray's: found, started and watched by Ray, told what to do by a connection of its own.
+
+Ray takes half a millisecond for a call and its answer; a connection that is looked at takes a fifth of that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.platform.execution.worker_process import serve
+
+_MEET_SECONDS = 60
+_SMALL, _SAMPLE, _SAMPLES = 1 << 20, 1 << 16, 16  # bytes of a file that is read whole, and what is read of others
+
+
+class Introduction(NamedTuple):
+    """What must be alike of processes that compute one model, and where this one is. files: of the model, as
+    `files_digest` has it. node: Ray's name of the machine, address: by which others reach it; pid: there."""
+
+    versions: str
+    files: str
+    node: str
+    address: str
+    pid: int
+
+
+class RayWorker:
+    """What the actor runs. Its process is the worker's alone."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """environment: variables of the engine's process that say how kernels run."""
+        os.environ.update(environment)
+        self._memory = -1
+
+    def introduce(self, path: str) -> Introduction:
+        """path: the model's files."""
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return Introduction(versions(), files_digest(Path(path)), node, ray.util.get_node_ip_address(), os.getpid())
+
+    def share_memory(self, size: int) -> str:
+        """Make memory for an exchange of so many processes of this machine; returns the path that they open it by."""
+        from quire.kernels.exchange import shared_memory
+
+        self._memory = shared_memory(size)
+        return f"/proc/{os.getpid()}/fd/{self._memory}"
+
+    def serve(self, rank: int, host: str, port: int, key: bytes, errands: int) -> None:
+        """Serve the engine that listens there, by one connection for steps and some for errands, until it is gone."""
+        connections = [_connect(host, port, key, f"{rank} {number}") for number in range(1 + errands)]
+        serve(connections[0], connections[1:], None)
+
+
+def versions() -> str:
+    """What the bits of an answer may depend on beside model and settings."""
+    import torch
+
+    from quire import __version__, kernels
+    from quire.kernels import native
+
+    back_end = kernels.backend()
+    isa = f" for {native.isa()}" if back_end is native else ""
+    return f"quire {__version__}, torch {torch.__version__}, {back_end.__name__.rpartition('.')[2]} kernels{isa}"
+
+
+def files_digest(path: Path) -> str:
+    """Of a model's files: their names and sizes, and all bytes of small ones, some of large ones. Empty: there are
+    none."""
+    whole = hashlib.sha256()
+    files = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+    for file in files:
+        if not file.is_file():
+            return ""
+        whole.update(f"{file.name}\n{file.stat().st_size}\n".encode())
+        for part in _parts(file):
+            whole.update(part)
+    return whole.hexdigest() if files else ""
+
+
+def _parts(file: Path) -> Iterator[bytes]:
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        if size <= _SMALL:
+            yield opened.read()
+            return
+        for number in range(_SAMPLES + 1):
+            opened.seek((size - _SAMPLE) * number // _SAMPLES)
+            yield opened.read(_SAMPLE)
+
+
+# -- connections: both ends prove that they have the key, which Ray has brought to the worker --------------------------
+
+
+def _connect(host: str, port: int, key: bytes, name: str) -> Connection:
+    """name: what the engine knows the connection by."""
+    with socket.create_connection((host, port), timeout=_MEET_SECONDS) as opened:
+        connection = _connection(opened)
+    answer_challenge(connection, key)
+    deliver_challenge(connection, key)
+    connection.send_bytes(name.encode())
+    _limit_waiting(connection, 0)
+    return connection
+
+
+def accept(listener: socket.socket, key: bytes) -> tuple[str, Connection] | None:
+    """A connection that came, and its name; None where it is a stranger's, or none has come in the listener's time."""
+    try:
+        opened, _ = listener.accept()
+    except TimeoutError:
+        return None
+    with opened:
+        connection = _connection(opened)
+    try:
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
+        name = connection.recv_bytes(100).decode()
+        _limit_waiting(connection, 0)
+        return name, connection
+    except Exception:  # whatever a stranger sends
+        connection.close()
+        return None
+
+
+def _connection(opened: socket.socket) -> Connection:
+    opened.settimeout(None)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a message goes in two pieces, and nobody waits
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection: Any = Connection(opened.detach())
+    _limit_waiting(connection, 10)
+    return connection  # type: ignore[no-any-return]
+
+
+def _limit_waiting(connection: Connection, seconds: int) -> None:
+    """Of both ends' proofs: a stranger that says nothing keeps nobody waiting. 0: no limit."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))

@@ -1,0 +1,41 @@
+"""Processes of an exchange, as threads of this one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+from quire.kernels.exchange import SharedExchange, shared_memory
+from quire.kernels.group_exchange import CollectiveExchange, GroupExchange, join_group, meeting_store
+
+
+def shared(size: int) -> Iterator[list[SharedExchange]]:
+    memory = shared_memory(size)
+    yield [SharedExchange(memory, rank, size) for rank in range(size)]
+    os.close(memory)
+
+
+def by_messages(size: int) -> Iterator[list[GroupExchange]]:
+    store = meeting_store("127.0.0.1")
+    yield together(size, lambda rank: join_group("127.0.0.1", store.port, "127.0.0.1", rank, size, 60))
+
+
+def by_collectives(size: int) -> Iterator[list[CollectiveExchange]]:
+    for parties in by_messages(size):
+        yield [CollectiveExchange(one.group, one.rank, size) for one in parties]
+
+
+def together(size: int, act) -> list:
+    """act(rank) of each, at the same time."""
+    results: list = [None] * size
+
+    def run(rank: int) -> None:
+        results[rank] = act(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
