@@ -54,9 +54,9 @@ class ReplicaAdapters:
         """Of the newest change that was made here."""
         return max((entry.version for entry in self.entries.values()), default=0)
 
-    def heard(self) -> None:
-        """The ledger knows that this replica is there, and makes no change without it."""
-        self._heard = time.monotonic()
+    def heard(self, asked: float) -> None:
+        """The ledger was asked then (`time.monotonic()`), and makes no change without this replica."""
+        self._heard = asked
 
     async def wait(self, names: frozenset[str]) -> None:
         """Until no change of these is under way. Raises ApiError 503 where that takes too long, or where others may

@@ -12,14 +12,14 @@ import logging
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.distributed.changes import Entry, ReplicaAdapters
 from quire.distributed.hints import tag_of
-from quire.distributed.ledger import BEAT
+from quire.distributed.participant import Participant
 from quire.distributed.steps import SECRET, STEPS, TICKET
 from quire.errors import QuireError
 from quire.server.http.server import HttpServer
@@ -62,7 +62,6 @@ class EngineReplica:
         from ray import serve
 
         self.name = serve.get_replica_context().replica_id.unique_id
-        self._ledger = ledger
         self._tickets: dict[str, _Ticket] = {}
         service = await asyncio.to_thread(load, Task(options.settings, options.vllm))
         self._service = replace(
@@ -71,9 +70,8 @@ class EngineReplica:
         service.app.state.context.id_prefix = tag_of(self.name)
         self._adapters = ReplicaAdapters(service.app.state.context.served)
         self._server = await self._served(self._service, options.secret)
-        self._joined = asyncio.Event()
-        self._life = asyncio.ensure_future(self._take_part())
-        await self._joined.wait()
+        self._part = Participant(self.name, self._server.address, self._adapters, ledger)
+        await self._part.start()
 
     async def _served(self, service: Service, secret: str) -> HttpServer:
         service.app.add_middleware(Inside, secret=secret, tickets=self._tickets, adapters=self._adapters)
@@ -105,44 +103,9 @@ class EngineReplica:
             raise RuntimeError(error)
 
     async def __del__(self) -> None:  # Serve's name for the end, once no request runs here
-        self._life.cancel()
-        with suppress(Exception):
-            await self._ledger.leave.remote(self.name)
+        await self._part.leave()
         await self._service.engine.close(self._service.config.shutdown_timeout)
         await self._server.stop(1.0)
-
-    # -- with the ledger -------------------------------------------------------------------------------------------
-
-    async def _take_part(self) -> None:
-        """Join, and say that this replica lives; again whenever the ledger is another, or does not know it."""
-        while True:
-            try:
-                await self._join()
-                self._joined.set()
-                while await self._ledger.beat.remote(self.name, self._adapters.version):
-                    self._adapters.heard()
-                    await asyncio.sleep(BEAT)
-            except Exception as error:  # Ray has many; and until all is well, requests with adapters are refused
-                logger.warning("no word with the ledger (%s: %s)", type(error).__name__, error)
-            await asyncio.sleep(BEAT)
-
-    async def _join(self) -> None:
-        """Raises what Ray raises, and ApiError for an adapter that the others have and that cannot be loaded here."""
-        clean = False
-        while True:
-            entries = {name: asdict(entry) for name, entry in self._adapters.entries.items()}
-            said, told = await self._ledger.join.remote(self.name, self._server.address, entries, clean)
-            if said == "in":
-                return self._adapters.heard()
-            if said == "catch up":
-                await self._adapters.catch_up({name: Entry(**one) for name, one in told.items()})
-            elif said == "reset":
-                self._adapters.reset()
-                clean = True
-            else:
-                if self._joined.is_set():
-                    self._adapters.heard()  # the ledger makes no change before this replica takes part
-                await asyncio.sleep(BEAT)
 
 
 class Inside:
