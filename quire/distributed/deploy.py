@@ -50,7 +50,7 @@ def start(wanted: Deployment) -> str:
 
     from quire.distributed.serve import application
 
-    serve.start(proxy_location="Disabled", http_options={"location": "NoServer"})
+    serve.start(proxy_location="Disabled")  # doors listen for themselves
     try:
         handle = serve.run(application(wanted), name=wanted.name, route_prefix=None)
     except RuntimeError as error:

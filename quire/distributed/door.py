@@ -7,7 +7,7 @@ to the ledger (adapters), or to each of them (metrics).
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,12 +28,15 @@ logger = logging.getLogger("quire.distributed")
 class Door:
     """The class of Ray Serve's deployment. `__init__` is done when it listens."""
 
-    async def __init__(self, config: ServerConfig, secret: str, replicas: Any, ledger: Any, may_sleep: bool) -> None:  # type: ignore[misc]
-        """replicas, ledger: handles. may_sleep: there may be no replica, and requests start one.
+    async def __init__(  # type: ignore[misc]
+        self, config: ServerConfig, base: Collection[str], secret: str, replicas: Any, ledger: Any, may_sleep: bool
+    ) -> None:
+        """base: the base model's names. replicas, ledger: handles. may_sleep: there may be no replica, and requests
+        start one.
 
         Raises QuireError where it cannot listen.
         """
-        self._server = HttpServer(door_app(config, secret, replicas, ledger, may_sleep), config)
+        self._server = HttpServer(door_app(config, Forward(replicas, secret, base), ledger, may_sleep), config)
         await self._server.start()
         logger.info("listening on %s", self._server.address)
 
@@ -45,9 +48,8 @@ class Door:
         await self._server.stop(1.0)
 
 
-def door_app(config: ServerConfig, secret: str, replicas: Any, ledger: Any, may_sleep: bool) -> FastAPI:
+def door_app(config: ServerConfig, forward: Forward, ledger: Any, may_sleep: bool) -> FastAPI:
     """The application of a door."""
-    forward = Forward(replicas, secret, config)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

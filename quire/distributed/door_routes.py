@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aiohttp
@@ -23,7 +24,11 @@ from quire.server.responses.errors import ApiError, Json
 from quire.server.schemas.body import read_json, validated
 from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest, passing_over_unknown
 
+logger = logging.getLogger("quire.distributed")
+
 router = APIRouter()
+
+_LEDGER = 2.0  # seconds that a question to it may take
 
 _Body = TypeVar("_Body", bound=BaseModel)
 
@@ -36,11 +41,28 @@ class DoorContext:
     ledger: Any
     forward: Forward
     may_sleep: bool
+    _members: dict[str, str] = field(default_factory=dict)
 
     async def members(self) -> dict[str, str]:
-        """The replicas, and where they are."""
-        found: dict[str, str] = await self.ledger.members.remote()
-        return found
+        """The replicas, and where they are; while the ledger is started anew, those that it knew last."""
+        try:
+            self._members = await asyncio.wait_for(self.ledger.members.remote(), _LEDGER)
+        except Exception as error:  # Ray has many
+            logger.warning("the ledger does not answer (%s)", type(error).__name__)
+        return self._members
+
+    async def changed(self, method: str, *args: Any) -> JSONResponse:
+        """What the ledger answers to a change. Raises ApiError 503 where it ends meanwhile."""
+        from ray.exceptions import RayError
+
+        try:
+            status, told = await getattr(self.ledger, method).remote(*args)
+        except RayError as error:
+            raise ApiError(
+                503, f"the ledger ended while it made the change ({type(error).__name__}): try again, in place.",
+                headers={"Retry-After": "5"},
+            ) from None  # fmt: skip
+        return Json(told, status)
 
 
 @router.post("/v1/load_lora_adapter")
@@ -49,8 +71,7 @@ async def load_lora_adapter(request: Request) -> JSONResponse:
     door = _allowed(request)
     body = await _read(request, LoadAdapterRequest)
     await door.forward.awake()
-    status, told = await door.ledger.load.remote(body.model_dump(exclude_unset=True))
-    return Json(told, status)
+    return await door.changed("load", body.model_dump(exclude_unset=True))
 
 
 @router.post("/v1/unload_lora_adapter")
@@ -68,8 +89,7 @@ async def unload_adapter(name: str, request: Request) -> JSONResponse:
 
 async def _unload(door: DoorContext, name: str) -> JSONResponse:
     await door.forward.awake()
-    status, told = await door.ledger.unload.remote(name)
-    return Json(told, status)
+    return await door.changed("unload", name)
 
 
 @router.post("/v1/adapters")

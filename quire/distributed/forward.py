@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import aiohttp
@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from quire.config import ServerConfig
 from quire.distributed.hints import hints_of
 from quire.distributed.steps import SECRET, TICKET
 from quire.server.http.gone import ClientGoneError, while_there
@@ -36,11 +35,11 @@ _AUTO = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # which aio
 class Forward:
     """An ASGI application. A context manager, around its connections to replicas."""
 
-    def __init__(self, replicas: Any, secret: str, config: ServerConfig) -> None:
-        """replicas: the handle of their deployment."""
+    def __init__(self, replicas: Any, secret: str, base: Collection[str]) -> None:
+        """replicas: the handle of their deployment. base: the base model's names."""
         self._admit = replicas.options(method_name="admit", stream=True)
         self._secret = secret
-        self._base = frozenset(config.served_model_names or ())
+        self._base = frozenset(base)
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Forward:

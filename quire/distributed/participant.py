@@ -14,6 +14,8 @@ from quire.distributed.ledger import BEAT
 
 logger = logging.getLogger("quire.distributed")
 
+_LAST_WORD = 2.0  # seconds
+
 
 class Participant:
     """Takes part for one replica, from `start` to `leave`."""
@@ -36,8 +38,8 @@ class Participant:
         """The replica ends."""
         if self._life is not None:
             self._life.cancel()
-        with suppress(Exception):  # Ray has many; the ledger will notice
-            await self._ledger.leave.remote(self._name)
+        with suppress(Exception):  # Ray has many; and the ledger may have ended before
+            await asyncio.wait_for(self._ledger.leave.remote(self._name), _LAST_WORD)
 
     async def _take_part(self) -> None:
         while True:

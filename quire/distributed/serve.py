@@ -41,6 +41,7 @@ def application(wanted: Deployment) -> Application:
     bound = ledger.bind(HttpSteps(secret))
     replicas = _replicas(wanted).bind(options, bound)
     config = make(ServerConfig, wanted.settings)
+    names = config.served_model_names or (wanted.settings.get("model") or "quire-demo",)
     doors = serve.deployment(Door).options(
         num_replicas=wanted.doors,
         max_replicas_per_node=1,
@@ -48,7 +49,7 @@ def application(wanted: Deployment) -> Application:
         max_ongoing_requests=10_000,
         ray_actor_options={"num_cpus": 0, "resources": dict(wanted.door_resources)},
     )
-    return doors.bind(config, secret, replicas, bound, wanted.replicas.least == 0)
+    return doors.bind(config, names, secret, replicas, bound, wanted.replicas.least == 0)
 
 
 def _replicas(wanted: Deployment) -> Any:
