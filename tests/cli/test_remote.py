@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -125,23 +127,12 @@ def test_an_error_is_one_line(demo: ServerProcess, args: tuple[str, ...], stdin:
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
 
 
-def test_ctrl_c_ends_the_answer_only(demo: ServerProcess) -> None:
-    terminal = Terminal("complete", demo.url, "--max-tokens", "900")
-    terminal.read_until(PROMPT)
-    for _ in range(2):
-        terminal.type("Once upon a time\n")
-        terminal.read_until("time\r?\n(.|\n)*[a-z]{5}")
-        terminal.interrupt()
-        assert "interrupted" in terminal.read_until(PROMPT)
-    terminal.type("/exit\n")
-    assert terminal.end() == 0
-
-
 # -- servers that are not quire -----------------------------------------------------------------------------------
 
 
 class _Odd(BaseHTTPRequestHandler):
-    """Lists no models; answers by what it was asked: breaks off, says an error in the stream, or is no such API."""
+    """Lists no models; answers by what it was asked: breaks off, says an error in the stream, is no such API, or
+    goes on without an end."""
 
     def do_GET(self) -> None:
         self.send_error(404)
@@ -155,9 +146,22 @@ class _Odd(BaseHTTPRequestHandler):
         if text == "key":
             self._send(401, json.dumps({"error": {"message": "a key is needed"}}).encode())
             return
+        if text == "endless":
+            self._send_without_end()
+            return
         piece = {"choices": [{"index": 0, "delta": {"content": "half \x1b[2J"}, "finish_reason": None}]}
         events = [piece, {"error": {"message": "the card fell out"}}] if text == "error" else [piece]
         self._send(200, b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events), text == "cut")
+
+    def _send_without_end(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        with suppress(OSError):  # the client goes
+            while True:
+                event = {"choices": [{"index": 0, "delta": {"content": "words "}, "finish_reason": None}]}
+                self.wfile.write(b"data: %s\n\n" % json.dumps(event).encode())
+                time.sleep(0.02)
 
     def _send(self, status: int, data: bytes, cut: bool = False) -> None:
         self.send_response(status)
@@ -177,6 +181,18 @@ def odd() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+def test_ctrl_c_ends_the_answer_only(odd: str) -> None:
+    terminal = Terminal("chat", odd, "--model-name", "any")
+    terminal.read_until(PROMPT)
+    for _ in range(2):
+        terminal.type("endless\n")
+        terminal.read_until("endless\r?\n(.|\n)*words words")
+        terminal.interrupt()
+        assert "interrupted" in terminal.read_until(PROMPT)
+    terminal.type("/exit\n")
+    assert terminal.end() == 0
 
 
 @pytest.mark.parametrize(
