@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from quire.distributed.changes import LEASE, NOTHING, Entry
@@ -24,6 +24,7 @@ logger = logging.getLogger("quire.distributed")
 BEAT = 0.5  # seconds between two words of a replica
 _SILENT = 4 * BEAT
 _POLL = 0.05  # seconds
+_TRIES = 3  # of a change, where replicas do not answer
 
 Entries = dict[str, dict[str, Any]]  # by name, as plain data
 
@@ -109,8 +110,12 @@ class AdapterLedger:
 
     async def _change(self, name: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         try:
-            async with self._turn, self._with_all() as members:
-                answer = await self._in_steps(members, name, Entry(self._version + 1, body))
+            async with self._turn:
+                for _ in range(_TRIES):  # who did not answer has joined again by then, or is left out
+                    async with self._with_all() as members:
+                        answer = await self._in_steps(members, name, Entry(self._version + 1, body))
+                    if answer.came:
+                        break
         except ApiError as error:
             return error.status, error.body
         return answer.status, answer.body
@@ -147,12 +152,13 @@ class AdapterLedger:
             answers = await self._all(members, step, told)
             bad = next((one for one in answers.values() if one.status != 200), None)
             if bad is not None:
+                self._unsettle({name: one for name, one in answers.items() if not one.came})
                 self._unsettle(await self._all(members, "discard", told))
                 return bad
         self._entries[name] = entry  # from here on it is so: who misses the next step must join again
         answers = await self._all(members, "publish", told)
         self._unsettle(answers)
-        return min(answers.values(), key=lambda one: one.status != 200)
+        return replace(min(answers.values(), key=lambda one: one.status != 200), came=True)
 
     def _unsettle(self, answers: Mapping[str, Answer]) -> None:
         """Let those join again that did not do as they were told."""

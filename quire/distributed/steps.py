@@ -22,10 +22,11 @@ _SHORT = 10.0  # seconds that it may take for anything else
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a replica to a step. body: JSON."""
+    """Of a replica to a step. body: JSON. came: False where it did not answer."""
 
     status: int
     body: Any
+    came: bool = True
 
 
 # Has a replica (its name, its address) take a step of a change that it is told.
@@ -51,4 +52,4 @@ class HttpSteps:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             logger.warning("replica %s: %s: %s %s", replica, step, type(error).__name__, error)
             gone = ApiError(503, f"a replica did not answer ({type(error).__name__}): nothing was changed; try again.")
-            return Answer(gone.status, gone.body)
+            return Answer(gone.status, gone.body, came=False)

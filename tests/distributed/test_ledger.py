@@ -108,7 +108,7 @@ class World:
     async def send(self, replica: str, address: str, step: str, told: dict[str, Any]) -> Answer:
         await asyncio.sleep(random.random() * 0.005)
         here = self.replicas.get(replica)
-        lost = Answer(503, {"error": "no answer"})
+        lost = Answer(503, {"error": "no answer"}, came=False)
         if here is None or random.random() < here.lost:
             return lost
         name, entry = told["name"], Entry(told["version"], told["body"])
@@ -220,6 +220,18 @@ def test_a_new_ledger_learns_what_there_is() -> None:
         assert (await world.handle.load.remote(body("a", "p2", again=True)))[0] == 200
         assert {one.served.names["a"] for one in world.replicas.values()} == {"p2"}
         assert (await world.begin("three")).served.names == {"a": "p2"}
+
+    run(test)
+
+
+def test_a_replica_that_ends_is_left_out_of_a_change() -> None:
+    async def test(world: World) -> None:
+        one = await world.begin("one")
+        await world.begin("two")
+        world.crash("two")
+        assert (await world.handle.load.remote(body("a", "p1")))[0] == 200
+        assert one.served.names == {"a": "p1"}
+        assert set(await world.handle.members.remote()) == {"one"}
 
     run(test)
 

@@ -234,14 +234,13 @@ def test_a_replica_is_killed_and_another_begins(fleet: Fleet) -> None:
     kept = fleet.text(model="kept")
     victim = fleet.processes()[0]
     os.kill(victim, signal.SIGKILL)
-    for _ in range(20):
+    for _ in range(20):  # the ledger still counts it; another takes its requests
         answer = fleet.ask()
         if answer.status_code == 200:
             assert answer.json()["choices"][0]["text"] == want
         else:
             assert answer.status_code == 503 and answer.json()["error"]["message"]
-    fleet.wait_for(lambda: fleet.count() == 2 and victim not in fleet.processes())
-    assert [fleet.text(model="kept", prompt=f"{PROMPT}{' ' * extra}") for extra in range(1)] == [kept]
+    fleet.wait_for(lambda: victim not in fleet.processes() and len(fleet.processes()) == 2 == fleet.count())
     with ThreadPoolExecutor(16) as pool:  # more than one replica would take
         assert {one.result() for one in [pool.submit(fleet.text, model="kept") for _ in range(32)]} == {kept}
     assert fleet.unload("kept").status_code == 200
