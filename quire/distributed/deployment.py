@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from quire.config import ServerConfig
+from quire.config.setting import Kind, Setting
 from quire.config.settings import at, make
 from quire.errors import QuireError
 
@@ -75,7 +77,13 @@ def read_deployment(given: Mapping[str, Any]) -> Deployment:
     settings = {name.replace("-", "_"): value for name, value in given.items() if name != "deploy"}
     if unknown := sorted(set(settings) - set(rows)):
         raise QuireError(f"{unknown[0]}: there is no such setting; `quire serve --help` lists them.")
-    return deployment(settings, {}, given.get("deploy"))
+    return deployment({**_keys(rows.values()), **settings}, {}, given.get("deploy"))
+
+
+def _keys(rows: Iterable[Setting]) -> dict[str, Any]:
+    """Secrets, which no file needs to have: from their variables, as `quire serve` takes them."""
+    found = {row: os.environ[row.variable] for row in rows if row.secret and os.environ.get(row.variable)}
+    return {row.name: [value] if row.kind is Kind.TEXTS else value for row, value in found.items()}
 
 
 def deployment(settings: Mapping[str, Any], vllm: Mapping[str, Any], deploy: Any) -> Deployment:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,8 +122,6 @@ def single() -> Iterator[ServerProcess]:
 
 def without_ids(body: bytes) -> bytes:
     """An answer, without what differs from request to request."""
-    import re
-
     return re.sub(rb'"(id|created|tier)":("[^"]*"|\d+)', b"", body)
 
 
@@ -271,6 +272,60 @@ def test_the_ledger_is_killed(fleet: Fleet) -> None:
     fleet.wait_for(lambda: fleet.load("after", "french", again=True).status_code == 200)
     assert fleet.text(model="before") == want
     assert fleet.unload("before").status_code == 200 == fleet.unload("after").status_code
+
+
+def test_churn(fleet: Fleet) -> None:
+    """Versions of an adapter come and go, and replicas and the ledger are killed: each answer is wholly of one version,
+    and none is of an older one than an answer before it. QUIRE_TEST_CHURN: for so many seconds."""
+    texts = {fleet.text(model="french", max_tokens=32): "french", fleet.text(model="shout", max_tokens=32): "shout"}
+    end = time.monotonic() + float(os.environ.get("QUIRE_TEST_CHURN", "30"))
+    changes: list[tuple[float, float, str]] = []  # asked, answered, what it stands for then
+    seen: list[tuple[float, float, str]] = []
+    refused: Counter[int] = Counter()
+
+    def asking() -> None:
+        while time.monotonic() < end:
+            began = time.monotonic()
+            answer = fleet.ask(model="y", max_tokens=32)
+            if answer.status_code in (200, 404):
+                text = answer.json()["choices"][0]["text"] if answer.status_code == 200 else ""
+                seen.append((began, time.monotonic(), texts.get(text, text)))
+            else:
+                assert answer.status_code == 503, answer.text
+                refused[answer.status_code] += 1
+
+    def changing(draw: random.Random) -> None:
+        while time.monotonic() < end:
+            began, wanted = time.monotonic(), draw.choice(["french", "shout", "french", "shout", ""])
+            answer = fleet.load("y", wanted, again=True) if wanted else fleet.unload("y")
+            if answer.status_code in (200, 404):
+                changes.append((began, time.monotonic(), wanted))
+            else:  # perhaps it was made, perhaps not
+                assert answer.status_code == 503, answer.text
+                changes.append((began, float("inf"), wanted))
+                refused[answer.status_code] += 1
+
+    def killing(draw: random.Random) -> None:
+        while time.monotonic() < end - 10:
+            time.sleep(min(8.0, max(0.0, end - 10 - time.monotonic())))
+            found = fleet.processes(draw.choice(["EngineReplica", "EngineReplica", "AdapterLedger"]))
+            if found and len(fleet.processes()) == 2:
+                os.kill(draw.choice(found), signal.SIGKILL)
+
+    with ThreadPoolExecutor(10) as pool:
+        running = [pool.submit(asking) for _ in range(8)]
+        running += [pool.submit(work, random.Random(5)) for work in (changing, killing)]
+    for one in running:
+        one.result()
+    assert {what for *_, what in seen} <= {"french", "shout", ""}  # no mixture
+    for began, ended, what in seen:
+        before = max((one for one in changes if one[1] < began), default=(0.0, 0.0, ""))
+        possible = {before[2]} | {one[2] for one in changes if one[0] < ended and one[1] > before[0]}
+        assert what in possible, (began, ended, what, before)
+    print(f"{len(seen)} answers, {len(changes)} changes, {dict(refused)} refused")
+    fleet.wait_for(lambda: fleet.count() == 2 == len(fleet.processes()))
+    fleet.wait_for(lambda: fleet.load("y", "shout", again=True).status_code == 200)
+    assert {fleet.text(model="y", max_tokens=32) for _ in range(8)} == {next(t for t in texts if texts[t] == "shout")}
 
 
 def test_it_scales_to_none_and_back(cluster: Any) -> None:
