@@ -48,10 +48,11 @@ test-all: $(READY) ## all tests that need no GPU: fuzzing, all variants, the GPU
 	$(MAKE) test-ray
 
 .PHONY: test-ray
-test-ray: $(READY) ## workers on a cluster of Ray's, of two nodes on this machine (Ray, from PyPI, comes into the environment)
-	@$(BIN)/python -c 'import ray.serve' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt \
-	  "$$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["ray"])')"
-	$(BIN)/python -m pytest -m ray
+test-ray: $(READY) ## workers and replicas on a cluster of Ray's, of two nodes on this machine (Ray, from PyPI, comes into the environment)
+	@$(BIN)/python -c 'import ray.data, ray.serve' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt $$($(BIN)/python -c \
+	  'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["ray"], *extras["ray-data"])')
+	$(BIN)/python -m pytest -m ray tests/platform tests/benchmarks
+	$(BIN)/python -m pytest -m ray tests/distributed
 
 .PHONY: test-gpu
 test-gpu: $(READY) ## the tests that need an NVIDIA GPU

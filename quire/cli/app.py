@@ -11,6 +11,7 @@ from quire import __version__
 from quire.cli.bench import bench
 from quire.cli.chat import chat
 from quire.cli.complete import complete
+from quire.cli.deploy import DeployCommand, deploy
 from quire.cli.doctor import doctor
 from quire.cli.models import models
 from quire.cli.quantize import quantize
@@ -54,6 +55,7 @@ def main(
 
 app.command()(run)
 app.command(cls=ServeCommand)(serve)
+app.command(cls=DeployCommand)(deploy)
 app.command("run-batch", cls=RunBatchCommand)(run_batch)
 for verb in (chat, complete, top, models, doctor, bench, quantize):
     app.command()(verb)

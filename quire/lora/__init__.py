@@ -3,7 +3,7 @@
 from quire.lora.adapter import Adapter, AdapterReader
 from quire.lora.device_budget import DeviceAdapterBudget
 from quire.lora.files import WEIGHTS_FILE
-from quire.lora.memory import AdapterInfo, LoadReport
+from quire.lora.memory import AdapterInfo, LoadReport, StagedAdapter
 from quire.lora.peft_config import CONFIG_FILE
 from quire.lora.registry import AdapterRegistry
 from quire.lora.request import LoRARequest, name_fault
@@ -21,6 +21,7 @@ __all__ = [
     "DeviceAdapterBudget",
     "LoRARequest",
     "LoadReport",
+    "StagedAdapter",
     "capacity_for",
     "name_fault",
 ]

@@ -10,7 +10,7 @@ from typing import Literal
 
 from quire import paths
 from quire.config import LoRAConfig
-from quire.errors import AdapterError, OutsideRootsError
+from quire.errors import AdapterError, OutsideRootsError, RequestError
 from quire.lora.adapter import LoadedAdapter
 from quire.lora.gguf import is_gguf
 from quire.types import AdapterRef, AdapterUse
@@ -94,6 +94,15 @@ class AdapterVersion:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class StagedAdapter:
+    """A version that was read and checked, and that no name stands for. replace: its name may be taken."""
+
+    version: AdapterVersion
+    adapter: LoadedAdapter
+    replace: bool
+
+
 class HostMemory:
     """The budget of main memory over all versions. Its methods are called under the registry's lock."""
 
@@ -131,6 +140,21 @@ class HostMemory:
             raise AdapterError(
                 f"adapter {version.ref.name!r} takes {version.size:,} bytes beside {sum(v.size for v in kept):,} of "
                 f"pinned ones, and that leaves no room for all others: {self.limits()}. Raise these, or pin less."
+            )
+
+    def check_mixture(self, versions: Collection[AdapterVersion], pinned: Iterable[AdapterVersion]) -> None:
+        """Versions that a request mixes must be plain LoRA, and find room together. Raises RequestError."""
+        for version in versions:
+            if not version.mixable:
+                raise RequestError(
+                    f"adapter {version.ref.name!r} is more than plain LoRA (DoRA, biases, saved modules or trained "
+                    "tokens) and cannot be part of a mixture"
+                )
+        kept = list(pinned)
+        if not self.fits({*versions, *kept}) or len(versions) > (self._config.max_loras or len(versions)):
+            raise RequestError(
+                f"the mixture takes {sum(version.size for version in versions):,} bytes and {len(versions)} adapters, "
+                f"and finds no room ({self.limits()}; {len(kept)} adapters are pinned)"
             )
 
     def make_room(self, version: AdapterVersion, urgent: bool) -> bool:

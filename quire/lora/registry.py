@@ -7,9 +7,6 @@ needed. Any thread may call anything here; files are read by workers, outside th
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,23 +20,20 @@ from typing import Literal
 from quire.config import LoRAConfig
 from quire.errors import AdapterError, RequestError, UnknownAdapterError
 from quire.lora.adapter import LoadedAdapter, Reader
-from quire.lora.memory import AdapterInfo, AdapterVersion, HostMemory, LoadReport, allowed_folder, check_versions
+from quire.lora.memory import (
+    AdapterInfo,
+    AdapterVersion,
+    HostMemory,
+    LoadReport,
+    StagedAdapter,
+    allowed_folder,
+    check_versions,
+)
+from quire.lora.priority import lower_priority
 from quire.lora.request import LoRARequest, name_fault
 from quire.types import AdapterRef, AdapterUse
 
 _MOST_FREED = 1000  # unloadings that are remembered until somebody asks
-
-
-def lower_priority() -> None:
-    """Let this thread, and those that it begins, wait for the threads that compute steps: Linux has it by thread."""
-    if sys.platform != "linux":  # elsewhere this would be the whole process
-        return
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-
-
-def _uids(versions: Iterable[AdapterVersion]) -> frozenset[int]:
-    return frozenset(version.ref.uid for version in versions)
 
 
 class AdapterRegistry:
@@ -81,13 +75,23 @@ class AdapterRegistry:
         pinned: bool = False,
         int_id: int | None = None,
         source: str | None = None,
-        gone: Callable[[], object] | None = None,
     ) -> LoadReport:
-        """Read an adapter and let `name` stand for it from now on.
+        """Read an adapter and let `name` stand for it from now on: `stage` and `publish`."""
+        return self.publish(self.stage(name, path, replace, pinned, int_id, source))
+
+    def stage(
+        self,
+        name: str,
+        path: Path,
+        replace: bool = False,
+        pinned: bool = False,
+        int_id: int | None = None,
+        source: str | None = None,
+    ) -> StagedAdapter:
+        """Read an adapter that `name` may come to stand for; whoever does not want it drops it.
 
         replace: for a name that is taken; requests that run go on with the version that they have, and a pin stays.
-        source: what the caller calls the path, where that is something else (a hub id). gone: called under the lock,
-        once nobody has the version, neither its name nor a request.
+        source: what the caller calls the path, where that is something else (a hub id).
         """
         if fault := name_fault(name):
             raise AdapterError(f"adapter name {name!r:.200}: {fault}.")
@@ -98,21 +102,30 @@ class AdapterRegistry:
         seconds = time.monotonic() - begin
         report = LoadReport(name, adapter.modules, adapter.ranks, adapter.nbytes, seconds, **vars(adapter.bound))
         with self._changed:
-            self._check_free(name, int_id, replace)
             ref = AdapterRef(name, next(self._uids), adapter.digest, adapter.visual)
-            version = AdapterVersion(ref, path, source, report, int_id, adapter.mixable)
-            old = self._names.get(name)
-            pinned = pinned or (old is not None and old.pinned)
-            self._memory.check(version, pinned, old, self._mixed())
-            version.pinned, version.stamp, version.gone = pinned, next(self._stamps), gone
+            version = AdapterVersion(ref, path, source, report, int_id, adapter.mixable, pinned=pinned)
+            self._check_room(version)
+        return StagedAdapter(version, adapter, replace)
+
+    def publish(self, staged: StagedAdapter, gone: Callable[[], object] | None = None) -> LoadReport:
+        """Let a name stand for what was staged. It fails where the name, its number or its room went meanwhile.
+
+        gone: called under the lock, once nobody has the version, neither its name nor a request.
+        """
+        version, name = staged.version, staged.version.ref.name
+        with self._changed:
+            self._check_free(name, version.int_id, staged.replace)
+            old = self._check_room(version)
+            version.stamp, version.gone = next(self._stamps), gone
             if old is not None:
-                version.int_id = int_id if int_id is not None else old.int_id
+                version.pinned = version.pinned or old.pinned
+                version.int_id = version.int_id if version.int_id is not None else old.int_id
                 self._retire(old)
-            self._names[name] = self._versions[ref.uid] = version
+            self._names[name] = self._versions[version.ref.uid] = version
             if self._memory.make_room(version, urgent=False):
-                version.adapter = adapter
+                version.adapter = staged.adapter
             self._changed.notify_all()
-        return report
+        return version.report
 
     def unload(self, name: str) -> int:
         """Forget a name; its weights go when no request holds them. Returns the version's uid, for `freed`."""
@@ -180,20 +193,20 @@ class AdapterRegistry:
             if request.adapters is None:
                 self._check_same(request, versions[0])
             else:
-                self._check_mixture(versions)
+                self._memory.check_mixture(versions, [one for one in self._names.values() if one.pinned])
             for version in versions:
                 version.users += 1
                 version.stamp = next(self._stamps)
                 version.error = None  # of an older request's
             if len(versions) > 1:
-                self._mixtures[_uids(versions)] += 1
+                self._mixtures[frozenset(version.ref.uid for version in versions)] += 1
             return tuple((version.ref, weight) for version, (_, weight) in zip(versions, wanted, strict=True))
 
     def release(self, use: AdapterUse) -> None:
         with self._changed:
             versions = [self._versions[ref.uid] for ref, _ in use]
             if len(versions) > 1:
-                self._mixtures[_uids(versions)] -= 1
+                self._mixtures[frozenset(version.ref.uid for version in versions)] -= 1
                 self._mixtures = +self._mixtures
             for version in versions:
                 version.users -= 1
@@ -307,6 +320,12 @@ class AdapterRegistry:
                 )
             self._check_number(name, int_id)
 
+    def _check_room(self, version: AdapterVersion) -> AdapterVersion | None:
+        """Whether there is room for it. The version in whose place it comes."""
+        old = self._names.get(version.ref.name)
+        self._memory.check(version, version.pinned or (old is not None and old.pinned), old, self._mixed())
+        return old
+
     def _check_number(self, name: str, int_id: int | None) -> None:
         for other in self._names.values():
             if int_id is not None and other.int_id == int_id and other.ref.name != name:
@@ -334,20 +353,6 @@ class AdapterRegistry:
                 raise RequestError(
                     f"adapter {request.lora_name!r} has lora_int_id={version.int_id}, not {request.lora_int_id}"
                 )
-
-    def _check_mixture(self, versions: list[AdapterVersion]) -> None:
-        for version in versions:
-            if not version.mixable:
-                raise RequestError(
-                    f"adapter {version.ref.name!r} is more than plain LoRA (DoRA, biases, saved modules or trained "
-                    "tokens) and cannot be part of a mixture"
-                )
-        kept = [version for version in self._names.values() if version.pinned]
-        if not self._memory.fits({*versions, *kept}) or len(versions) > (self._config.max_loras or len(versions)):
-            raise RequestError(
-                f"the mixture takes {sum(version.size for version in versions):,} bytes and {len(versions)} adapters, "
-                f"and finds no room ({self._memory.limits()}; {len(kept)} adapters are pinned)"
-            )
 
     def _mixed(self) -> list[list[AdapterVersion]]:
         """The mixtures that requests hold."""

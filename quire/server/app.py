@@ -87,7 +87,7 @@ def create_app(
     asked_most = [completions, chat] if engine.llm_engine.pooling is None else [embeddings, scores]
     lenient = config.unknown_fields == "warn"
     app.add_middleware(ShortWay, api=app, routers=[part.router for part in asked_most], lenient=lenient)
-    _surround(app, config, metrics, access_log)
+    surround(app, config, metrics, access_log)
     return app
 
 
@@ -110,7 +110,7 @@ def _include(app: FastAPI, with_page: bool, spec: PoolingSpec | None) -> None:
     app.include_router(messages.router, responses=DOCUMENTED_ANTHROPIC, dependencies=generators)
 
 
-def _surround(app: FastAPI, config: ServerConfig, metrics: Metrics, access_log: bool) -> None:
+def surround(app: FastAPI, config: ServerConfig, metrics: Metrics, access_log: bool) -> None:
     """What every request passes before its route, be it by the short way or not; from the inside out."""
     app.add_middleware(
         BodyLimits,

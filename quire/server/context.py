@@ -33,7 +33,8 @@ _MOST_NAMED, _LONGEST_NAME = 16, 64  # of fields that were passed over
 @dataclass
 class ServerContext:
     """One server: its engine, its settings, the names that it serves, its metrics, how its model writes messages, how
-    many sequences it has, the answers that nobody waits for, the responses that are kept, and who watches the engine.
+    many sequences it has, what ids of its own begin with (where others serve beside it), the answers that nobody waits
+    for, the responses that are kept, and who watches the engine.
     """
 
     engine: AsyncEngine
@@ -42,6 +43,7 @@ class ServerContext:
     metrics: Metrics
     format: MessageFormat = field(default_factory=MessageFormat)
     sequences: int = field(default=0)
+    id_prefix: str = ""
     deferred: DeferredAnswers = field(default_factory=DeferredAnswers)
     responses: ResponseStore = field(init=False)
     events: EngineEvents = field(init=False)

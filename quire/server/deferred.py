@@ -58,9 +58,9 @@ class DeferredAnswers:
         if sum(kept.task is not None for kept in self._kept.values()) >= self._most:
             raise OverloadedError(f"{self._most} answers that nobody waits for are not ready: try again later", 5)
 
-    def add(self, work: Coroutine[Any, Any, dict[str, Any]], owner: bytes | None) -> str:
-        """Keep what some work comes to. Returns its name."""
-        name, kept = secrets.token_hex(16), Kept(owner)
+    def add(self, work: Coroutine[Any, Any, dict[str, Any]], owner: bytes | None, prefix: str = "") -> str:
+        """Keep what some work comes to. Returns its name, which begins with `prefix`."""
+        name, kept = prefix + secrets.token_hex(16), Kept(owner)
         self._kept[name] = kept
         kept.task = asyncio.ensure_future(self._wait(name, kept, work))
         self._make_room()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quire.config import ServerConfig
 from quire.errors import AdapterError, QuireError, UnknownAdapterError
-from quire.lora import AdapterInfo, LoadReport, LoRARequest, name_fault
+from quire.lora import AdapterInfo, LoadReport, LoRARequest, StagedAdapter, name_fault
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.server.adapter_resolver import AdapterResolver
 from quire.server.adapter_sources import AdapterSources
@@ -20,8 +20,19 @@ from quire.server.responses.errors import ApiError, as_api_error, no_model
 from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
 from quire.server.uploads.store import AdapterStore, Upload
 
+# Waits until requests may run with these adapters, where others change them too (replicas). Raises ApiError.
+Gate = Callable[[frozenset[str]], Awaitable[None]]
+
 _OWNER = "quire"
 _UPLOAD = "upload"  # what the folder of an uploaded adapter is called, to those who ask
+
+
+@dataclass(frozen=True)
+class StagedModel:
+    """What a name may come to stand for: an adapter that was read, or a mixture. body: who asked for it."""
+
+    body: LoadAdapterRequest
+    what: StagedAdapter | LoRARequest
 
 
 class ServedModels:
@@ -34,6 +45,7 @@ class ServedModels:
         self._store = store
         self._created = int(time.time())
         self._mixtures: dict[str, LoRARequest] = {}
+        self.gate: Gate | None = None
         self._parents: dict[str, str] = {}  # adapter -> the name of the base model that its loader gave
         root = engine.llm_engine.config.model.model
         self._root = root or "quire-demo"
@@ -46,6 +58,8 @@ class ServedModels:
 
     async def resolve(self, model: str | None) -> LoRARequest | None:
         """As `find`; an adapter that is not loaded is looked for where adapters may come from, and loaded."""
+        if self.gate is not None and model is not None and model not in self.names:
+            await self.gate(frozenset({model, *self._parts(model)}))
         try:
             found = self.find(model)
         except ApiError:
@@ -57,6 +71,11 @@ class ServedModels:
         if model is not None and self._resolver is not None:
             self._resolver.used(model)
         return found
+
+    def _parts(self, model: str) -> Iterable[str]:
+        """The adapters that a mixture needs; none for other names."""
+        mixture = self._mixtures.get(model)
+        return dict(mixture.adapters or ()) if mixture is not None else ()
 
     def _is_part(self, name: str) -> bool:
         """Whether a mixture needs an adapter."""
@@ -72,6 +91,11 @@ class ServedModels:
         if adapters is not None and adapters.knows(model):
             return LoRARequest(model)
         raise no_model(model)
+
+    def has(self, name: str) -> bool:
+        """Whether an adapter or a mixture has this name."""
+        adapters = self._engine.llm_engine.adapters
+        return name in self._mixtures or (adapters is not None and adapters.knows(name))
 
     def name_of(self, model: str | None) -> str:
         return self.names[0] if model is None else model
@@ -161,16 +185,31 @@ class ServedModels:
 
     async def load(self, body: LoadAdapterRequest) -> dict[str, Any]:
         """Load an adapter from under the allowed folders, or name a mixture. Raises ApiError."""
+        return self.publish(await self.stage(body))
+
+    async def stage(self, body: LoadAdapterRequest) -> StagedModel:
+        """Read and check what a name may come to stand for. Raises ApiError."""
         if (body.lora_path is None) == (body.adapters is None):
             raise ApiError(400, "lora_path: give the adapter's folder here, or a mixture in adapters.", "lora_path")
         self._check_name(body)
         if body.adapters is not None:
-            return self._mix(body)
+            return StagedModel(body, self._mixture(body))
         assert body.lora_path is not None
         folder = await asyncio.to_thread(self._places.folder, body.lora_path)
         with self._hiding():
-            report = await self._engine.load_lora_adapter(body.lora_name, str(folder), body.load_inplace)
-        return self._took(body, report)
+            return StagedModel(
+                body, await self._engine.stage_lora_adapter(body.lora_name, str(folder), body.load_inplace)
+            )
+
+    def publish(self, staged: StagedModel) -> dict[str, Any]:
+        """Let a name stand for what was staged. Raises ApiError where that does not go any more."""
+        body, what = staged.body, staged.what
+        if isinstance(what, StagedAdapter):
+            with self._hiding():
+                return self._took(body, self._engine.publish_lora_adapter(what))
+        self._mixtures[body.lora_name] = what
+        self._name_parent(body)
+        return {"name": body.lora_name, "adapters": [part.model_dump() for part in body.adapters or ()]}
 
     async def load_uploaded(self, body: LoadAdapterRequest, upload: Upload) -> dict[str, Any]:
         """Load what has come; its folder lives as long as the version does that is made of it. Raises ApiError; then
@@ -209,7 +248,7 @@ class ServedModels:
                 400, f"lora_name: {body.lora_name!r} is loaded already; load_inplace replaces it.", "lora_name"
             )
 
-    def _mix(self, body: LoadAdapterRequest) -> dict[str, Any]:
+    def _mixture(self, body: LoadAdapterRequest) -> LoRARequest:
         adapters = self._engine.llm_engine.adapters
         assert adapters is not None and body.adapters is not None
         if adapters.knows(body.lora_name):
@@ -219,9 +258,7 @@ class ServedModels:
             self._engine.llm_engine.lora.check_mixture(mixture)
         except QuireError as error:
             raise ApiError(400, f"adapters: {error}", "adapters") from None
-        self._mixtures[body.lora_name] = mixture
-        self._name_parent(body)
-        return {"name": body.lora_name, "adapters": [part.model_dump() for part in body.adapters]}
+        return mixture
 
     def _check_number(self, body: UnloadAdapterRequest) -> None:
         """vLLM's clients may name an adapter by its number too."""

@@ -10,53 +10,20 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from quire.demo import model_path
 from tests.benchmarks.benchmarks import BENCHMARKS, FOLDER, imported
-from tests.platform.execution.on_ray.conftest import UNHURRIED
+from tests.benchmarks.conftest import TINY, Call
 from tests.server.api_server import LocalServer, ServerProcess
 
-TINY = dict(
-    hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-    vocab_size=15000, max_position_embeddings=1024, tie_word_embeddings=False,
-)  # fmt: skip
-
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
-
-Call = Callable[..., None]
-
-
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama whose vocabulary is large enough for the benchmarks' random prompts."""
-    path = tmp_path_factory.mktemp("llama")
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**TINY)).to(torch.bfloat16).save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Runs a module's `main` with these arguments; an exit code of 1, of a target that is missed, is no failure."""
-
-    def run(module: ModuleType, *words: object) -> None:
-        monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, words)])
-        try:
-            module.main()
-        except SystemExit as end:
-            assert end.code in (None, 0, 1, False, True), end.code
-
-    return run
 
 
 def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,16 +84,6 @@ def test_kv_disk(
             call(kv_disk, *words)  # the folder is not empty: nothing is computed
         call(kv_disk, *words[:-1], tmp_path / "cold", "--cold", "--json")
         assert json.loads(capsys.readouterr().out)["cached"] == 192
-
-
-@pytest.mark.ray
-def test_executor_on_ray(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with monkeypatch.context() as variables, imported("executor") as executor:
-        for name, value in {**UNHURRIED, "RAY_ADDRESS": ""}.items():  # which it sets, and is undone
-            variables.setenv(name, value)
-        call(executor, "--streams", 2, "--steps", 2, "--turns", 4, "--ray")
-        shown = capsys.readouterr().out
-        assert all(f"{kind} " in shown for kind in executor.RAY_KINDS)
 
 
 def test_attention(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

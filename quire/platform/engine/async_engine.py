@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from quire.config import EngineConfig
 from quire.errors import EngineClosedError, RequestError, SleepingError
-from quire.lora import AdapterInfo, LoadReport, LoRARequest
+from quire.lora import AdapterInfo, LoadReport, LoRARequest, StagedAdapter
 from quire.platform.engine.llm_engine import AnyParams, LLMEngine
 from quire.platform.engine.output_stream import OutputQueues, Outputs
 from quire.platform.engine.stats import EngineStats
@@ -303,11 +303,19 @@ class AsyncEngine:
 
         gone: called, in any thread, once nobody needs its files any more.
         """
+        return self.publish_lora_adapter(await self.stage_lora_adapter(name, path, load_inplace), gone)
+
+    async def stage_lora_adapter(self, name: str, path: str, load_inplace: bool = False) -> StagedAdapter:
+        """Read an adapter that `name` is to stand for once it is published. Raises AdapterError."""
         try:
-            report = await asyncio.to_thread(self.llm_engine.lora.load, name, path, load_inplace, gone=gone)
+            return await asyncio.to_thread(self.llm_engine.lora.stage, name, path, load_inplace)
         except RuntimeError:  # its workers take nothing any more
             self.step_loop.check_runs()
             raise
+
+    def publish_lora_adapter(self, staged: StagedAdapter, gone: Callable[[], object] | None = None) -> LoadReport:
+        """Let a name stand for what was staged. Raises AdapterError."""
+        report = self.llm_engine.lora.publish(staged, gone)
         self.step_loop.notify()  # an older version may be free to go
         return report
 

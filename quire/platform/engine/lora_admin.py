@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.errors import AdapterError, QuireError, RequestError, UnknownAdapterError
-from quire.lora import AdapterInfo, AdapterRegistry, LoadReport, LoRARequest
+from quire.lora import AdapterInfo, AdapterRegistry, LoadReport, LoRARequest, StagedAdapter
 from quire.platform.engine.builder import resolve_adapter
 from quire.platform.engine.sleep import Sleep
 from quire.platform.scheduling.plan import StepPlan
@@ -31,20 +31,24 @@ class LoRAAdmin:
     # -- for callers ----------------------------------------------------------------------------------------------
 
     def load(
-        self,
-        name: str,
-        path: str,
-        load_inplace: bool = False,
-        pinned: bool = False,
-        lora_int_id: int | None = None,
-        gone: Callable[[], object] | None = None,
+        self, name: str, path: str, load_inplace: bool = False, pinned: bool = False, lora_int_id: int | None = None
     ) -> LoadReport:
-        """Load an adapter from a folder and let `name` stand for it. See `LLMEngine.load_lora_adapter`.
+        """Load an adapter from a folder and let `name` stand for it. See `LLMEngine.load_lora_adapter`."""
+        with self._sleep.awake():
+            return self._required().load(name, self._folder(path), load_inplace, pinned, lora_int_id, path)
+
+    def stage(self, name: str, path: str, load_inplace: bool = False) -> StagedAdapter:
+        """Read an adapter that `name` is to stand for once it is published. Raises AdapterError."""
+        with self._sleep.awake():
+            return self._required().stage(name, self._folder(path), load_inplace, source=path)
+
+    def publish(self, staged: StagedAdapter, gone: Callable[[], object] | None = None) -> LoadReport:
+        """Let a name stand for what was staged. Raises AdapterError.
 
         gone: called, in any thread, once nobody needs its files any more.
         """
         with self._sleep.awake():
-            return self._required().load(name, self._folder(path), load_inplace, pinned, lora_int_id, path, gone)
+            return self._required().publish(staged, gone)
 
     def load_for(self, request: LoRARequest) -> None:
         """Load what a request names by its path, unless it is loaded and the request does not want it loaded again.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import h11
 from starlette.types import ASGIApp
@@ -106,8 +106,7 @@ class Connection(asyncio.Protocol):
     # -- asyncio's side -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is of another class
         self._enter(_State.WAITING, min(self._times.header, _MOMENT) if self._last else self._times.header)
 
     def connection_lost(self, exc: Exception | None) -> None:

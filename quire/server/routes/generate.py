@@ -69,7 +69,7 @@ async def generate(body: GenerateRequest, request: Request) -> Response:  # type
             return await answer.run(read, adapter, sequences, bool(fields.stream))
         context.deferred.check_room()
         rest = await answer.begin(read, adapter, sequences)
-        name = context.deferred.add(rest(), owner_of(request.scope, context.config))
+        name = context.deferred.add(rest(), owner_of(request.scope, context.config), context.id_prefix)
         note(request, result=name[:8])
         return JSONResponse({"request_id": name})
     except Exception as error:

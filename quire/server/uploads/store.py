@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from quire.config import ServerConfig
 from quire.errors import OverloadedError, QuireError
-from quire.lora.registry import lower_priority
+from quire.lora.priority import lower_priority
 from quire.server.responses.errors import ApiError
 from quire.server.uploads.form import AdapterForm
 from quire.server.uploads.multipart import MultipartError, MultipartReader

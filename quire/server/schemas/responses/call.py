@@ -50,7 +50,7 @@ class ResponsesCall(ChatCall):
             super().__init__(context, request, chat)
         except Exception as error:
             raise self.options.about(as_api_error(error, list(type(chat).model_fields))) from error
-        self.name = _name(given.request_id)
+        self.name = _name(given.request_id, context.id_prefix)
         self.id = PREFIX + self.name
         self.owner = owner_of(request.scope, context.config)
         self.store = self._stores()
@@ -155,10 +155,10 @@ def _output(stored: StoredResponse) -> list[Item]:
     return output
 
 
-def _name(request_id: str | None) -> str:
-    """Drawn at random, unless the client says how it is called: nobody can guess another's."""
+def _name(request_id: str | None, prefix: str) -> str:
+    """Drawn at random, unless the client says how it is called: nobody can guess another's. prefix: of random ones."""
     if request_id is None:
-        return secrets.token_hex(24)
+        return prefix + secrets.token_hex(24)
     if not REQUEST_ID.fullmatch(request_id):
         raise ApiError(400, f"request_id: must match {REQUEST_ID.pattern}.", "request_id")
     return request_id.removeprefix(PREFIX)

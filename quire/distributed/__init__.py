@@ -1,0 +1,1 @@
+"""More than one process and more than one machine, on Ray: `pip install quire-llm[ray]`."""

@@ -1,0 +1,189 @@
+"""A request handed to the replica that Ray chooses, and its answer handed back as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import aiohttp
+from multidict import CIMultiDict
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+from yarl import URL
+
+from quire.distributed.hints import hints_of
+from quire.distributed.steps import SECRET, TICKET
+from quire.server.http.gone import ClientGoneError, while_there
+from quire.server.paths import speaks_anthropic
+from quire.server.responses.errors import ApiError, anthropic_body
+
+logger = logging.getLogger("quire.distributed")
+
+_TRIES = 4  # replicas that are asked, where one after the other goes before its answer begins
+_ADMISSION = 600.0  # seconds that a request waits for a replica that has room, or that must start first
+_CONNECT = 5.0  # seconds
+# Of one connection, not of what is sent; and what the door writes anew.
+_HOP = frozenset({b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
+                  b"transfer-encoding", b"upgrade", b"date", b"expect"})  # fmt: skip
+_OURS = frozenset({SECRET.encode(), TICKET.encode(), b"content-length"})
+_AUTO = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # which aiohttp would add
+
+
+class Forward:
+    """An ASGI application. A context manager, around its connections to replicas."""
+
+    def __init__(self, replicas: Any, secret: str, base: Collection[str]) -> None:
+        """replicas: the handle of their deployment. base: the base model's names."""
+        self._admit = replicas.options(method_name="admit", stream=True)
+        self._secret = secret
+        self._base = frozenset(base)
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Forward:
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT),
+            auto_decompress=False,
+            skip_auto_headers=_AUTO,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise ApiError(404, "the door speaks HTTP alone.")
+        body = await _whole(receive)
+        # A mounted application's root path has grown; a replica has that of the configuration.
+        await while_there(scope, receive, self._serve(scope, body, send))
+
+    async def awake(self) -> None:
+        """Have one replica at least."""
+        async for _ in self._admit.remote({"awake": True}):
+            pass
+
+    async def fetch(self, address: str, path: str) -> bytes:
+        """What one replica answers. Raises aiohttp.ClientError."""
+        assert self._http is not None
+        headers = {SECRET: self._secret}
+        async with self._http.get(
+            address + path, headers=headers, timeout=aiohttp.ClientTimeout(10.0), raise_for_status=True
+        ) as answer:
+            text: bytes = await answer.read()
+            return text
+
+    async def post(self, address: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        """As `fetch`, with clients' headers: status and body."""
+        assert self._http is not None
+        async with self._http.post(
+            address + path, headers={**headers, SECRET: self._secret}, timeout=aiohttp.ClientTimeout(30.0)
+        ) as answer:
+            return answer.status, await answer.read()
+
+    async def _serve(self, scope: Scope, body: bytes, send: Send) -> None:
+        hints = hints_of(scope["path"], body, self._base)
+        for tried in range(_TRIES):
+            admission = self._admit.remote(hints)
+            told = await _first(admission)
+            if told is None:
+                continue  # the replica that was chosen has gone
+            try:
+                async with self._asked(scope, body, told) as answer:
+                    await _handed_back(scope, answer, send)
+                return
+            except (aiohttp.ClientConnectionError, ConnectionError) as error:
+                logger.warning("replica %s: %s, try %d", told["replica"], type(error).__name__, tried + 1)
+            finally:
+                _finish(admission)
+        raise ApiError(503, "the replicas that were asked ended before they answered: try again.",
+                       headers={"Retry-After": "1"})  # fmt: skip
+
+    def _asked(self, scope: Scope, body: bytes, told: Mapping[str, str]) -> Any:
+        assert self._http is not None
+        headers = CIMultiDict(
+            (name.decode("latin-1"), value.decode("latin-1"))
+            for name, value in scope["headers"]
+            if name not in _HOP and name not in _OURS
+        )
+        headers.update({SECRET: self._secret, TICKET: told["ticket"]})
+        query = scope["query_string"].decode("latin-1")
+        target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+        url = URL(told["address"] + target, encoded=True)
+        data = body if body or scope["method"] not in ("GET", "HEAD", "DELETE", "OPTIONS") else None
+        return self._http.request(scope["method"], url, data=data, headers=headers, allow_redirects=False)
+
+
+async def _first(admission: Any) -> Mapping[str, str] | None:
+    """What the replica says that Ray has chosen; None: it has gone. Raises ApiError where none has room for long."""
+    from ray.exceptions import RayActorError
+    from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+    try:
+        told: Mapping[str, str] = await asyncio.wait_for(anext(admission), _ADMISSION)
+        return told
+    except (RayActorError, StopAsyncIteration):
+        return None
+    except BackPressureError:
+        raise ApiError(429, "too many requests wait: try again later.", headers={"Retry-After": "1"}) from None
+    except TimeoutError:
+        raise ApiError(503, f"no replica had room within {_ADMISSION:g} s.", headers={"Retry-After": "5"}) from None
+    except DeploymentUnavailableError as error:
+        raise ApiError(503, f"no replica can be started: {error}", headers={"Retry-After": "5"}) from None
+
+
+def _finish(admission: Any) -> None:
+    """Ray keeps what is asked for until somebody has looked at its end."""
+
+    async def drain() -> None:
+        try:
+            async for _ in admission:
+                pass
+        except Exception as error:
+            logger.debug("an admission ended with %s", type(error).__name__)
+
+    task = asyncio.ensure_future(drain())
+    _draining.add(task)
+    task.add_done_callback(_draining.discard)
+
+
+_draining: set[asyncio.Task[None]] = set()
+
+
+async def _handed_back(scope: Scope, answer: aiohttp.ClientResponse, send: Send) -> None:
+    """Pass an answer on. One that breaks off ends with an error in its stream, or without its end."""
+    headers = [(name.lower(), value) for name, value in answer.raw_headers if name.lower() not in _HOP]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    try:
+        async for part in answer.content.iter_any():
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    except (aiohttp.ClientError, ConnectionError) as error:
+        logger.error("a replica ended while it answered (%s)", type(error).__name__)
+        if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+            raise ClientDisconnect from None  # the connection is closed before the answer's end
+        await send({"type": "http.response.body", "body": _broken(scope), "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _broken(scope: Scope) -> bytes:
+    """The event of a stream that breaks off."""
+    error = ApiError(503, "the replica that answered has ended: send the request again.", code="replica_ended")
+    if speaks_anthropic(scope):
+        return b"event: error\ndata: " + json.dumps(anthropic_body(error, None)).encode() + b"\n\n"
+    return b"data: " + json.dumps(error.body).encode() + b"\n\n"
+
+
+async def _whole(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)

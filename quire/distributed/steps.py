@@ -1,0 +1,55 @@
+"""What doors, the ledger and replicas say to each other over HTTP, beside clients' requests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.server.responses.errors import ApiError
+
+logger = logging.getLogger("quire.distributed")
+
+# Headers of requests between them; clients' own of these names go no further than the door.
+SECRET = "x-quire-secret"  # known to this application's doors, ledger and replicas alone
+TICKET = "x-quire-ticket"  # of an admission, which ends with the request that brings it
+STEPS = "/.quire/"  # the path before the steps of a change
+
+_LONG = 600.0  # seconds that a replica may take to read an adapter, or to let go of one
+_SHORT = 10.0  # seconds that it may take for anything else
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of a replica to a step. body: JSON. came: False where it did not answer."""
+
+    status: int
+    body: Any
+    came: bool = True
+
+
+# Has a replica (its name, its address) take a step of a change that it is told.
+Send = Callable[[str, str, str, dict[str, Any]], Awaitable[Answer]]
+
+
+class HttpSteps:
+    """Sends steps to replicas' servers. One that does not answer counts as one that refuses, with status 503."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+        self._http: Any = None
+
+    async def __call__(self, replica: str, address: str, step: str, told: dict[str, Any]) -> Answer:
+        import aiohttp
+
+        if self._http is None:
+            self._http = aiohttp.ClientSession(headers={SECRET: self._secret})
+        seconds = aiohttp.ClientTimeout(_LONG if step in ("stage", "publish") else _SHORT)
+        try:
+            async with self._http.post(f"{address}{STEPS}{step}", json=told, timeout=seconds) as answer:
+                return Answer(answer.status, await answer.json())
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            logger.warning("replica %s: %s: %s %s", replica, step, type(error).__name__, error)
+            gone = ApiError(503, f"a replica did not answer ({type(error).__name__}): nothing was changed; try again.")
+            return Answer(gone.status, gone.body, came=False)
