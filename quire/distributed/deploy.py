@@ -22,6 +22,7 @@ def connect(address: str | None) -> None:
     Nothing of Ray's is sent anywhere. Raises QuireError.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: replicas would give way to everything
     try:
         import ray
         import ray.serve

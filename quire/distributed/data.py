@@ -1,0 +1,174 @@
+"""Answers to the rows of a dataset, by engines on a cluster of Ray's: a stage for `ray.data`, and jobs that go on where
+they were stopped.
+
+Needs Ray Data: pip install 'quire-llm[ray-data]'.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quire.errors import QuireError
+from quire.lora import LoRARequest
+from quire.platform.engine.llm import LLM
+from quire.platform.sampling.params import SamplingParams
+
+Batch = dict[str, Any]  # column -> array
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names of columns. prompt: a text, or token ids. lora: an adapter's name, of `adapters`; None: there is no such
+    column. output: what is added: the text; finish_reason: and why it ended; None: not wanted."""
+
+    prompt: str = "prompt"
+    output: str = "generated_text"
+    lora: str | None = None
+    finish_reason: str | None = None
+
+
+class Generate:
+    """For `Dataset.map_batches(Generate, fn_constructor_kwargs={...}, concurrency=(1, 8), num_cpus=4)`.
+
+    Each of its actors is an engine. Rows keep their order, and each answer is bitwise what it would be alone.
+    """
+
+    def __init__(
+        self,
+        llm: Mapping[str, Any],
+        sampling: Mapping[str, Any] | None = None,
+        columns: Columns = Columns(),
+        adapters: Mapping[str, str] | None = None,
+    ) -> None:
+        """llm: arguments of `LLM`. sampling: of `SamplingParams`. adapters: name -> path. Raises QuireError."""
+        self._llm = LLM(**llm)
+        self._params = SamplingParams(**(sampling or {}))
+        self._columns = columns
+        self._adapters = {name: LoRARequest(name, lora_path=path) for name, path in (adapters or {}).items()}
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with its answers. Raises QuireError for a column that there is not, or a row that is refused."""
+        columns = self._columns
+        if columns.prompt not in batch:
+            raise QuireError(f"there is no column {columns.prompt!r}; there are {', '.join(batch)}.")
+        prompts = [_prompt(one) for one in batch[columns.prompt]]
+        lora = None if columns.lora is None else [self._adapter(name) for name in batch[columns.lora]]
+        outputs = self._llm.generate(prompts, self._params, lora_request=lora, use_tqdm=False)
+        answers = [one.outputs[0] for one in outputs]
+        added: Batch = {columns.output: np.array([one.text for one in answers], dtype=object)}
+        if columns.finish_reason is not None:
+            added[columns.finish_reason] = np.array([one.finish_reason for one in answers], dtype=object)
+        return {**batch, **added}
+
+    def _adapter(self, name: Any) -> LoRARequest | None:
+        if name is None or name == "":
+            return None
+        if name not in self._adapters:
+            raise QuireError(f"there is no adapter {name!r}; there are {', '.join(self._adapters)}.")
+        return self._adapters[name]
+
+
+def _prompt(given: Any) -> Any:
+    return given if isinstance(given, str) else {"prompt_token_ids": [int(one) for one in given]}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Rows of a file, answered part by part.
+
+    source: JSON lines. target: a folder of JSON lines, one file a part: part-000000.jsonl and so on, in the order of
+    the rows. rows: of a part. generate: arguments of `Generate`. concurrency: engines at most, each with cpus and gpus.
+    Source and target are where all machines of the cluster see them.
+    """
+
+    source: Path
+    target: Path
+    generate: Mapping[str, Any]
+    rows: int = 1000
+    concurrency: int = 1
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+def run(job: Job) -> list[Path]:
+    """Answer what has no answer yet; all parts, in order. Each row has one answer, however often this is called.
+
+    A part's file is written whole, under another name, and given its own then: it is there wholly or not at all. Raises
+    QuireError for a target that was begun with other rows, and what Ray raises where a part fails.
+    """
+    import ray.data
+
+    total = sum(1 for _ in _lines(job.source))
+    names = [job.target / f"part-{number:06d}.jsonl" for number in range(-(-total // job.rows))]
+    _begin(job, total)
+    missing = [number for number, name in enumerate(names) if not name.exists()]
+    if missing:
+        parts = ray.data.from_items([{"part": number} for number in missing], override_num_blocks=len(missing))
+        done = parts.map_batches(
+            _Part,
+            fn_constructor_args=(job,),
+            batch_size=1,
+            concurrency=(1, job.concurrency),
+            num_cpus=job.cpus,
+            num_gpus=job.gpus,
+        )
+        for _ in done.iter_rows():
+            pass
+    return names
+
+
+def _begin(job: Job, total: int) -> None:
+    """Write down, or compare, what the parts are parts of."""
+    job.target.mkdir(parents=True, exist_ok=True)
+    wanted = {"source": str(job.source), "rows": total, "rows_of_a_part": job.rows}
+    manifest = job.target / "job.json"
+    if not manifest.exists():
+        _write(manifest, json.dumps(wanted))
+    found = json.loads(manifest.read_text())
+    if found != wanted:
+        raise QuireError(f"{job.target}: was begun with {found}, and this is {wanted}: take another folder.")
+
+
+class _Part:
+    """An actor: an engine that answers parts."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._generate = Generate(**job.generate)
+
+    def __call__(self, batch: Batch) -> Batch:
+        for number in batch["part"]:
+            job, first = self._job, int(number) * self._job.rows
+            rows = [json.loads(line) for line in islice(_lines(job.source), first, first + job.rows)]
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            answered = self._generate({name: [row.get(name) for row in rows] for name in names})
+            added = [name for name in answered if name not in names]
+            for place, row in enumerate(rows):
+                row.update({name: answered[name][place] for name in added})
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            _write(job.target / f"part-{int(number):06d}.jsonl", text)
+        return batch
+
+
+def _lines(source: Path) -> Iterator[str]:
+    """Lines that hold something. Raises OSError."""
+    with source.open(encoding="utf-8") as file:
+        yield from (line for line in file if line.strip())
+
+
+def _write(path: Path, text: str) -> None:
+    """Wholly or not at all."""
+    other = path.with_name(f".{path.name}.{os.getpid()}")
+    with other.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    other.replace(path)
