@@ -39,7 +39,7 @@ def deployed(model: str, threads: int) -> Door:
     """One replica on a cluster of this machine."""
     import ray
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = os.environ["RAY_worker_niceness"] = "0"
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     ray.init("local", num_cpus=threads, include_dashboard=False, log_to_driver=False)
     replicas = {"min": 1, "max": 1, "cpus": threads}
     plan = read_deployment({"model": model, "port": 0, "disable_access_log": True, "deploy": {"replicas": replicas}})

@@ -26,7 +26,7 @@ _FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 _GAP = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5)
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 _TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
-_TRANSFERS = {
+TRANSFERS = {
     "stored_blocks": "KV blocks that were stored beside the pool.",
     "stored_bytes": "Their bytes.",
     "loaded_blocks": "KV blocks that were loaded from there.",
@@ -169,7 +169,7 @@ class _EngineCollector(Collector):
         ):
             yield CounterMetricFamily(f"quire_{name}", text, value)
         for name, value in transfer_counters(stats).items():
-            yield CounterMetricFamily(f"quire_kv_transfer_{name}", _TRANSFERS[name], value)
+            yield CounterMetricFamily(f"quire_kv_transfer_{name}", TRANSFERS[name], value)
         yield from self._adapters(stats)
 
     def _adapters(self, stats: EngineStats) -> Iterator[Metric]:

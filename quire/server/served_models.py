@@ -197,16 +197,14 @@ class ServedModels:
         assert body.lora_path is not None
         folder = await asyncio.to_thread(self._places.folder, body.lora_path)
         with self._hiding():
-            return StagedModel(
-                body, await self._engine.stage_lora_adapter(body.lora_name, str(folder), body.load_inplace)
-            )
+            return StagedModel(body, await self._engine.loading.stage(body.lora_name, str(folder), body.load_inplace))
 
     def publish(self, staged: StagedModel) -> dict[str, Any]:
         """Let a name stand for what was staged. Raises ApiError where that does not go any more."""
         body, what = staged.body, staged.what
         if isinstance(what, StagedAdapter):
             with self._hiding():
-                return self._took(body, self._engine.publish_lora_adapter(what))
+                return self._took(body, self._engine.loading.publish(what))
         self._mixtures[body.lora_name] = what
         self._name_parent(body)
         return {"name": body.lora_name, "adapters": [part.model_dump() for part in body.adapters or ()]}

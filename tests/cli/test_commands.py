@@ -67,7 +67,11 @@ def test_the_pages_show_every_verb_and_most_benchmarks() -> None:
 
 
 @pytest.mark.parametrize(("page", "verb", "words"), VERBS, ids=lambda value: " ".join(value) if value else "-")
-def test_a_shown_command_is_taken(page: str, verb: str, words: list[str]) -> None:
+def test_a_shown_command_is_taken(
+    page: str, verb: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.yaml").write_text("port: 8000\n")  # which some are shown with
+    monkeypatch.chdir(tmp_path)
     take(verb, list(words))
 
 
@@ -116,8 +120,8 @@ RUNS = {
 
 
 def test_every_verb_is_run() -> None:
-    """Batches are run in tests/cli/test_run_batch.py, `quantize` in test_quantize.py."""
-    assert {*RUNS, "serve", "run-batch", "quantize"} == set(QUIRE.commands)
+    """Batches are run in test_run_batch.py here, `quantize` in test_quantize.py, `deploy` in tests/distributed/."""
+    assert {*RUNS, "serve", "run-batch", "quantize", "deploy"} == set(QUIRE.commands)
 
 
 @pytest.mark.parametrize("verb", RUNS)

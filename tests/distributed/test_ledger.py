@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import pytest
@@ -244,74 +245,99 @@ def test_no_replica_is_said() -> None:
     run(test)
 
 
+@dataclass
+class Seen:
+    """What requests have met: when they began and ended, and the version."""
+
+    began: float
+    ended: float
+    version: int
+
+
+class Churn:
+    """Requests and changes without a pause, while words are lost, replicas come and go, and the ledger is another.
+
+    draw: what is drawn at random.
+    """
+
+    def __init__(self, world: World, draw: random.Random) -> None:
+        self._world = world
+        self._draw = draw
+        self._over = False
+        self._names = (f"r{number}" for number in count())
+        self.seen: list[Seen] = []
+
+    async def run(self, faults: int) -> None:
+        for _ in range(3):
+            await self._world.begin(next(self._names))
+        await self._world.handle.load.remote(body("a", "0"))
+        asking = [asyncio.ensure_future(self._ask()) for _ in range(8)]
+        changing = asyncio.ensure_future(self._change())
+        for _ in range(faults):
+            await asyncio.sleep(self._draw.random() * 0.25)
+            await self._fault()
+        for replica in self._world.replicas.values():
+            replica.lost = 0.0
+        self._over = True
+        await asyncio.gather(*asking, changing)
+
+    async def _ask(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._over:
+            await asyncio.sleep(self._draw.random() * 0.004)
+            began, replica = loop.time(), self._draw.choice(list(self._world.replicas.values()))
+            try:
+                version = await self._world.ask("a", replica)
+            except ApiError as error:
+                assert error.status == 503
+                continue
+            assert version is not None
+            self.seen.append(Seen(began, loop.time(), int(version)))
+
+    async def _change(self) -> None:
+        for version in range(1, 60):
+            if self._over:
+                return
+            try:
+                await self._world.handle.load.remote(body("a", str(version), again=True))
+            except ConnectionError:
+                await asyncio.sleep(0.02)
+
+    async def _fault(self) -> None:
+        world, draw = self._world, self._draw
+        for replica in world.replicas.values():
+            replica.lost = draw.choice([0.0, 0.0, 0.1])
+        fault = draw.choice(["crash", "begin", "begin", "ledger", "nothing"])
+        if fault == "crash" and len(world.replicas) > 2:
+            world.crash(draw.choice(list(world.replicas)))
+        elif fault == "begin" and len(world.replicas) < 5:
+            await world.begin(next(self._names))
+        elif fault == "ledger":
+            world.handle.target = None
+            await asyncio.sleep(0.05)
+            world.begin_ledger()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_no_request_meets_an_older_version_after_a_newer(seed: int) -> None:
-    """Versions are changed without a pause while words are lost, replicas end and join, and the ledger is started anew:
-    of two requests, one after the other's end, the later never has the older version. In the end all have one."""
-    draw = random.Random(seed)
-    seen: list[tuple[float, float, int]] = []  # began, ended, version
+    """Of two requests, one after the other's end, the later never has the older version. In the end all have one."""
+    seen: list[Seen] = []
 
     async def test(world: World) -> None:
-        loop, names = asyncio.get_running_loop(), iter(range(1000))
-        for _ in range(3):
-            await world.begin(f"r{next(names)}")
-        await world.handle.load.remote(body("a", "0"))
-        over = False
-
-        async def ask() -> None:
-            while not over:
-                await asyncio.sleep(draw.random() * 0.004)
-                if world.replicas:
-                    began, replica = loop.time(), draw.choice(list(world.replicas.values()))
-                    try:
-                        version = await world.ask("a", replica)
-                    except ApiError as error:
-                        assert error.status == 503
-                        continue
-                    assert version is not None
-                    seen.append((began, loop.time(), int(version)))
-
-        async def change() -> None:
-            for version in range(1, 60):
-                if over:
-                    return
-                try:
-                    await world.handle.load.remote(body("a", str(version), again=True))
-                except ConnectionError:
-                    await asyncio.sleep(0.02)
-
-        asking = [asyncio.ensure_future(ask()) for _ in range(8)]
-        changing = asyncio.ensure_future(change())
-        for _ in range(12):
-            await asyncio.sleep(draw.random() * 0.25)
-            for replica in world.replicas.values():
-                replica.lost = draw.choice([0.0, 0.0, 0.1])
-            fault = draw.choice(["crash", "begin", "begin", "ledger", "nothing"])
-            if fault == "crash" and len(world.replicas) > 2:
-                world.crash(draw.choice(list(world.replicas)))
-            elif fault == "begin" and len(world.replicas) < 5:
-                await world.begin(f"r{next(names)}")
-            elif fault == "ledger":
-                world.handle.target = None
-                await asyncio.sleep(0.05)
-                world.begin_ledger()
-        for replica in world.replicas.values():
-            replica.lost = 0.0
-        over = True
-        await asyncio.gather(*asking, changing)
+        churn = Churn(world, random.Random(seed))
+        await churn.run(12)
+        seen.extend(churn.seen)
         status, _ = await world.handle.load.remote(body("a", "1000", again=True))
         assert status == 200
         await until(lambda: all(one.served.names == {"a": "1000"} for one in world.replicas.values()))
         assert [await world.ask("a", one) for one in world.replicas.values()] == ["1000"] * len(world.replicas)
 
     run(test)
-    assert len({version for _, _, version in seen}) > 2 and len(seen) > 100
-    newest = 0
-    ended = sorted(seen, key=lambda one: one[1])
-    begun = sorted(seen)
-    place = 0
-    for began, _, version in begun:
-        while ended[place][1] < began:
-            newest = max(newest, ended[place][2])
+    assert len({one.version for one in seen}) > 2 and len(seen) > 100
+    newest, place = 0, 0
+    ended = sorted(seen, key=lambda one: one.ended)
+    for one in sorted(seen, key=lambda one: one.began):
+        while ended[place].ended < one.began:
+            newest = max(newest, ended[place].version)
             place += 1
-        assert version >= newest
+        assert one.version >= newest

@@ -27,6 +27,7 @@ from quire.config import ServerConfig
 from quire.config.settings import make
 from quire.demo import adapter_path
 from quire.server import launch as serve
+from quire.server.metrics import TRANSFERS
 from tests.server.api_server import KEY, LocalServer
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,8 @@ TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH"
 _DRAFTS = ("quire_drafts", "quire_draft_tokens", "quire_accepted_draft_tokens")
 UNSHOWN = {"quire_adapter_tier": "a series for each adapter, to look one up; quire_adapters sums them by tier"}
 UNSHOWN |= dict.fromkeys(_DRAFTS, "zero unless the engine is asked for draft tokens")
+_TRANSFERS = ("held_bytes", *TRANSFERS)
+UNSHOWN |= {f"quire_kv_transfer_{name}": "zero unless KV blocks are kept beside the pool" for name in _TRANSFERS}
 
 
 @pytest.fixture(scope="module")

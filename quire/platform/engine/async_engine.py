@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from quire.config import EngineConfig
 from quire.errors import EngineClosedError, RequestError, SleepingError
-from quire.lora import AdapterInfo, LoadReport, LoRARequest, StagedAdapter
+from quire.lora import AdapterInfo, LoadReport, LoRARequest
+from quire.platform.engine.adapter_loading import AdapterLoading
 from quire.platform.engine.llm_engine import AnyParams, LLMEngine
 from quire.platform.engine.output_stream import OutputQueues, Outputs
 from quire.platform.engine.stats import EngineStats
@@ -71,7 +72,8 @@ class AsyncEngine:
     on_step: called in the engine's thread after each step, with its times and its outputs; it
         must be quick.
 
-    llm_engine: the engine. step_loop: its thread, which tells whether it is alive. watch: for who looks at it.
+    llm_engine: the engine. step_loop: its thread, which tells whether it is alive. loading: of adapters, in two steps.
+    watch: for who looks at it.
 
     Raises what LLMEngine raises for a `config` that cannot be served.
     """
@@ -83,6 +85,7 @@ class AsyncEngine:
     ) -> None:
         self.llm_engine = LLMEngine(config)
         self.step_loop = StepLoop(self.llm_engine, on_step, self._deliver)
+        self.loading = AdapterLoading(self.llm_engine.lora, self.step_loop)
         self.watch = EngineWatch(self.llm_engine, self.step_loop)
         self._readers = ThreadPoolExecutor(_READERS, "quire-readers")
         self._shape_readers = ThreadPoolExecutor(_SHAPE_READERS, "quire-shape-readers")
@@ -303,21 +306,7 @@ class AsyncEngine:
 
         gone: called, in any thread, once nobody needs its files any more.
         """
-        return self.publish_lora_adapter(await self.stage_lora_adapter(name, path, load_inplace), gone)
-
-    async def stage_lora_adapter(self, name: str, path: str, load_inplace: bool = False) -> StagedAdapter:
-        """Read an adapter that `name` is to stand for once it is published. Raises AdapterError."""
-        try:
-            return await asyncio.to_thread(self.llm_engine.lora.stage, name, path, load_inplace)
-        except RuntimeError:  # its workers take nothing any more
-            self.step_loop.check_runs()
-            raise
-
-    def publish_lora_adapter(self, staged: StagedAdapter, gone: Callable[[], object] | None = None) -> LoadReport:
-        """Let a name stand for what was staged. Raises AdapterError."""
-        report = self.llm_engine.lora.publish(staged, gone)
-        self.step_loop.notify()  # an older version may be free to go
-        return report
+        return self.loading.publish(await self.loading.stage(name, path, load_inplace), gone)
 
     async def unload_lora_adapter(self, name: str, timeout: float) -> int | None:
         """Forget an adapter and wait until no request holds it. The bytes that this gave back; None: it is still held

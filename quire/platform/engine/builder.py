@@ -30,8 +30,8 @@ from quire.multimodal import (
     VideoHandler,
     VideoProcessor,
 )
+from quire.platform.engine.executors import executor_for
 from quire.platform.execution.executor import Executor, WorkerFacts
-from quire.platform.execution.in_process import InProcessExecutor
 from quire.platform.inputs.image_spec import ImageInputSpec
 from quire.platform.inputs.limits import Limits
 from quire.platform.inputs.markers import AroundIds
@@ -85,7 +85,7 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
 
     Raises UnsupportedModelError, CheckpointError or QuireError."""
     path = _checkpoint(config.model)
-    executor = _executor(config, path)
+    executor = executor_for(config, path)
     facts = executor.facts
     try:
         tokenizer = None
@@ -184,34 +184,6 @@ def _rows_spec(config: MediaConfig, facts: WorkerFacts) -> RowsSpec:
             f"each of {facts.feature_bytes:,} bytes, must fit three quarters of it."
         )
     return RowsSpec(facts.embedding_size, facts.dtype, facts.max_model_len)
-
-
-def _executor(config: EngineConfig, path: Path) -> Executor:
-    _check_executor(config)
-    if config.distributed_executor_backend == "ray":
-        from quire.platform.execution.ray_executor import ray_executor
-
-        return ray_executor(config, path)
-    if config.tensor_parallel_size > 1:
-        from quire.platform.execution.sharded import several_processes
-
-        return several_processes(config, path)
-    if config.executor == "process":
-        from quire.platform.execution.process import ProcessExecutor
-
-        return ProcessExecutor(config, path)
-    return InProcessExecutor(config, path)
-
-
-def _check_executor(config: EngineConfig) -> None:
-    """Raise QuireError for settings that contradict each other."""
-    size, backend = config.tensor_parallel_size, config.distributed_executor_backend
-    if backend == "uni" and size > 1:
-        raise QuireError(f"distributed_executor_backend='uni' and tensor_parallel_size={size}: take 'mp' or 'ray'.")
-    if backend == "ray" and config.executor == "process":
-        raise QuireError("distributed_executor_backend='ray' and executor='process': leave one of them out.")
-    if backend != "ray" and config.ray_worker_cpus is not None:
-        raise QuireError("ray_worker_cpus: is for distributed_executor_backend='ray'; leave it out.")
 
 
 def resolve_adapter(path: str, config: LoRAConfig, model: ModelConfig | None = None) -> Path:
