@@ -51,7 +51,7 @@ def test_the_page_lists_the_routes(http: Any) -> None:
 @pytest.mark.parametrize("field", ["user", "safety_identifier"])
 def test_who_asks_stands_in_the_log(demo: ServerProcess, http: Any, field: str) -> None:
     post(http, CHAT, messages=WHO, max_tokens=1, **{field: f"somebody-{field}"})
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while f"user=somebody-{field}" not in demo.log:
         assert time.monotonic() < end, "it does not come"
         time.sleep(0.02)
