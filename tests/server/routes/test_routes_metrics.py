@@ -92,7 +92,7 @@ VLLMS_TIMES = (
 
 def test_metrics_have_twins_of_vllms_names(twins: Any, http: Any) -> None:
     post(twins, COMPLETIONS, prompt="abc", max_tokens=5, n=2, seed=1, ignore_eos=True)
-    post(twins, COMPLETIONS, prompt="abcd", max_tokens=1)
+    post(twins, COMPLETIONS, prompt="abcd", max_tokens=1, ignore_eos=True)
     found = metrics(twins)
     names = {name for name, _ in found}
     assert {f"vllm:{name}" for name in VLLMS} | {f"vllm:{name}_count" for name in VLLMS_TIMES} <= names
