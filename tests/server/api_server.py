@@ -92,7 +92,7 @@ class ServerProcess(_Server):
         (line,) = lines
         return line
 
-    def stop(self, timeout: float = 40.0) -> int:
+    def stop(self, timeout: float = START) -> int:
         """SIGTERM, and wait; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout)
