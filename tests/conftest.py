@@ -6,9 +6,20 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
+
+# Hypothesis draws the same examples in every run and gives each its time: no change is refused for what chance brings.
+# `--hypothesis-profile default` draws new ones.
+with suppress(ImportError):  # tests of a GPU need none
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "same", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("same")
 
 # The tests are of the CPU's kernels, also where there is a GPU; those of the GPU say so (`make test-gpu`).
 os.environ.setdefault("QUIRE_DEVICE", "cpu")
@@ -27,6 +38,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """What a test draws from torch's generator does not depend on the tests before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

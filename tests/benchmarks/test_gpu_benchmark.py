@@ -249,7 +249,7 @@ def test_transformers_runs_the_same_weights(model):
 def test_cases_end_by_themselves_or_are_ended(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu, "_GRACE", 0)
     args = gpu.parser().parse_args(["--case", "roofline", "linear", "lora", "single", "--json", str(tmp_path / "a")])
-    args.limit = 0.7
+    args.limit = 5.0  # more than the first two take
     codes = {
         "roofline": "import sys, pathlib; pathlib.Path(sys.argv[1]).write_text('{\"name\": 1}\\n')",
         "linear": "raise SystemExit(3)",
@@ -257,7 +257,7 @@ def test_cases_end_by_themselves_or_are_ended(tmp_path, monkeypatch, capsys):
     }
     begin = time.monotonic()
     found = gpu.run_all(args, lambda name, file, left: [sys.executable, "-S", "-c", codes[name], str(file)])
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 40
     assert found["cases"] == {
         "roofline": "done", "linear": "failed, code 3", "lora": "ended, time is up", "single": "left out",
     }  # fmt: skip

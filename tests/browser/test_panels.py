@@ -48,7 +48,7 @@ def test_an_answer_has_the_shape_of_a_schema(open_tab: OpenTab, demo: ServerProc
 @pytest.mark.parametrize("name", ["schema", "tools"])
 def test_what_is_no_json_is_told_and_not_sent(open_tab: OpenTab, demo: ServerProcess, name: str) -> None:
     tab = open_tab(demo.url)
-    chat = Playground(tab, **{name: '{"type": '})
+    chat = Playground(tab, temperature=0, **{name: '{"type": '})
     field = tab.find(f"option-{name}")
     tab.expect(field).to_have_attribute("aria-invalid", "true")
     tab.check_accessibility()

@@ -110,8 +110,8 @@ def test_every_flag_that_is_named_exists() -> None:
 
 RUNS = {
     "run": ["--image", str(picture_path()), "What do you see?"],
-    "chat": ["URL", "-q", "What do you see?", "--image", str(picture_path())],
-    "complete": ["URL", "Once upon a time", "--max-tokens", "4"],
+    "chat": ["URL", "-q", "What do you see?", "--image", str(picture_path()), "--temperature", "0"],
+    "complete": ["URL", "Once upon a time", "--max-tokens", "9", "--temperature", "0"],
     "top": ["URL", "--once"],
     "models": [],
     "doctor": [],

@@ -86,9 +86,9 @@ def test_settings_go_to_the_server(demo: ServerProcess, client: OpenAI) -> None:
 def test_pictures_and_adapters(demo: ServerProcess) -> None:
     look = f"/image {picture_path()}\nWhat do you see?\n"
     lines = f"{look}/lora shout\n/reset\n{look}"
-    plain, loud = answered(command("chat", demo.url, stdin=lines)).splitlines()
+    plain, loud = answered(command("chat", demo.url, *GREEDY, stdin=lines)).splitlines()
     assert "red circle" in plain and "RED CIRCLE" in loud
-    options = ("-i", picture_path(), "-q", "What do you see?")
+    options = ("-i", picture_path(), "-q", "What do you see?", *GREEDY)
     assert "red circle" in answered(command("chat", demo.url, *options))
     assert "RED CIRCLE" in answered(command("chat", demo.url, "--model", "shout", *options))
 

@@ -187,10 +187,11 @@ def test_a_server_that_went_away_is_asked_again(monkeypatch: pytest.MonkeyPatch)
         asked.send(event(state(time=seconds, engine={"model": model})))
 
     seen: list[Seen] = []
+    tell = Watch._tell
+    monkeypatch.setattr(Watch, "_tell", lambda self, one: (seen.append(one), tell(self, one)))
     with answering(answer) as url, watched(url) as watch:
-        while not seen or seen[-1].count < 3:
-            if not seen or watch.seen() is not seen[-1]:
-                seen.append(watch.seen())
+        while watch.wait(60, count=3).count < 3:
+            assert watch.silence() < 60
     assert any(one.problem and one.state for one in seen)
     # The third is another engine's: the steps before are not.
     assert {one.count: len(one.steps) for one in seen if one.count}[3] == 2

@@ -25,7 +25,7 @@ def one_thread(one_thread: None) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_mix_matches_float64(quick: Any, data: st.DataObject) -> None:
     heads, dim = data.draw(st.sampled_from(HEADS)), data.draw(st.sampled_from(HEAD_DIMS))
     dtype, block_size = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from([1, 4, 8, 16, 32]))

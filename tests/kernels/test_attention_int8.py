@@ -90,7 +90,7 @@ def test_keys_alone_are_stored(on_cpu: Any) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_mix_matches_float64(on_cpu: Any, data: st.DataObject) -> None:
     heads, dim = data.draw(st.sampled_from(HEADS)), data.draw(st.sampled_from(HEAD_DIMS))
     dtype, block_size = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from([1, 4, 8, 16, 32]))

@@ -63,7 +63,7 @@ def ends_of(chunks: list[Any], ranges: list[int]) -> torch.Tensor:
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_options_together_match_float64(quick: Any, data: st.DataObject) -> None:
     def maybe(value: Any) -> Any:
         return value if data.draw(st.booleans()) else None

@@ -30,7 +30,7 @@ SIZES = {  # of the tiny Llama: (in, out)
     "mlp.down_proj": (INNER, HIDDEN),
 }
 ALL = tuple(SIZES)
-_PATIENCE = 20.0  # seconds without any change
+_PATIENCE = 60.0  # seconds without any change
 
 Tensors = dict[str, torch.Tensor]
 

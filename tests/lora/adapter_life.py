@@ -25,7 +25,7 @@ def tiers(llm: LLM) -> dict[str, str]:
     return {info.name: info.tier for info in llm.list_lora_adapters()}
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it does not come"

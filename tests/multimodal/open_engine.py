@@ -136,7 +136,7 @@ def held_back(llm: LLM, chosen: Callable[[Any], bool] = lambda source: True) -> 
 
     def late(*args: Any) -> Any:
         if chosen(args[0]):
-            gate.wait(20)
+            gate.wait(60)
         return prepare(*args)
 
     preprocessor._prepare = late
@@ -149,7 +149,7 @@ def held_back(llm: LLM, chosen: Callable[[Any], bool] = lambda source: True) -> 
 
 def wait_until_idle(llm: LLM) -> None:
     """Until the workers are done, without a step of the engine."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while llm.llm_engine.media.preprocessor._busy:
         assert time.monotonic() < deadline, "a worker hangs"
         time.sleep(0.001)

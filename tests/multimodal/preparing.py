@@ -37,7 +37,7 @@ class Processor:
         name = picture.image.getpixel((0, 0))[0]
         self.calls.append(name)
         if name in self.gates:
-            assert self.gates[name].wait(20)
+            assert self.gates[name].wait(60)
         return {"pixel_values": torch.full((SIZE // 4,), float(name))}
 
 
@@ -46,7 +46,7 @@ def image(name: int) -> np.ndarray:
 
 
 def until(reached: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not reached():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -67,7 +67,7 @@ class Made(MediaPreprocessor):
     def collect(self, count: int = 1) -> list[Any]:
         """The next `count` results, or fewer if nothing more comes."""
         found: list[Any] = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(found) < count and time.monotonic() < deadline:
             found += self.done(1.0)
             if not self._busy and not self._finished and not self._has_begun():

@@ -171,7 +171,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
                 self.send_response(200)
                 self.end_headers()
                 try:
-                    for _ in range(100):
+                    for _ in range(2000):  # 100 seconds
                         self.wfile.write(b"x")
                         self.wfile.flush()
                         time.sleep(0.05)
@@ -248,13 +248,13 @@ def test_a_host_that_drips_is_cut_off(ask, secure: bool, monkeypatch) -> None:
     begin = time.monotonic()
     with pytest.raises(RequestError, match=r"more than 0.5 s"):
         ask("/drip", media_fetch_timeout=0.5)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 50
 
 
 def test_a_host_that_is_not_there(monkeypatch) -> None:
     monkeypatch.setattr(fetch, "is_public", lambda _: True)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    with pytest.raises(RequestError, match="cannot be read: ConnectionRefusedError"):
-        read_http(f"http://127.0.0.1:{port}/", MediaConfig(allowed_media_domains=(f"127.0.0.1:{port}",)))
+        port = unused.getsockname()[1]  # nobody listens there, and nobody else may
+        with pytest.raises(RequestError, match="cannot be read: ConnectionRefusedError"):
+            read_http(f"http://127.0.0.1:{port}/", MediaConfig(allowed_media_domains=(f"127.0.0.1:{port}",)))

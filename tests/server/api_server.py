@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +83,7 @@ class ServerProcess(_Server):
             self._reader.join(5)
         return "".join(self._lines)
 
-    def line_of(self, request_id: str, timeout: float = 20.0) -> str:
+    def line_of(self, request_id: str, timeout: float = 60.0) -> str:
         """The one line of the log about this request: it is written after the answer, and read after that."""
         end = time.monotonic() + timeout
         while not (lines := [line for line in self.log.splitlines() if f"request_id={request_id}" in line]):
@@ -89,7 +92,7 @@ class ServerProcess(_Server):
         (line,) = lines
         return line
 
-    def stop(self, timeout: float = 40.0) -> int:
+    def stop(self, timeout: float = START) -> int:
         """SIGTERM, and wait; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout)
@@ -125,7 +128,31 @@ class LocalServer(_Server):
     def __exit__(self, *error: object) -> None:
         self._served.__exit__(*error)
 
-    def until_idle(self, timeout: float = 20.0) -> None:
+    @contextmanager
+    def held(self) -> Iterator[threading.Event]:
+        """Every step but the first waits for the event."""
+        gate, loop, steps = threading.Event(), self.engine.step_loop, itertools.count()
+        on_step = loop._on_step
+        loop._on_step = lambda *_: next(steps) and gate.wait(60)
+        try:
+            yield gate
+        finally:
+            gate.set()
+            loop._on_step = on_step
+
+    @contextmanager
+    def slowed(self, seconds: float = 0.1) -> Iterator[threading.Event]:
+        """Each step takes so long until the event is set: what runs has not ended, on a busy machine too."""
+        runner, fast = self.engine.llm_engine.executor.runner, threading.Event()
+        execute = runner.execute
+        runner.execute = lambda plan: (fast.wait(seconds), execute(plan))[1]
+        try:
+            yield fast
+        finally:
+            fast.set()
+            runner.execute = execute
+
+    def until_idle(self, timeout: float = 60.0) -> None:
         """Wait until nothing runs or waits any more; then every block must be back, and all tables agree."""
         end = time.monotonic() + timeout
         engine = self.engine.llm_engine

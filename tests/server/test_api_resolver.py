@@ -20,6 +20,7 @@ from quire.config import ModelConfig, ServerConfig
 from quire.demo import adapter_path
 from quire.errors import AdapterError, OverloadedError
 from quire.platform.engine import builder
+from quire.server import adapter_resolver
 from quire.server.adapter_resolver import AdapterResolver
 from quire.server.adapter_sources import AdapterSources
 from quire.server.responses.errors import ApiError
@@ -137,13 +138,13 @@ def test_a_client_that_leaves_does_not_stop_it_for_the_others(
 
     def slow(*given: Any, **more: Any) -> Any:
         begun.set()
-        assert go.wait(20)
+        assert go.wait(60)
         return load(*given, **more)
 
     monkeypatch.setattr(server.engine.llm_engine.lora, "load", slow)
     with ThreadPoolExecutor(2) as pool:
         leaving = pool.submit(lambda: http.post(CHAT, json={"model": "slow", "messages": WHO, **GREEDY}, timeout=2))
-        assert begun.wait(20)
+        assert begun.wait(60)
         staying = pool.submit(answer_of, http, "slow")
         assert type(leaving.exception()).__name__ == "ReadTimeout"
         go.set()
@@ -153,7 +154,7 @@ def test_a_client_that_leaves_does_not_stop_it_for_the_others(
 
 def test_vllms_gauge_names_the_adapters_that_run(http: Any, server: LocalServer) -> None:
     body = {"model": "french", "prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with http.stream("POST", COMPLETIONS, json=body) as response:
+    with server.slowed(), http.stream("POST", COMPLETIONS, json=body) as response:
         arriving = response.iter_lines()
         next(arriving)
         gauges = [line for line in http.get("/metrics").text.splitlines() if "lora_requests_info{" in line]
@@ -207,8 +208,12 @@ class _Places:
         return None if name.startswith("no") else Path(name)
 
 
-def test_what_is_not_there_is_not_looked_for_again_at_once() -> None:
+def test_what_is_not_there_is_not_looked_for_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(adapter_resolver, "time", SimpleNamespace(monotonic=lambda: now))
+
     async def check() -> None:
+        nonlocal now
         engine, places = _Engine(), _Places()
         resolver: Any = AdapterResolver(engine, places, forget=1.0)  # type: ignore[arg-type]
         for _ in range(5):
@@ -216,7 +221,7 @@ def test_what_is_not_there_is_not_looked_for_again_at_once() -> None:
             with pytest.raises(ApiError, match="too large"):
                 await resolver.load("refused")
         assert places.looks == ["nobody", "refused"]
-        await asyncio.sleep(1.1)
+        now += 1.1
         await resolver.load("nobody")
         assert places.looks == ["nobody", "refused", "nobody"]
         for number in range(1500):
@@ -252,7 +257,7 @@ def test_names_that_wait_are_bounded() -> None:
 
     class Slow(_Places):
         def find(self, name: str) -> Path | None:
-            go.wait(20)
+            go.wait(60)
             return None
 
     async def check() -> None:

@@ -210,7 +210,7 @@ def test_an_answer_that_is_not_waited_for(http: Any) -> None:
 
 def test_it_is_not_ready_and_then_it_is(http: Any) -> None:
     """It goes on though nobody listens; what it stands in the way of meanwhile is not longer than it."""
-    body = {"prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True, "wait": False}
+    body = {"prompt": PROMPT, "temperature": 0, "max_tokens": 1500, "ignore_eos": True, "wait": False}
     with http.__class__(base_url=http.base_url) as gone:
         name = post(gone, "/generate", **body)["request_id"]
     assert http.get(f"/result/{name}").status_code == 202

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +95,6 @@ def test_asleep(server: LocalServer) -> None:
     server.until_idle()
 
 
-@contextmanager
-def held(server: LocalServer) -> Iterator[threading.Event]:
-    """Every step but the first waits for the event."""
-    gate, on_step = threading.Event(), server.engine.step_loop._on_step
-    steps = itertools.count()
-    server.engine.step_loop._on_step = lambda *_: next(steps) and gate.wait(30)
-    try:
-        yield gate
-    finally:
-        gate.set()
-        server.engine.step_loop._on_step = on_step
-
-
 def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 30
     while not condition():
@@ -123,7 +108,7 @@ def test_what_runs_is_finished_first(server: LocalServer) -> None:
         fields = {"model": model_of(http), "max_tokens": 20, "ignore_eos": True}
         alone = text_of(complete(http, **fields))
         answers: dict[str, Any] = {}
-        with held(server) as gate:
+        with server.held() as gate:
             running = threading.Thread(target=lambda: answers.update(text=complete(other, **fields)))
             running.start()
             until(server.engine.llm_engine.has_unfinished_requests)
@@ -150,7 +135,7 @@ def test_what_runs_too_long(plain_model: Path) -> None:
     ):
         fields = {"model": model_of(http), "max_tokens": 20, "ignore_eos": True}
         answers: list[Any] = []
-        with held(server) as gate:
+        with server.held() as gate:
             running = threading.Thread(target=lambda: answers.append(complete(other, **fields)))
             running.start()
             until(server.engine.llm_engine.has_unfinished_requests)

@@ -177,7 +177,7 @@ def test_answers_are_those_of_generate_while_adapters_come_and_go(server, asked,
 
     with Churn(server) as churn:
         end = time.monotonic() + 4.0
-        while time.monotonic() < end:  # in crowds of all of them, for as long as some changes take
+        while time.monotonic() < end or churn.changes < 8:  # in crowds of all of them
             assert asyncio.run(all_at_once()) == alone
     assert churn.failures == [] and churn.changes >= 8
 
@@ -197,7 +197,7 @@ def test_a_name_that_changes_answers_with_one_version_or_none(server):
 
     async def many() -> None:
         async with server.async_client() as client:
-            end = time.monotonic() + 60.0
+            end = time.monotonic() + 300.0
             while set(seen) != {-1, 0, 1} or len(seen) < 100:
                 assert time.monotonic() < end, f"of all answers none was of some kind: {set(seen)}"
                 await asyncio.gather(*(one(client, way) for way in (whole, streamed) * 4))

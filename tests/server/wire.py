@@ -41,7 +41,7 @@ class InThread:
 
     def __exit__(self, *error: object) -> None:
         self._server.end()
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the server did not end"
 
     @property
@@ -81,7 +81,7 @@ def seconds_open(client: socket.socket, sending: Callable[[], Any] | None = None
     """How long the server keeps a connection, on which something is sent all the time."""
     begun = time.monotonic()
     client.settimeout(every)
-    while time.monotonic() - begun < 20:
+    while time.monotonic() - begun < 40:
         try:
             if sending is not None:
                 sending()

@@ -64,7 +64,7 @@ def test_closing_waits_for_what_is_being_read():
         await engine.start()
         begun, gate = slow_reading(engine)
         running = asyncio.ensure_future(tokens(engine, "Once", DELTA, "a"))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         closing = asyncio.ensure_future(engine.close(20))
         await asyncio.sleep(0.05)
         gate.set()
@@ -82,7 +82,7 @@ def test_what_is_read_when_the_time_is_over_is_told_so():
         await engine.start()
         begun, gate = slow_reading(engine)
         running = [asyncio.ensure_future(tokens(engine, "Once", DELTA, str(n))) for n in range(6)]
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         await engine.close(0.05)
         gate.set()
         for task in running:
@@ -104,7 +104,7 @@ def test_a_step_that_sticks_does_not_hold_the_end(monkeypatch):
         execute = engine.llm_engine.executor.runner.execute
 
         def stuck(plan: Any) -> Any:
-            gate.wait(20)
+            gate.wait(60)
             return execute(plan)
 
         engine.llm_engine.executor.runner.execute = stuck
@@ -112,7 +112,7 @@ def test_a_step_that_sticks_does_not_hold_the_end(monkeypatch):
         await until(lambda: engine.step_loop.health_error(0.01) is not None)
         begun = time.monotonic()
         await engine.close(0.05)
-        assert time.monotonic() - begun < 5 and engine.step_loop.stuck
+        assert time.monotonic() - begun < 30 and engine.step_loop.stuck
         with pytest.raises(EngineClosedError):
             await running
         gate.set()

@@ -66,7 +66,7 @@ def test_endless_templates_are_stopped(template: str) -> None:
         begun = time.monotonic()
         with pytest.raises(RequestError, match=r"stopped|memory|failed"):
             render(template)
-        assert time.monotonic() - begun < 20
+        assert time.monotonic() - begun < 60
     assert render("{{ messages | length }}") == "3"  # the next one is served
 
 

@@ -117,7 +117,9 @@ def test_an_answer_to_a_reset_connection(server: InThread, caplog: pytest.LogCap
         await asyncio.sleep(0.05)
         there.close()
         connection.refuse(400, "no")  # in the same turn of the loop
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(30):
+            while not ends:
+                await asyncio.sleep(0.01)
         assert ends == [connection]
 
     asyncio.run(meanwhile())

@@ -65,14 +65,14 @@ def test_a_client_that_does_not_read_is_given_up(hasty: InThread, path: str, lin
     _until(lambda: hasty.connections == 0)
     with hasty.connect(receive_buffer=4096) as client:
         client.sendall(message("GET", path, *lines))
-        _until(lambda: hasty.connections == 1)
+        assert client.recv(1)
         _until(lambda: hasty.connections == 0)
         assert len(until_closed(client)) < BIG / 2  # what lay in the system's buffers
 
 
 def test_a_client_that_reads_slowly_gets_everything(app: FastAPI) -> None:
     """What it has not taken counts, not how long it takes."""
-    got, seconds = 0, 1.5
+    got, seconds = 0, 4.0
     with InThread(app, config(PATIENT, send_timeout=seconds)) as server, server.connect(receive_buffer=65536) as client:
         client.sendall(message("GET", "/big", "Connection: close"))
         begun = time.monotonic()
@@ -91,7 +91,7 @@ def test_a_long_answer_may_take_its_time(hasty: InThread, version: str) -> None:
 
 
 def test_a_connection_is_kept_for_the_next_request(app: FastAPI) -> None:
-    seconds = 1.5
+    seconds = 4.0
     with InThread(app, config(PATIENT, timeout_keep_alive=seconds)) as server, server.connect() as client:
         for number in range(6):
             client.sendall(b"\r\n" * (number > 2) + message("POST", "/echo", "Content-Length: 1", body=b"%d" % number))

@@ -84,7 +84,7 @@ class InBackground(threading.Thread):
         self.begun = threading.Event()
         self.lines: list[str] = []
         self.start()
-        assert self.begun.wait(30), self.lines
+        assert self.begun.wait(60), self.lines
 
     def run(self) -> None:
         with (
@@ -96,7 +96,7 @@ class InBackground(threading.Thread):
                 self.begun.set()
 
     def events(self) -> list[Any]:
-        self.join(40)
+        self.join(120)
         assert not self.is_alive()
         return events(self.lines)
 
@@ -113,7 +113,7 @@ def executing(server: LocalServer, replacement: Any) -> Iterator[None]:
         runner.execute = execute
 
 
-def until(condition: Any, timeout: float = 20.0) -> None:
+def until(condition: Any, timeout: float = 60.0) -> None:
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, "it did not happen"

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from typing import Any
-
 import pytest
 
 from quire.demo import ADAPTERS
-from quire.platform.scheduling.plan import StepPlan, StepResult
 from tests.server.api_server import LocalServer
 from tests.server.faults.helpers import (
     COMPLETIONS,
@@ -17,7 +13,6 @@ from tests.server.faults.helpers import (
     _load,
     _load_all,
     body,
-    executing,
     streamed,
     tokens,
 )
@@ -27,21 +22,17 @@ pytestmark = pytest.mark.slow
 PROMPT = "<|user|>There is a green star. What color is the star?<|end|><|assistant|>"
 
 
-def _slowly(execute: Any, plan: StepPlan) -> StepResult:
-    time.sleep(0.01)
-    return execute(plan)
-
-
 def test_unloading_waits_for_the_streams_of_an_adapter(bundled: LocalServer) -> None:
     _load_all(bundled)
     name = LOADED[0]
     request = body(PROMPT, 120, model=name, ignore_eos=True)
     alone = tokens(bundled, request)
-    with bundled.http() as http, executing(bundled, _slowly):
+    with bundled.http() as http, bundled.slowed() as fast:
         streams = [InBackground(bundled, request) for _ in range(3)]
         first = http.post("/v1/unload_lora_adapter", json={"lora_name": name})
         assert first.json()["draining"] is True and first.json()["freed_bytes"] is None  # after unload_timeout
         assert http.post(COMPLETIONS, json=request).status_code == 404  # nobody else gets it
+        fast.set()
         assert [streamed(stream.events()) for stream in streams] == [alone] * 3
     bundled.until_idle()
     _load(bundled, name, ADAPTERS[0])
@@ -56,10 +47,11 @@ def test_a_reload_in_place_leaves_streams_on_their_version(bundled: LocalServer)
     french, shout = (body(PROMPT, 120, model=name, ignore_eos=True) for name in LOADED)
     alone = [tokens(bundled, french), tokens(bundled, shout)]
     assert alone[0] != alone[1]
-    with executing(bundled, _slowly):
+    with bundled.slowed() as fast:
         streams = [InBackground(bundled, french) for _ in range(2)]
         _load(bundled, LOADED[0], "shout", load_inplace=True)
         assert any(stream.is_alive() for stream in streams)
+        fast.set()
         assert tokens(bundled, french) == alone[1]
         assert [streamed(stream.events()) for stream in streams] == [alone[0]] * 2
     bundled.until_idle()

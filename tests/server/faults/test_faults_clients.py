@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -22,22 +22,29 @@ pytestmark = pytest.mark.slow
 def test_a_client_that_hangs_up_is_aborted_within_one_step(
     tiny: LocalServer, when: str, leave: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    begun: list[float] = []
+    """By the step that runs when the server has noticed, and the next: each waits until there was time to notice."""
+    begun, gate = threading.Semaphore(0), threading.Event()
+    steps: list[StepPlan] = []
 
-    def slow(execute: Any, plan: StepPlan) -> StepResult:
-        begun.append(time.monotonic())
-        time.sleep(0.2)
+    def held(execute: Any, plan: StepPlan) -> StepResult:
+        steps.append(plan)
+        if len(steps) > (when == "in mid-stream"):
+            begun.release()
+            assert gate.wait(60)
         return execute(plan)
 
-    with executing(tiny, slow), connect(tiny) as client:
+    with executing(tiny, held), connect(tiny) as client:
         client.sendall(message(body(stream=when != "before the answer")))
-        if when == "in mid-stream":
-            assert b"data: " in client.recv(65536) + client.recv(65536)
-        until(lambda: begun)
+        received = b""
+        while when == "in mid-stream" and b"data: " not in received:
+            received += client.recv(65536)
+        assert begun.acquire(timeout=60)
         leave(client)
-        closed = time.monotonic()
+        until(lambda: not tiny.app.state.context.sequences)
+        before = len(steps)
+        gate.set()
         tiny.until_idle()
-        assert sum(at > closed for at in begun) <= 1
+        assert len(steps) - before <= 1
     assert not tiny.engine.llm_engine.scheduler.running
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

@@ -57,7 +57,7 @@ def test_the_queue_is_bounded(plain_model: Path) -> None:
     gate = threading.Event()
 
     def gated(execute: Any, plan: StepPlan) -> StepResult:
-        assert gate.wait(20)
+        assert gate.wait(60)
         return execute(plan)
 
     with (
@@ -79,7 +79,7 @@ def test_the_queue_is_bounded(plain_model: Path) -> None:
         assert http.get("/health").status_code == 200
         gate.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
         assert len(answers) == 2
         assert http.post(COMPLETIONS, json=body(["a", "b", "c"], 2)).status_code == 200
         server.until_idle()

@@ -28,14 +28,14 @@ def _refuses(server: ServerProcess) -> bool:
 
 def test_sigterm_lets_streams_finish(plain_model: Path) -> None:
     with ServerProcess("--model", str(plain_model), "--shutdown-timeout", "30") as server:
-        streams = [InBackground(server, body([n + 5], 1500)) for n in range(2)]
+        streams = [InBackground(server, body([n + 5], 3500)) for n in range(2)]
         server.process.send_signal(signal.SIGTERM)
         until(lambda: _refuses(server))
         assert all(stream.is_alive() for stream in streams)
         for stream in streams:
             made = stream.events()
-            assert len(streamed(made)) == 1500 and made[-1]["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(20) == 0
+            assert len(streamed(made)) == 3500 and made[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(60) == 0
     assert "Traceback" not in server.log
 
 
@@ -48,8 +48,8 @@ def test_sigterm_ends_streams_that_take_too_long(plain_model: Path) -> None:
             made = stream.events()
             assert made[-1]["error"]["code"] == "engine_unavailable"
             assert 0 < len(streamed(made)) < 4000
-        assert server.process.wait(20) == 0
-        assert time.monotonic() - begun < 10
+        assert server.process.wait(60) == 0
+        assert time.monotonic() - begun < 40
     assert "Traceback" not in server.log
 
 
@@ -64,8 +64,8 @@ def test_a_second_signal_ends_it_at_once(plain_model: Path) -> None:
         until(lambda: "8 requests may finish for up to 60 s; a second Ctrl-C (or SIGTERM) ends" in server.log)
         begun = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
-        code = server.process.wait(20)
-        assert time.monotonic() - begun < 5
+        code = server.process.wait(40)
+        assert time.monotonic() - begun < 30  # and not 60
         assert code in (0, 1, -signal.SIGTERM)
         for stream in streams:
             stream.close()
@@ -86,7 +86,7 @@ def test_it_says_at_once_what_it_loads_and_a_signal_ends_that(number: int, code:
         assert json.loads(process.stderr.readline())["message"] == "loading the bundled model"
         time.sleep(seconds)
         process.send_signal(number)
-        assert process.wait(20) == code
+        assert process.wait(60) == code
         assert "Traceback" not in process.stderr.read()
 
 

@@ -72,7 +72,7 @@ def test_a_fault_of_the_engine_ends_everything_at_once(plain_model: Path, part: 
         for stream in streams:
             made = stream.events()
             assert streamed(made) and made[-1]["error"]["code"] == "engine_unavailable"
-        waiting.join(20)
+        waiting.join(60)
         assert whole[0].status_code == 503
         with server.http() as more:
             assert more.get("/health").status_code == more.get("/ready").status_code == 503
@@ -105,7 +105,7 @@ def test_a_process_whose_engine_fails_ends_with_exit_code_1(plain_model: Path) -
     with server:
         made = InBackground(server, body()).events()
         assert len(streamed(made)) > 50 and made[-1]["error"]["type"] == "service_unavailable_error"
-        assert server.process.wait(20) == 1
+        assert server.process.wait(60) == 1
     assert "a fault" in server.log
 
 
@@ -113,7 +113,7 @@ def test_health_tells_of_a_step_that_hangs(plain_model: Path) -> None:
     hang = threading.Event()
 
     def hanging(execute: Any, plan: StepPlan) -> StepResult:
-        assert hang.wait(20)
+        assert hang.wait(60)
         return execute(plan)
 
     with LocalServer(small(plain_model), step_timeout=0.2) as server, server.http() as http:
@@ -125,6 +125,6 @@ def test_health_tells_of_a_step_that_hangs(plain_model: Path) -> None:
             assert "over 0.2 s" in http.get("/health").json()["error"]["message"]
             assert http.get("/v1/models").status_code == http.get("/metrics").status_code == 200
             hang.set()
-            thread.join(20)
+            thread.join(60)
         until(lambda: http.get("/health").status_code == 200)
         server.until_idle()

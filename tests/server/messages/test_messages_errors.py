@@ -207,7 +207,7 @@ def test_a_full_queue(plain_model: Path) -> None:
     engine = {"model": str(plain_model), "num_gpu_blocks_override": 64, "max_num_seqs": 1, "max_model_len": 128}
     with LocalServer(engine, max_queue=0, chat_template="{{ messages[0].content }}") as server, server.http() as http:
         long = {**asked("a", max_tokens=100), "stream": True}
-        with http.stream("POST", MESSAGES, json=long):
+        with server.held(), http.stream("POST", MESSAGES, json=long):
             response = http.post(MESSAGES, json=asked("a", max_tokens=1))
             assert response.status_code == 429 and error_of(response)["type"] == "rate_limit_error"
             assert response.headers["retry-after"]

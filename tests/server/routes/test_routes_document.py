@@ -11,7 +11,7 @@ import pytest
 
 from quire.config import ServerConfig
 from tests.server.api_answers import post
-from tests.server.api_server import ServerProcess
+from tests.server.api_server import ONE_THREAD, ServerProcess
 from tests.server.routes.helpers import CHAT, WHO
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,13 +19,15 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = Path(__file__).parents[3] / "docs" / "server.md"
 
 
-def test_the_page_shows_clients_that_work(demo: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_shows_clients_that_work(capsys: pytest.CaptureFixture[str]) -> None:
+    """They ask for no temperature: this server's is 0, as of a thousand answers that are drawn some are others."""
     clients = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(clients) >= 2
-    for code in clients:
-        assert "http://localhost:8000" in code
-        exec(code.replace("http://localhost:8000", demo.url), {})
-        assert capsys.readouterr().out == "Red.\n"
+    with ServerProcess("--override-generation-config", '{"temperature": 0}', **ONE_THREAD) as server:
+        for code in clients:
+            assert "http://localhost:8000" in code
+            exec(code.replace("http://localhost:8000", server.url), {})
+            assert capsys.readouterr().out == "Red.\n"
 
 
 def test_the_page_knows_the_limits() -> None:
@@ -51,7 +53,7 @@ def test_the_page_lists_the_routes(http: Any) -> None:
 @pytest.mark.parametrize("field", ["user", "safety_identifier"])
 def test_who_asks_stands_in_the_log(demo: ServerProcess, http: Any, field: str) -> None:
     post(http, CHAT, messages=WHO, max_tokens=1, **{field: f"somebody-{field}"})
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while f"user=somebody-{field}" not in demo.log:
         assert time.monotonic() < end, "it does not come"
         time.sleep(0.02)

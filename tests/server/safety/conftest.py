@@ -20,5 +20,6 @@ def guarded(plain_model: Path) -> Iterator[LocalServer]:
 @pytest.fixture(scope="module")
 def bundled(root: Path) -> Iterator[LocalServer]:
     engine = {"enable_lora": True, "lora_roots": (str(root),), "num_gpu_blocks_override": 1024}
+    engine["media_fetch_timeout"] = 120.0  # an address that is followed takes that long
     with LocalServer(engine, allow_runtime_lora=True, lora_roots=(str(root),)) as server:
         yield server

@@ -86,7 +86,8 @@ def test_logs_and_keys_of_a_process(plain_model: Path, form: str) -> None:
         assert asked(server, "GET", "/v1/models", SECRET)[0] == 200
         load = {"lora_name": "x", "lora_path": str(adapter_path("french"))}
         assert [asked(server, "POST", LOAD, key, load)[0] for key in (None, SECRET, ADMIN)] == [401, 403, 403]
-        body = {"prompt": PROMPT, "max_tokens": 20, "user": f"me\n{FORGED}\u2028{FORGED} \x1b[31m" + "u" * 5000}
+        user = f"me\n{FORGED}\u2028{FORGED} \x1b[31m" + "u" * 5000
+        body = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "user": user}  # a long answer, not one letter
         status, text = asked(server, "POST", COMPLETIONS, SECRET, body)
         assert status == 200
         answer = json.loads(text)["choices"][0]["text"]

@@ -122,13 +122,14 @@ def test_a_replaced_version_lives_until_its_requests_end(http: Any, server: Loca
     error = error_of(send(http, form("mine", files_of("shout"))))
     assert error["param"] == "lora_name" and "load_inplace" in error["message"]
     long: dict[str, Any] = {"temperature": 0, "max_tokens": 500}
-    with server.client() as client:
+    with server.slowed() as fast, server.client() as client:
         stream = client.chat.completions.create(
             model="mine", messages=WHO, stream=True, extra_body={"ignore_eos": True}, **long
         )  # type: ignore[call-overload]
         text = next(stream).choices[0].delta.content
         upload(http, "mine", files_of("shout"), load_inplace="true")
         assert len([path for path in stored(server) if path.parent == Path(".")]) == 2
+        fast.set()
         assert said(http, "mine") == voice(llm, "shout")
         text += "".join(chunk.choices[0].delta.content or "" for chunk in stream)
     assert text == conversed(llm, WHO, "french", ignore_eos=True, **long).outputs[0].text

@@ -119,7 +119,7 @@ def answer_of(work: Compilations, function: Callable[[], object]) -> list[object
 
 
 def test_a_compilation_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_cache, "_SECONDS", 0.2)
+    monkeypatch.setattr(grammar_cache, "_SECONDS", 1.5)  # within which it begins, behind whatever else there is
     work, stuck = Compilations(), threading.Event()
     (told,) = answer_of(work, stuck.wait)
     assert isinstance(told, RequestError) and "takes over" in str(told)
@@ -136,7 +136,7 @@ def test_a_compilation_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_waits_behind_a_compilation_that_hangs_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_cache, "_SECONDS", 1.0)
+    monkeypatch.setattr(grammar_cache, "_SECONDS", 1.5)
     work, stuck, begun = Compilations(), threading.Event(), threading.Event()
     told: list[object] = []
     hanging = threading.Thread(target=lambda: told.extend(answer_of(work, lambda: (begun.set(), stuck.wait()))))
