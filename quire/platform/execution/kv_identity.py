@@ -24,7 +24,8 @@ from quire.types import KVSpec
 
 _FORMAT = 1  # of what is hashed here, and of what `PoolBlocks` packs
 _PIECE_BYTES = 8 << 20
-_PACKAGES = ("numpy", "torch", "transformers")
+_PACKAGES = ("numpy", "torch", "transformers", "Pillow", "torchvision")  # the last two make what towers see of pictures
+_EXTENSIONS = ("quire.kernels._C", "quire.kernels._cuda")
 # Files whose bytes say what is computed. Those of weights are named by what was read.
 _CONFIGURATION = "config.json"
 
@@ -101,9 +102,10 @@ def _package() -> str:
     """quire's own code, kernels included: what was changed since its version was named counts too."""
     root = Path(quire.__file__).parent
     files: set[Path] = {*root.rglob("*.py"), *root.rglob("*.so")}
-    extension = sys.modules.get("quire.kernels._C")
-    if extension is not None and extension.__file__:
-        files.add(Path(extension.__file__))  # of an editable installation, it lies elsewhere
+    for name in _EXTENSIONS:
+        extension = sys.modules.get(name)
+        if extension is not None and extension.__file__:
+            files.add(Path(extension.__file__))  # of an editable installation, it lies elsewhere
     return _digest_of((str(file.name), _file_digest(file)) for file in sorted(files))
 
 

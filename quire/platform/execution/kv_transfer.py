@@ -140,20 +140,24 @@ class KVTransfer:
 
     def _write(self, keys: Sequence[bytes], packed: torch.Tensor, ready: Callable[[], object]) -> None:
         stored: list[bytes] = []
-        removed: list[bytes] = []
+        removed: set[bytes] = set()
         try:
             ready()
             blocks = packed.numpy()
             for place, key in enumerate(keys):
                 there, gone = self._connector.write(key, memoryview(blocks[place]))
-                (stored if there else removed).append(key)
-                removed += gone
+                removed.update(gone)
+                if there:
+                    stored.append(key)
+                    removed.discard(key)
+                else:
+                    removed.add(key)
         except Exception as error:
             self._fail("writing", error)
-            removed += [key for key in keys if key not in stored]
+            removed.update(set(keys).difference(stored))
         with self._lock:
             self._storing -= packed.nbytes
-            self._stored = [*(key for key in self._stored if key not in set(removed)), *stored]
+            self._stored = [key for key in (*self._stored, *stored) if key not in removed]
             self._removed += removed
 
     def _fail(self, doing: str, error: Exception) -> None:

@@ -223,6 +223,9 @@ class RemoteExecutor:
         channel = self._idle.get()
         try:
             channel.send_bytes(pack((kind, given)))
+            while not channel.poll(_LOOK_SECONDS):  # a machine that has lost its power closes nothing
+                if self.health_error() is not None:
+                    raise WorkerDiedError(str(self._broken))
             value, error = unpack(channel.recv_bytes())
         except (EOFError, OSError):
             raise WorkerDiedError(self.health_error() or "the worker's process has ended") from None

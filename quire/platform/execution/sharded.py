@@ -273,11 +273,12 @@ class ShardedExecutor:
             for worker, number in list(waiting.items()):
                 try:
                     answer = worker.look_for(number, _LOOK_SECONDS)
-                except WorkerDiedError:
+                except WorkerDiedError as error:
                     if failed is not None and not _lost_another(failed.look_for(self._number_of(failed, numbers), 0)):
                         failed.answer(self._number_of(failed, numbers))
-                    self._check()
-                    raise
+                    # Not by asking all: it may have ended others, which come before it.
+                    self._end(f"process {self._workers.index(worker)} of {len(self._workers)}: {error}")
+                    raise WorkerDiedError(str(self._broken)) from None
                 if answer is None:
                     continue
                 del waiting[worker]

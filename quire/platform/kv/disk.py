@@ -11,6 +11,7 @@ and its block is computed. The files of all identities count; the least recently
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import logging
@@ -35,9 +36,10 @@ _MAGIC = b"quireKV1"
 _HEADER = struct.Struct("<8sQ32s16x")  # magic, bytes of the block, SHA-256: 64 bytes
 _FOLDER = "quire-kv"
 # What is called otherwise is not ours: it is neither counted nor removed.
-_IDENTITY = re.compile(r"[0-9a-f]{64}-\d+-\d+")
+_IDENTITY = re.compile(r"[0-9a-f]{64}-(\d+)-\d+", re.ASCII)
 _PART = re.compile(r"[0-9a-f]{2}")
-_NAME = re.compile(r"[0-9a-f]{64,80}")
+_NAME = re.compile(r"(?:[0-9a-f]{2}){32,40}")
+_NO_FILE = (errno.ELOOP, errno.ENXIO)  # what a link and a socket refuse to be opened with
 _PAGE = 4096  # what a file takes is a multiple of it
 _PAUSE_SECONDS = 30.0  # after a write that the system refused
 
@@ -55,9 +57,7 @@ class DiskConnector:
         self._bytes = layout.block_bytes
         self._salt = f"{layout.identity}-{layout.rank}-{layout.size}".encode()
         self._own = self._salt.decode()
-        # Those of the other workers of this model are theirs; what else there is, is the first's to remove.
-        self._others = {f"{layout.identity}-{rank}-{layout.size}" for rank in range(layout.size)} - {self._own}
-        self._first = layout.rank == 0
+        self._rank, self._size = layout.rank, layout.size
         self._files: OrderedDict[tuple[str, str], int] = (
             OrderedDict()
         )  # (folder, name): bytes; least recently used first
@@ -88,12 +88,20 @@ class DiskConnector:
         """Take the files into account by when they were last used; what was begun and not finished goes."""
         found = []
         for folder in _folders(self._root, _IDENTITY):
-            if folder.name == self._own or (self._first and folder.name not in self._others):
+            if self._keeps(folder.name):
                 for part in _folders(folder, _PART):
                     found += [(status, (folder.name, name)) for status, name in _files(part)]
         for (_, size), place in sorted(found):
             self._files[place] = size
             self._total += size
+
+    def _keeps(self, folder: str) -> bool:
+        """Each worker counts and removes what those of its rank have written, of whatever identity, as others may be on
+        other machines; the first, also that of ranks that there are none of now."""
+        named = _IDENTITY.fullmatch(folder)
+        assert named is not None
+        rank = int(named[1])
+        return rank == self._rank or (self._rank == 0 and rank >= self._size)
 
     def held(self) -> Iterable[bytes]:
         return [bytes.fromhex(name) for folder, name in self._files if folder == self._own]
@@ -143,7 +151,12 @@ class DiskConnector:
         return True
 
     def _read(self, path: Path, key: bytes, into: memoryview) -> bool:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                return False
+            raise
         with open(descriptor, "rb", buffering=0) as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_size != _HEADER.size + self._bytes:
@@ -267,7 +280,8 @@ def _files(folder: Path) -> list[tuple[tuple[int, int], str]]:
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if _NAME.fullmatch(entry.name.removesuffix(".new")) is None or entry.is_dir(follow_symlinks=False):
+            name = entry.name.removesuffix(".new")
+            if _NAME.fullmatch(name) is None or name[:2] != folder.name or entry.is_dir(follow_symlinks=False):
                 continue
             if entry.name.endswith(".new"):
                 os.unlink(entry.path)

@@ -55,6 +55,7 @@ class TransferAccount:
         self._numbers = count(1)
         self._waits: dict[int, _Wait] = {}  # by sequence
         self._jobs: dict[int, _Job] = {}  # that were not forgotten, by number
+        self._hanging: set[int] = set()  # jobs that took too long, until they are done
         self._sent: set[bytes] = set()  # to be stored, and not known to be held
         self._store: list[tuple[bytes, int]] = []
         self._fetch: list[Fetch] = []
@@ -74,7 +75,11 @@ class TransferAccount:
         if wait.job is not None and wait.job.there is not None:
             wait.done = True
         elif time.monotonic() > wait.until:
+            if wait.job is not None:
+                self._hanging.add(wait.job.number)
             self._drop(wait)
+            wait.done = True
+        elif self._hanging and wait.job is None:  # nobody waits in vain again
             wait.done = True
         elif wait.job is None and wait.behind not in self._jobs:
             self._ask(wait, wanted())
@@ -171,6 +176,7 @@ class TransferAccount:
             return None
         new = set(fetch.job for fetch in self._fetch)
         gone = new.intersection(self._forget)  # asked for and given up in one plan
+        self._hanging -= gone
         transfers = Transfers(
             tuple(self._store),
             tuple(fetch for fetch in self._fetch if fetch.job not in gone),
@@ -188,6 +194,7 @@ class TransferAccount:
         self._sent.difference_update(report.stored, report.removed)
         self.counts = report.counts
         for number, there in report.fetched:
+            self._hanging.discard(number)
             job = self._jobs.get(number)
             if job is not None:
                 job.there = {key: at for at, (key, ok) in enumerate(zip(job.keys, there, strict=True)) if ok}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from PIL import Image
 from quire import LLM, LoRARequest, QuireError, SamplingParams
 from quire.config.kv_transfer import kv_transfer
 from quire.demo import adapter_path, picture_path
+from quire.platform.kv import transfers
 from quire.platform.kv.connector import ConnectorCounts, MergedReports, TransferReport
 from quire.platform.kv.transfers import TransferAccount
 from tests.platform.engine.kept import FaultyConnector, MemoryConnector, account, engine
@@ -185,6 +187,25 @@ def test_an_account_of_what_is_read() -> None:
     assert account.waits(4, lambda: keys[4:])
     plan = account.take()
     assert plan is not None and [fetch.keys for fetch in plan.fetch] == [tuple(keys[4:])]
+
+
+def test_what_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(transfers, "time", SimpleNamespace(monotonic=lambda: now))
+    account, keys = TransferAccount(min_blocks=1, most_loading=9), [b"a", b"b", b"c"]
+    account.reported(TransferReport(stored=tuple(keys)))
+    assert account.waits(1, lambda: keys[:1]) and account.waits(2, lambda: keys[:1])
+    plan = account.take()
+    assert plan is not None and len(plan.fetch) == 1
+    now += transfers.PATIENCE_SECONDS + 1
+    assert not account.waits(1, list) and not account.waits(2, list)
+    account.drop(1)
+    account.drop(2)
+    assert not account.waits(3, lambda: keys[1:]), "which is computed at once"
+    account.drop(3)
+    account.reported(TransferReport(fetched=((plan.fetch[0].job, (False,)),)))
+    assert account.waits(4, lambda: keys[1:]), "the disk is back"
+    account.check_integrity({4: 0})
 
 
 def test_the_account_is_checked() -> None:

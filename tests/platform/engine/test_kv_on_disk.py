@@ -327,6 +327,12 @@ def test_the_bound(tiny_path: Path, expected: tuple[Any, ...], tmp_path: Path) -
         assert ask(llm)[2] > 0
 
 
+def test_blocks_that_go_for_others_of_their_step_are_not_taken_for_there(tiny_path: Path, tmp_path: Path) -> None:
+    with engine(tiny_path, tmp_path, 3 * TAKEN) as llm:
+        ask(llm)
+        assert account(llm).held == {bytes.fromhex(one.name) for one in files(tmp_path)} and len(files(tmp_path)) == 3
+
+
 def test_a_full_disk(
     tiny_path: Path,
     expected: tuple[Any, ...],
@@ -356,6 +362,7 @@ def test_sleep(tiny_path: Path, expected: tuple[Any, ...], tmp_path: Path) -> No
         ask(llm)
         llm.sleep()
         llm.wake_up()
+        account(llm)  # else it may be half a second until the engine hears of what was stored
         assert ask(llm) == (*expected, 112), "blocks come back from the disk"
 
 

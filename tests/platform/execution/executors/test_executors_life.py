@@ -8,6 +8,10 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,9 @@ from quire.config import EngineConfig, ModelConfig
 from quire.errors import AdapterError, WorkerDiedError
 from quire.platform.engine.async_engine import AsyncEngine
 from quire.platform.execution import remote as remotes
-from quire.platform.execution.wire import pack_error, unpack
+from quire.platform.execution import sharded
+from quire.platform.execution.wire import pack, pack_error, unpack
+from quire.platform.execution.worker_process import Answer, Place
 from tests.lora import adapter_files
 from tests.platform.execution.executors.helpers import GREEDY, ended, pids_of
 
@@ -62,6 +68,76 @@ def test_a_worker_that_hangs_and_takes_nothing(tiny_path: Path, monkeypatch: pyt
     with pytest.raises(WorkerDiedError, match="has taken nothing for"):
         executor._send(None)
     assert ended(executor.link.process.pid)
+
+
+class LostLink:
+    """To a worker on a machine that has gone without closing a connection."""
+
+    def __init__(self) -> None:
+        self.steps, self.steps_there = Pipe()
+        own, self.there = Pipe()
+        self.errands = [own]
+        self.gone: str | None = None
+
+    def pixels(self, inputs: Any) -> tuple[Any, ...]:
+        raise NotImplementedError
+
+    def ending(self, seconds: float = 0) -> str | None:
+        return self.gone
+
+    def end(self) -> None:
+        self.steps.close()
+
+
+def test_who_waits_beside_the_steps_hears_of_the_end(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remotes, "_LOOK_SECONDS", 0.01)
+    link = LostLink()
+    config = EngineConfig(ModelConfig(str(tiny_path)))
+    executor = remotes.RemoteExecutor(config, tiny_path, link, Place(0, 2, ()))
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(executor.read, tiny_path)
+        assert link.there.poll(60) and not reading.done()
+        link.gone = "its node is gone"
+        try:
+            with pytest.raises(WorkerDiedError, match="its node is gone"):
+                reading.result(60)
+        finally:
+            link.there.close()
+    executor.close()
+
+
+@dataclass(frozen=True)
+class Facts:
+    pool_bytes: int
+
+
+class LastLink(LostLink):
+    """To the last of several, which ends once it is asked for something, and the others with it."""
+
+    others: Sequence[LostLink] = ()
+
+    def ending(self, seconds: float = 0) -> str | None:
+        if self.steps_there.poll():
+            self.gone = "its node is gone"
+            for other in self.others:
+                other.gone = "it was killed"
+        return self.gone
+
+
+def test_the_one_that_has_ended_first_is_named(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded, "_LOOK_SECONDS", 0.01)
+    first, last = LostLink(), LastLink()
+    last.others = [first]
+    workers = []
+    for rank, link in enumerate((first, last)):
+        config = EngineConfig(ModelConfig(str(tiny_path)))
+        workers.append(remotes.RemoteExecutor(config, tiny_path, link, Place(rank, 2, ())))
+        link.steps_there.recv_bytes()
+        link.steps_there.send_bytes(pack(Answer(0, Facts(5))))
+    executor = sharded.ShardedExecutor(workers)
+    with pytest.raises(WorkerDiedError, match="process 1 of 2: its node is gone"):
+        executor.check_memory()
+    assert executor.health_error() == "process 1 of 2: its node is gone"
 
 
 def test_a_process_that_is_forked_leaves_it_alone(remote: LLM) -> None:

@@ -1,0 +1,37 @@
+"""What a block's identity covers beside the model, which tests of engines change."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quire.config import EngineConfig, ModelConfig
+from quire.models.loader import load_model
+from quire.platform.execution import kv_identity
+from quire.types import KVSpec
+
+
+def test_kernels_that_lie_elsewhere_and_what_resizes_pictures(
+    tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(tiny_path, torch.float32, torch.device("cpu"))
+    config, spec = EngineConfig(ModelConfig(str(tiny_path))), KVSpec(1, 1, 8)
+
+    def identity() -> str:
+        return kv_identity.identity(config, tiny_path, model, spec, 64)
+
+    compiled = tmp_path / "_cuda.so"
+    compiled.write_bytes(b"one")
+    monkeypatch.setitem(sys.modules, "quire.kernels._cuda", SimpleNamespace(__file__=str(compiled)))
+    before = identity()
+    assert identity() == before
+    compiled.write_bytes(b"two")
+    assert identity() != before
+
+    before, version = identity(), kv_identity._version
+    monkeypatch.setattr(kv_identity, "_version", lambda name: "0" if name == "Pillow" else version(name))
+    assert identity() != before
