@@ -58,7 +58,7 @@ class AdapterRegistry:
         self._mixtures: Counter[frozenset[int]] = Counter()  # that requests hold, by uids
         self._uids = count(1)
         self._stamps = count()
-        self._workers.submit(import_module, "peft")  # takes seconds: not in the first request
+        self.imports = self._workers.submit(import_module, "peft")  # takes seconds: not in the first request
         self._freed: dict[int, int] = {}  # uid -> bytes, of versions whose unloading somebody waits for
 
     def close(self) -> None:

@@ -271,4 +271,7 @@ def _run(server: HttpServer, engine: AsyncEngine, settings: ServerConfig) -> int
         logger.error("a step does not end: the server ends without it")
         logging.shutdown()
         os._exit(1)
+    if engine.llm_engine.lora.lingers:
+        logging.shutdown()
+        os._exit(code)
     return code

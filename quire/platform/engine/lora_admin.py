@@ -138,6 +138,11 @@ class LoRAAdmin:
             with self._lock:
                 self.registry.check_integrity(list(self._held.values()))
 
+    @property
+    def lingers(self) -> bool:
+        """Whether the process would wait at its end for what a worker imports."""
+        return self.registry is not None and self.registry.imports.running()
+
     def close(self) -> None:
         """Stop the workers."""
         if self.registry is not None:

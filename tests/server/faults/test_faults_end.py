@@ -101,3 +101,11 @@ def test_it_says_what_it_loads_before_torch_is_imported() -> None:
             before += line
         process.kill()
     assert re.search(r"\| +typer\b", before) and not re.search(r"\| +torch\b", before)
+
+
+def test_it_does_not_wait_for_what_is_imported(plain_model: Path, tmp_path: Path) -> None:
+    """A worker imports peft meanwhile, for adapters to come: that takes seconds, and longer on a busy machine."""
+    (tmp_path / "peft").mkdir()
+    (tmp_path / "peft" / "__init__.py").write_text("import time\ntime.sleep(3600)\n")
+    with ServerProcess("--model", str(plain_model), "--enable-lora", PYTHONPATH=str(tmp_path)) as server:
+        assert server.stop() == 0
