@@ -58,8 +58,8 @@ class Replica:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Replica]:
-    service, tickets = load(Task(SETTINGS, {})), dict[str, _Ticket]()
+async def serving(**settings: Any) -> AsyncIterator[Replica]:
+    service, tickets = load(Task({**SETTINGS, **settings}, {})), dict[str, _Ticket]()
     adapters = ReplicaAdapters(service.app.state.context.served)
     adapters.heard(FAR)
     service.app.add_middleware(Inside, secret="secret", tickets=tickets, adapters=adapters)
