@@ -40,9 +40,9 @@ class ReplicaOptions:
     settings: of `quire serve`, by name. vllm: of vLLM's options those that ask for nothing else than what is done.
     """
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(repr=False)  # keys are among them
     vllm: Mapping[str, Any]
-    secret: str
+    secret: str = field(repr=False)
 
 
 @dataclass

@@ -15,7 +15,7 @@ import pytest
 from quire.demo import adapter_path
 from quire.distributed import changes
 from quire.distributed.changes import Entry, ReplicaAdapters
-from quire.distributed.replica import Inside, _Ticket
+from quire.distributed.replica import Inside, ReplicaOptions, _Ticket
 from quire.distributed.steps import SECRET, STEPS, TICKET
 from quire.server.http.server import HttpServer
 from quire.server.launch import Task, load
@@ -192,3 +192,7 @@ def test_what_is_left_of_a_change_that_ended_does_nothing(monkeypatch: pytest.Mo
         assert served.published == ["new"] and adapters.entries["x"].version == 2 and not adapters._staged
 
     asyncio.run(test())
+
+
+def test_options_show_no_secrets() -> None:
+    assert "hidden" not in repr(ReplicaOptions({"api_key": ["hidden"]}, {}, "hidden"))
