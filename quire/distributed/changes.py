@@ -43,7 +43,9 @@ class ReplicaAdapters:
 
     def __init__(self, served: ServedModels) -> None:
         self._served = served
-        self._staged: dict[int, StagedModel] = {}
+        self._staged: dict[
+            int, StagedModel | None
+        ] = {}  # by change; None: it is being read, or there is nothing to read
         self._held: dict[str, asyncio.Event] = {}
         self._heard = time.monotonic()
         self.entries: dict[str, Entry] = {}
@@ -72,15 +74,33 @@ class ReplicaAdapters:
 
     # -- steps of a change -----------------------------------------------------------------------------------------
 
-    async def stage(self, name: str, entry: Entry) -> None:
-        """Read and check an adapter, or a mixture; or whether there is one to unload. Raises ApiError."""
-        if entry.body is not None:
-            self._staged[entry.version] = await self._served.stage(LoadAdapterRequest(**entry.body))
-        elif not self._served.has(name):
-            raise ApiError(404, f"lora_name: no adapter {name[:200]!r} is loaded.", "lora_name", "model_not_found")
+    async def stage(self, name: str, entry: Entry, number: int | None = None) -> None:
+        """Read and check an adapter, or a mixture; or whether there is one to unload. Raises ApiError.
 
-    def hold(self, name: str) -> None:
-        """Let requests that name it wait."""
+        number: that the adapter to unload must have, where it was told.
+        """
+        if entry.body is None:
+            self._served.check_unload(UnloadAdapterRequest(lora_name=name, lora_int_id=number))
+        self._staged[entry.version] = None
+        if entry.body is not None:
+            try:
+                staged = await self._served.stage(LoadAdapterRequest(**entry.body))
+            except BaseException:
+                self._staged.pop(entry.version, None)
+                raise
+            self._check_wanted(entry)  # it may have taken longer than the ledger lived, or waited
+            self._staged[entry.version] = staged
+
+    def hold(self, name: str, entry: Entry) -> None:
+        """Let requests that name it wait. Raises ApiError for a change that is none any more: nobody would end it."""
+        self._check_wanted(entry)
+        self._hold(name)
+
+    def _check_wanted(self, entry: Entry) -> None:
+        if entry.version not in self._staged:
+            raise ApiError(503, f"change {entry.version} has ended: nothing was changed; try again.")
+
+    def _hold(self, name: str) -> None:
         self._held.setdefault(name, asyncio.Event())
 
     def discard(self, name: str, entry: Entry) -> None:
@@ -93,13 +113,16 @@ class ReplicaAdapters:
 
         Raises ApiError; then this replica must join again.
         """
-        if entry.body is not None:
-            answer = {"status": "loaded", **self._served.publish(self._staged.pop(entry.version))}
+        self._check_wanted(entry)
+        staged = self._staged.pop(entry.version)
+        if staged is not None:
+            answer = {"status": "loaded", **self._served.publish(staged)}
             self._made(name, entry)
             return answer
         unloading = asyncio.ensure_future(self._served.unload(UnloadAdapterRequest(lora_name=name)))
         await asyncio.sleep(0)  # the name is gone; requests that hold it are waited for
-        self._made(name, entry)
+        if not self._served.has(name):
+            self._made(name, entry)
         return {"status": "unloaded", **await unloading}
 
     def _made(self, name: str, entry: Entry) -> None:
@@ -119,20 +142,28 @@ class ReplicaAdapters:
             self._release(name)
 
     async def catch_up(self, entries: Mapping[str, Entry]) -> None:
-        """Have what the others have. Raises ApiError for an adapter that cannot be loaded here."""
-        for name, entry in sorted(entries.items(), key=lambda item: item[1].version):
-            if self.entries.get(name, NOTHING).version < entry.version:
-                self.hold(name)
-                await self._take(name, entry)
-                self._made(name, entry)
+        """Have what the others have. Raises ApiError for an adapter that cannot be loaded here.
 
-    async def _take(self, name: str, entry: Entry) -> None:
-        if entry.body is None or entry.body.get("adapters") is not None:
-            with suppress(ApiError):  # there is none
-                await self._served.unload(UnloadAdapterRequest(lora_name=name))
-        if entry.body is not None:
-            body = LoadAdapterRequest(**{**entry.body, "load_inplace": True})
-            self._served.publish(await self._served.stage(body))
+        Mixtures need their adapters: they go first, and come last, whatever was changed when.
+        """
+        missed = {name: one for name, one in entries.items() if self.entries.get(name, NOTHING).version < one.version}
+        for name in missed:
+            self._hold(name)
+        for name in sorted(missed, key=self._served.is_mixture, reverse=True):
+            if not _is_adapter(missed[name]):
+                with suppress(ApiError):  # there is none
+                    await self._served.unload(UnloadAdapterRequest(lora_name=name))
+        for name, entry in sorted(missed.items(), key=lambda item: (not _is_adapter(item[1]), item[1].version)):
+            if entry.body is not None:
+                body = LoadAdapterRequest(**{**entry.body, "load_inplace": True})
+                self._served.publish(await self._served.stage(body))
+            elif self._served.has(name):
+                raise ApiError(400, f"lora_name: {name!r} cannot be unloaded here, as the others did.", "lora_name")
+            self._made(name, entry)
+
+
+def _is_adapter(entry: Entry) -> bool:
+    return entry.body is not None and entry.body.get("adapters") is None
 
 
 def _unsure(why: str) -> ApiError:

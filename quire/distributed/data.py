@@ -6,8 +6,10 @@ Needs Ray Data: pip install 'quire-llm[ray-data]'.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -57,6 +59,9 @@ class Generate:
     def __call__(self, batch: Batch) -> Batch:
         """The batch with its answers. Raises QuireError for a column that there is not, or a row that is refused."""
         columns = self._columns
+        for name in (columns.output, columns.finish_reason):
+            if name is not None and name in batch:
+                raise QuireError(f"there is a column {name!r}: give the answers another name (Columns).")
         if columns.prompt not in batch:
             raise QuireError(f"there is no column {columns.prompt!r}; there are {', '.join(batch)}.")
         prompts = [_prompt(one) for one in batch[columns.prompt]]
@@ -102,16 +107,18 @@ def run(job: Job) -> list[Path]:
     """Answer what has no answer yet; all parts, in order. Each row has one answer, however often this is called.
 
     A part's file is written whole, under another name, and given its own then: it is there wholly or not at all. Raises
-    QuireError for a target that was begun with other rows, and what Ray raises where a part fails.
+    QuireError for a target that was begun with other rows, or arguments, and what Ray raises where a part fails.
     """
     import ray.data
 
-    total = sum(1 for _ in _lines(job.source))
-    names = [job.target / f"part-{number:06d}.jsonl" for number in range(-(-total // job.rows))]
-    _begin(job, total)
+    source = _read(job.source, job.rows)
+    names = [job.target / f"part-{number:06d}.jsonl" for number in range(len(source.places))]
+    _begin(job, source)
     missing = [number for number, name in enumerate(names) if not name.exists()]
     if missing:
-        parts = ray.data.from_items([{"part": number} for number in missing], override_num_blocks=len(missing))
+        parts = ray.data.from_items(
+            [{"part": number, "place": source.places[number]} for number in missing], override_num_blocks=len(missing)
+        )
         done = parts.map_batches(
             _Part,
             fn_constructor_args=(job,),
@@ -125,10 +132,37 @@ def run(job: Job) -> list[Path]:
     return names
 
 
-def _begin(job: Job, total: int) -> None:
-    """Write down, or compare, what the parts are parts of."""
+@dataclass(frozen=True)
+class _Source:
+    """A file of rows. places: bytes before each part's first. digest: of all that it holds."""
+
+    rows: int
+    places: list[int]
+    digest: str
+
+
+def _read(path: Path, rows_of_a_part: int) -> _Source:
+    """Raises OSError."""
+    digest, places, rows, place = hashlib.sha256(), list[int](), 0, 0
+    with path.open("rb") as file:
+        for line in file:
+            digest.update(line)
+            if line.strip():
+                if rows % rows_of_a_part == 0:
+                    places.append(place)
+                rows += 1
+            place += len(line)
+    return _Source(rows, places, digest.hexdigest())
+
+
+def _begin(job: Job, source: _Source) -> None:
+    """Write down, or compare, what the parts are parts of, and how they are answered: answers to one file's rows, by
+    one model."""
     job.target.mkdir(parents=True, exist_ok=True)
-    wanted = {"source": str(job.source), "rows": total, "rows_of_a_part": job.rows}
+    wanted = {
+        "source": str(job.source), "rows": source.rows, "sha256": source.digest, "rows_of_a_part": job.rows,
+        "generate": json.loads(json.dumps(dict(job.generate), default=_plain)),
+    }  # fmt: skip
     manifest = job.target / "job.json"
     if not manifest.exists():
         _write(manifest, json.dumps(wanted))
@@ -145,9 +179,9 @@ class _Part:
         self._generate = Generate(**job.generate)
 
     def __call__(self, batch: Batch) -> Batch:
-        for number in batch["part"]:
-            job, first = self._job, int(number) * self._job.rows
-            rows = [json.loads(line) for line in islice(_lines(job.source), first, first + job.rows)]
+        for number, place in zip(batch["part"], batch["place"], strict=True):
+            job = self._job
+            rows = [json.loads(line) for line in islice(_lines(job.source, int(place)), job.rows)]
             names = list(dict.fromkeys(name for row in rows for name in row))
             answered = self._generate({name: [row.get(name) for row in rows] for name in names})
             added = [name for name in answered if name not in names]
@@ -158,15 +192,20 @@ class _Part:
         return batch
 
 
-def _lines(source: Path) -> Iterator[str]:
-    """Lines that hold something. Raises OSError."""
-    with source.open(encoding="utf-8") as file:
+def _plain(given: Any) -> Any:
+    return vars(given) if isinstance(given, Columns) else str(given)
+
+
+def _lines(source: Path, place: int) -> Iterator[bytes]:
+    """Lines that hold something, from this byte on. Raises OSError."""
+    with source.open("rb") as file:
+        file.seek(place)
         yield from (line for line in file if line.strip())
 
 
 def _write(path: Path, text: str) -> None:
     """Wholly or not at all."""
-    other = path.with_name(f".{path.name}.{os.getpid()}")
+    other = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # another machine may have this process's number
     with other.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

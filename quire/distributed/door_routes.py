@@ -51,6 +51,11 @@ class DoorContext:
             logger.warning("the ledger does not answer (%s)", type(error).__name__)
         return self._members
 
+    async def awake(self) -> None:
+        """Have one replica at least, without waiting for room on one that there is. Raises ApiError."""
+        if not await self.members():
+            await self.forward.awake()
+
     async def changed(self, method: str, *args: Any) -> JSONResponse:
         """What the ledger answers to a change. Raises ApiError 503 where it ends meanwhile."""
         from ray.exceptions import RayError
@@ -70,7 +75,7 @@ async def load_lora_adapter(request: Request) -> JSONResponse:
     """Load an adapter, or name a mixture, on every replica or on none."""
     door = _allowed(request)
     body = await _read(request, LoadAdapterRequest)
-    await door.forward.awake()
+    await door.awake()
     return await door.changed("load", body.model_dump(exclude_unset=True))
 
 
@@ -78,17 +83,16 @@ async def load_lora_adapter(request: Request) -> JSONResponse:
 async def unload_lora_adapter(request: Request) -> JSONResponse:
     """Forget an adapter or a mixture, everywhere."""
     door = _allowed(request)
-    return await _unload(door, (await _read(request, UnloadAdapterRequest)).lora_name)
+    body = await _read(request, UnloadAdapterRequest)
+    await door.awake()
+    return await door.changed("unload", body.lora_name, body.lora_int_id)
 
 
 @router.delete("/v1/adapters/{name:path}")
 async def unload_adapter(name: str, request: Request) -> JSONResponse:
     """The same, by the adapter's path."""
-    return await _unload(_allowed(request), name)
-
-
-async def _unload(door: DoorContext, name: str) -> JSONResponse:
-    await door.forward.awake()
+    door = _allowed(request)
+    await door.awake()
     return await door.changed("unload", name)
 
 
@@ -114,9 +118,15 @@ async def sleep(request: Request) -> JSONResponse:
 async def reset_prefix_cache(request: Request) -> Response:
     """As one replica answers; all do it."""
     door: DoorContext = request.app.state.door
-    kept = {name: value for name, value in request.headers.items() if name not in ("content-length", "host")}
+    if not door.config.enable_admin_routes:
+        raise ApiError(403, "this can stop others' requests: start the server with --enable-admin-routes.")
+    check_origin(request, door.config)
     members = (await door.members()).values()
-    answers = await asyncio.gather(*(door.forward.post(one, "/reset_prefix_cache", kept) for one in members))
+    asked = (door.forward.ask("POST", one, "/reset_prefix_cache", request.scope) for one in members)
+    try:
+        answers = await asyncio.gather(*asked)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise ApiError(503, f"a replica did not answer ({type(error).__name__}): try again.") from None
     if not answers:
         return JSONResponse({"status": "nothing was reset"})
     status, body = max(answers)
@@ -141,16 +151,17 @@ async def metrics(request: Request) -> Response:
     """What all replicas count: summed, and of each with a label."""
     door: DoorContext = request.app.state.door
     members = await door.members()
-    texts = await asyncio.gather(*(_scraped(door, address) for address in members.values()))
+    texts = await asyncio.gather(*(_scraped(door, address, request) for address in members.values()))
     by_name = {name: text for name, text in zip(members, texts, strict=True) if text is not None}
     return Response(await asyncio.to_thread(summed, by_name), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _scraped(door: DoorContext, address: str) -> str | None:
+async def _scraped(door: DoorContext, address: str, request: Request) -> str | None:
     try:
-        return (await door.forward.fetch(address, "/metrics")).decode()
+        status, text = await door.forward.ask("GET", address, "/metrics", request.scope)
     except (aiohttp.ClientError, TimeoutError):
         return None  # it ends, or hangs: the ledger will know
+    return text.decode() if status == 200 else None
 
 
 async def _read(request: Request, model: type[_Body]) -> _Body:
@@ -161,7 +172,9 @@ async def _read(request: Request, model: type[_Body]) -> _Body:
         told = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error", "input": {}}
         raise RequestValidationError([{**told, "ctx": {"error": error.msg}}]) from None
     lenient = request.app.state.door.config.unknown_fields == "warn"
-    with passing_over_unknown() if lenient else nullcontext():
+    with passing_over_unknown() if lenient else nullcontext() as unknown:
+        if unknown is not None:
+            request.scope["state"]["unknown"] = unknown
         return validated(given, model)  # type: ignore[return-value]
 
 

@@ -25,10 +25,12 @@ logger = logging.getLogger("quire.distributed")
 _TRIES = 4  # replicas that are asked, where one after the other goes before its answer begins
 _ADMISSION = 600.0  # seconds that a request waits for a replica that has room, or that must start first
 _CONNECT = 5.0  # seconds
+_ASKED = 30.0  # seconds that a replica may take for what the door itself asks
 # Of one connection, not of what is sent; and what the door writes anew.
 _HOP = frozenset({b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
                   b"transfer-encoding", b"upgrade", b"date", b"expect"})  # fmt: skip
 _OURS = frozenset({SECRET.encode(), TICKET.encode(), b"content-length"})
+_KEYS = frozenset({b"authorization", b"x-api-key"})
 _AUTO = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # which aiohttp would add
 
 
@@ -64,25 +66,25 @@ class Forward:
         await while_there(scope, receive, self._serve(scope, body, send))
 
     async def awake(self) -> None:
-        """Have one replica at least."""
-        async for _ in self._admit.remote({"awake": True}):
-            pass
+        """Have one replica at least. Raises ApiError."""
+        admission = self._admit.remote({"awake": True})
+        ended = False
+        try:
+            await _first(admission)
+            ended = True
+        finally:
+            _finish(admission, ended)
 
-    async def fetch(self, address: str, path: str) -> bytes:
-        """What one replica answers. Raises aiohttp.ClientError."""
-        assert self._http is not None
-        headers = {SECRET: self._secret}
-        async with self._http.get(
-            address + path, headers=headers, timeout=aiohttp.ClientTimeout(10.0), raise_for_status=True
-        ) as answer:
-            text: bytes = await answer.read()
-            return text
+    async def ask(self, method: str, address: str, path: str, scope: Scope) -> tuple[int, bytes]:
+        """What one replica answers: status and body. It has its client's keys, and nothing else of this request.
 
-    async def post(self, address: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """As `fetch`, with clients' headers: status and body."""
+        Raises aiohttp.ClientError and TimeoutError.
+        """
         assert self._http is not None
-        async with self._http.post(
-            address + path, headers={**headers, SECRET: self._secret}, timeout=aiohttp.ClientTimeout(30.0)
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _KEYS}
+        headers[SECRET] = self._secret
+        async with self._http.request(
+            method, address + path, headers=headers, timeout=aiohttp.ClientTimeout(_ASKED)
         ) as answer:
             return answer.status, await answer.read()
 
@@ -90,17 +92,20 @@ class Forward:
         hints = hints_of(scope["path"], body, self._base)
         for tried in range(_TRIES):
             admission = self._admit.remote(hints)
-            told = await _first(admission)
-            if told is None:
-                continue  # the replica that was chosen has gone
+            told, ended = None, False
             try:
+                told = await _first(admission)
+                if told is None:
+                    continue  # the replica that was chosen has gone
                 async with self._asked(scope, body, told) as answer:
                     await _handed_back(scope, answer, send)
+                ended = True
                 return
             except (aiohttp.ClientConnectionError, ConnectionError) as error:
-                logger.warning("replica %s: %s, try %d", told["replica"], type(error).__name__, tried + 1)
+                replica = told["replica"] if told is not None else None
+                logger.warning("replica %s: %s, try %d", replica, type(error).__name__, tried + 1)
             finally:
-                _finish(admission)
+                _finish(admission, ended)
         raise ApiError(503, "the replicas that were asked ended before they answered: try again.",
                        headers={"Retry-After": "1"})  # fmt: skip
 
@@ -111,7 +116,8 @@ class Forward:
             for name, value in scope["headers"]
             if name not in _HOP and name not in _OURS
         )
-        headers.update({SECRET: self._secret, TICKET: told["ticket"]})
+        # The request's id is in the door's answer, the replica's log and ids.
+        headers.update({SECRET: self._secret, TICKET: told["ticket"], "x-request-id": scope["state"]["request_id"]})
         query = scope["query_string"].decode("latin-1")
         target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         url = URL(told["address"] + target, encoded=True)
@@ -121,24 +127,27 @@ class Forward:
 
 async def _first(admission: Any) -> Mapping[str, str] | None:
     """What the replica says that Ray has chosen; None: it has gone. Raises ApiError where none has room for long."""
-    from ray.exceptions import RayActorError
+    from ray.exceptions import RayError
     from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
     try:
         told: Mapping[str, str] = await asyncio.wait_for(anext(admission), _ADMISSION)
         return told
-    except (RayActorError, StopAsyncIteration):
-        return None
     except BackPressureError:
         raise ApiError(429, "too many requests wait: try again later.", headers={"Retry-After": "1"}) from None
     except TimeoutError:
         raise ApiError(503, f"no replica had room within {_ADMISSION:g} s.", headers={"Retry-After": "5"}) from None
     except DeploymentUnavailableError as error:
         raise ApiError(503, f"no replica can be started: {error}", headers={"Retry-After": "5"}) from None
+    except (RayError, StopAsyncIteration) as error:
+        logger.warning("no admission (%s)", type(error).__name__)
+        return None
 
 
-def _finish(admission: Any) -> None:
-    """Ray keeps what is asked for until somebody has looked at its end."""
+def _finish(admission: Any, ended: bool) -> None:
+    """Ray keeps what is asked for until somebody has looked at its end. ended: it comes by itself."""
+    if not ended:
+        admission.cancel()  # else it may still wait for a replica, and a replica then for its request
 
     async def drain() -> None:
         try:

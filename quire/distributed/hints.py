@@ -14,6 +14,7 @@ from pydantic_core import from_json
 TAG = 8
 _KEPT = re.compile(rf"(?:resp_)?([0-9a-f]{{{TAG}}})[0-9a-f]{{32,}}")
 _PREFIX = 512  # characters of a prompt that say what it is likely to share with others
+_MOST_CONTAINERS = 20_000  # lists and objects of such a body: the door would stand still while they are made
 _LARGEST = 4 << 20  # bytes of a body that is looked at; larger ones (images) go where there is room
 
 
@@ -28,7 +29,7 @@ def hints_of(path: str, body: bytes, base: Collection[str] = ()) -> dict[str, An
     for part in path.split("/"):
         if kept := _KEPT.fullmatch(part):
             return {"tag": kept[1]}
-    if not body or len(body) > _LARGEST:
+    if not body or len(body) > _LARGEST or body.count(b"[") + body.count(b"{") > _MOST_CONTAINERS:
         return {}
     try:
         fields = from_json(body, cache_strings=False)

@@ -75,6 +75,6 @@ class Participant:
                 self._adapters.reset()
                 clean = True
             else:
-                if self._joined.is_set():
-                    self._adapters.heard(asked)  # the ledger makes no change before this replica takes part
+                if said == "wait" and self._joined.is_set():
+                    self._adapters.heard(asked)  # the ledger makes no change without this replica meanwhile
                 await asyncio.sleep(BEAT)

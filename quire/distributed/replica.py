@@ -40,9 +40,9 @@ class ReplicaOptions:
     settings: of `quire serve`, by name. vllm: of vLLM's options those that ask for nothing else than what is done.
     """
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(repr=False)  # keys are among them
     vllm: Mapping[str, Any]
-    secret: str
+    secret: str = field(repr=False)
 
 
 @dataclass
@@ -126,7 +126,9 @@ class Inside:
             return await ApiError(403, "this is a replica: ask a door of its application.").response(
                 scope, receive, send
             )
-        if scope["path"].startswith(STEPS):
+        if (
+            scope["path"].startswith(STEPS) and TICKET.encode() not in told
+        ):  # with a ticket, a client asks through a door
             return await (await self._step(scope["path"].removeprefix(STEPS), receive))(scope, receive, send)
         ticket = self._tickets.get(told.get(TICKET.encode(), b"").decode("latin-1"))
         if ticket is None:
@@ -144,9 +146,9 @@ class Inside:
             if step == "publish":
                 return Json(await self._adapters.publish(name, entry))
             if step == "stage":
-                await self._adapters.stage(name, entry)
+                await self._adapters.stage(name, entry, told.get("number"))
             elif step == "hold":
-                self._adapters.hold(name)
+                self._adapters.hold(name, entry)
             elif step == "discard":
                 self._adapters.discard(name, entry)
             else:

@@ -56,10 +56,13 @@ class ServedModels:
         if lora.enabled and config.allow_runtime_lora and config.lora_resolver:
             self._resolver = AdapterResolver(engine, self._places, self._is_part)
 
-    async def resolve(self, model: str | None) -> LoRARequest | None:
-        """As `find`; an adapter that is not loaded is looked for where adapters may come from, and loaded."""
+    async def pass_gate(self, model: str | None) -> None:
+        """Wait until requests may run with what a name stands for. Before it is looked up. Raises ApiError."""
         if self.gate is not None and model is not None and model not in self.names:
             await self.gate(frozenset({model, *self._parts(model)}))
+
+    async def resolve(self, model: str | None) -> LoRARequest | None:
+        """As `find`; an adapter that is not loaded is looked for where adapters may come from, and loaded."""
         try:
             found = self.find(model)
         except ApiError:
@@ -96,6 +99,9 @@ class ServedModels:
         """Whether an adapter or a mixture has this name."""
         adapters = self._engine.llm_engine.adapters
         return name in self._mixtures or (adapters is not None and adapters.knows(name))
+
+    def is_mixture(self, name: str) -> bool:
+        return name in self._mixtures
 
     def name_of(self, model: str | None) -> str:
         return self.names[0] if model is None else model
@@ -283,21 +289,31 @@ class ServedModels:
         Raises ApiError 404, and 400 for an adapter that a mixture needs.
         """
         name = body.lora_name
+        self.check_unload(body)
         if self._mixtures.pop(name, None) is not None:
             return {"name": name, "freed_bytes": 0, "draining": False}
-        gone = ApiError(404, f"lora_name: no adapter {name[:200]!r} is loaded.", "lora_name", "model_not_found")
-        adapters = self._engine.llm_engine.adapters
-        if adapters is None or not adapters.knows(name):
-            raise gone
-        self._check_number(body)
-        needed = [mixture for mixture, parts in self._mixtures.items() if name in dict(parts.adapters or ())]
-        if needed:
-            raise ApiError(400, f"lora_name: the mixture {needed[0]!r} needs it: unload that first.", "lora_name")
         self._parents.pop(name, None)
         try:
             freed = await self._engine.unload_lora_adapter(name, self._config.unload_timeout)
         except UnknownAdapterError:  # somebody else was faster
-            raise gone from None
+            raise _gone(name) from None
         if self._store is not None:
             await self._store.idle()
         return {"name": name, "freed_bytes": freed, "draining": freed is None}
+
+    def check_unload(self, body: UnloadAdapterRequest) -> None:
+        """Whether `unload` would do it. Raises ApiError."""
+        name = body.lora_name
+        if name in self._mixtures:
+            return
+        adapters = self._engine.llm_engine.adapters
+        if adapters is None or not adapters.knows(name):
+            raise _gone(name)
+        self._check_number(body)
+        needed = [mixture for mixture, parts in self._mixtures.items() if name in dict(parts.adapters or ())]
+        if needed:
+            raise ApiError(400, f"lora_name: the mixture {needed[0]!r} needs it: unload that first.", "lora_name")
+
+
+def _gone(name: str) -> ApiError:
+    return ApiError(404, f"lora_name: no adapter {name[:200]!r} is loaded.", "lora_name", "model_not_found")

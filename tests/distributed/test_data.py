@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.demo import adapter_path
-from quire.distributed.data import Columns, Generate, Job, run
+from quire.distributed.data import Columns, Generate, Job, _begin, _lines, _read, run
 from quire.errors import QuireError
 from quire.lora import LoRARequest
 
@@ -51,6 +52,32 @@ def test_a_stage_answers_rows_in_their_order(want: list[str]) -> None:
         stage({"text": ["a"]})
     with pytest.raises(QuireError, match="there is no adapter 'german'; there are french"):
         stage({"prompt": ["a"], "lora": ["german"]})
+    with pytest.raises(QuireError, match="there is a column 'generated_text'"):
+        stage({"prompt": ["a"], "lora": [""], "generated_text": ["mine"]})
+
+
+def test_a_source_is_read_once_for_all_places(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_bytes(b'{"a": 1}\n\n{"a": "\xc3\xa9"}\r\n  \n{"a": 3}\n{"a": 4}\n{"a": 5}')
+    found = _read(source, 2)
+    assert found.rows == 5
+    parts = [[json.loads(line)["a"] for line in islice(_lines(source, place), 2)] for place in found.places]
+    assert parts == [[1, "é"], [3, 4], [5]]
+
+
+def test_a_target_has_answers_of_one_kind_to_one_file(tmp_path: Path) -> None:
+    """Nothing is answered with another model, or from another file, beside what is there."""
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"prompt": "a"}\n')
+    job = Job(source, tmp_path / "out", GENERATE)
+    _begin(job, _read(source, job.rows))
+    _begin(job, _read(source, job.rows))
+    other = {**GENERATE, "sampling": {"max_tokens": 7, "temperature": 0}}
+    with pytest.raises(QuireError, match="was begun with"):
+        _begin(Job(source, job.target, other), _read(source, job.rows))
+    source.write_text('{"prompt": "b"}\n')
+    with pytest.raises(QuireError, match="was begun with"):
+        _begin(job, _read(source, job.rows))
 
 
 @pytest.mark.ray

@@ -85,3 +85,8 @@ def test_without_hints_the_least_loaded_goes_first() -> None:
     ranks = ranked(["a", "b", "c"], {}, {"a": 2, "c": 2})
     assert ranks == [["b"], ["a", "c"]]
     assert ranked([], {"adapter": "x"}, {}) == []
+
+
+def test_bodies_that_would_hold_a_door_up_are_not_looked_at() -> None:
+    assert hints(prompt="a", stop=[[]] * 10_000)["prefix"]
+    assert hints(prompt="a", stop=[[]] * 30_000) == {}

@@ -42,6 +42,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
 
 async def adapter_of(context: ServerContext, request: Request, model: str | None) -> LoRARequest | None:
     """What a request runs with that names this model; an adapter may be loaded for it. Raises ApiError 404."""
+    if context.served.gate is not None:
+        await unless_gone(request, context.served.pass_gate(model))
     try:
         return context.served.find(model)
     except ApiError:
