@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from quire.distributed.steps import AGAIN
 from quire.server.responses.errors import ApiError
 from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
 from quire.server.served_models import ServedModels, StagedModel
@@ -167,4 +168,4 @@ def _is_adapter(entry: Entry) -> bool:
 
 
 def _unsure(why: str) -> ApiError:
-    return ApiError(503, f"{why}: try again.", code="adapters_changing", headers={"Retry-After": "1"})
+    return ApiError(503, f"{why}: try again.", code="adapters_changing", headers={"Retry-After": "1", AGAIN: "1"})

@@ -56,6 +56,13 @@ class DoorContext:
         if not await self.members():
             await self.forward.awake()
 
+    async def unloaded(self, name: str, number: int | None) -> JSONResponse:
+        """What the ledger answers to an unloading; where no replica runs, none is started that would load it first."""
+        if not await self.members() and await self.ledger.forget.remote(name):
+            return Json({"status": "unloaded", "name": name, "freed_bytes": 0, "draining": False})
+        await self.awake()
+        return await self.changed("unload", name, number)
+
     async def changed(self, method: str, *args: Any) -> JSONResponse:
         """What the ledger answers to a change. Raises ApiError 503 where it ends meanwhile."""
         from ray.exceptions import RayError
@@ -84,16 +91,13 @@ async def unload_lora_adapter(request: Request) -> JSONResponse:
     """Forget an adapter or a mixture, everywhere."""
     door = _allowed(request)
     body = await _read(request, UnloadAdapterRequest)
-    await door.awake()
-    return await door.changed("unload", body.lora_name, body.lora_int_id)
+    return await door.unloaded(body.lora_name, body.lora_int_id)
 
 
 @router.delete("/v1/adapters/{name:path}")
 async def unload_adapter(name: str, request: Request) -> JSONResponse:
     """The same, by the adapter's path."""
-    door = _allowed(request)
-    await door.awake()
-    return await door.changed("unload", name)
+    return await _allowed(request).unloaded(name, None)
 
 
 @router.post("/v1/adapters")

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import aiohttp
 from multidict import CIMultiDict
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from quire.distributed.hints import hints_of
-from quire.distributed.steps import SECRET, TICKET
+from quire.distributed.steps import AGAIN, SECRET, TICKET
 from quire.server.http.gone import ClientGoneError, while_there
-from quire.server.paths import speaks_anthropic
+from quire.server.middleware import OPEN
+from quire.server.paths import route_path, speaks_anthropic
 from quire.server.responses.errors import ApiError, anthropic_body
 
 logger = logging.getLogger("quire.distributed")
@@ -61,6 +64,8 @@ class Forward:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ApiError(404, "the door speaks HTTP alone.")
+        if route_path(scope) in OPEN:  # by a method that they do not have; without a key, nobody starts a replica
+            raise HTTPException(405)
         body = await _whole(receive)
         # A mounted application's root path has grown; a replica has that of the configuration.
         await while_there(scope, receive, self._serve(scope, body, send))
@@ -73,7 +78,9 @@ class Forward:
             await _first(admission)
             ended = True
         finally:
-            _finish(admission, ended)
+            if not ended:
+                admission.cancel()
+            _watched(admission)
 
     async def ask(self, method: str, address: str, path: str, scope: Scope) -> tuple[int, bytes]:
         """What one replica answers: status and body. It has its client's keys, and nothing else of this request.
@@ -90,14 +97,21 @@ class Forward:
 
     async def _serve(self, scope: Scope, body: bytes, send: Send) -> None:
         hints = hints_of(scope["path"], body, self._base)
+        avoid: list[str] = []
         for tried in range(_TRIES):
-            admission = self._admit.remote(hints)
-            told, ended = None, False
+            admission = self._admit.remote({**hints, "avoid": avoid})
+            told, ended, life = None, False, None
             try:
                 told = await _first(admission)
                 if told is None:
                     continue  # the replica that was chosen has gone
-                async with self._asked(scope, body, told) as answer:
+                life = _watched(admission)
+                answer = await _unless_gone(self._asked(scope, body, told), life)
+                async with answer:
+                    if AGAIN in answer.headers and tried + 1 < _TRIES:
+                        avoid.append(told["replica"])  # it is not certain of its adapters; another may be
+                        continue
+                    life.add_done_callback(partial(_close_if_gone, answer))
                     await _handed_back(scope, answer, send)
                 ended = True
                 return
@@ -105,11 +119,14 @@ class Forward:
                 replica = told["replica"] if told is not None else None
                 logger.warning("replica %s: %s, try %d", replica, type(error).__name__, tried + 1)
             finally:
-                _finish(admission, ended)
+                if not ended:
+                    admission.cancel()  # else it may still wait for a replica, and a replica then for its request
+                if life is None:
+                    _watched(admission)
         raise ApiError(503, "the replicas that were asked ended before they answered: try again.",
                        headers={"Retry-After": "1"})  # fmt: skip
 
-    def _asked(self, scope: Scope, body: bytes, told: Mapping[str, str]) -> Any:
+    async def _asked(self, scope: Scope, body: bytes, told: Mapping[str, str]) -> aiohttp.ClientResponse:
         assert self._http is not None
         headers = CIMultiDict(
             (name.decode("latin-1"), value.decode("latin-1"))
@@ -122,7 +139,7 @@ class Forward:
         target = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
         url = URL(told["address"] + target, encoded=True)
         data = body if body or scope["method"] not in ("GET", "HEAD", "DELETE", "OPTIONS") else None
-        return self._http.request(scope["method"], url, data=data, headers=headers, allow_redirects=False)
+        return await self._http.request(scope["method"], url, data=data, headers=headers, allow_redirects=False)
 
 
 async def _first(admission: Any) -> Mapping[str, str] | None:
@@ -144,29 +161,55 @@ async def _first(admission: Any) -> Mapping[str, str] | None:
         return None
 
 
-def _finish(admission: Any, ended: bool) -> None:
-    """Ray keeps what is asked for until somebody has looked at its end. ended: it comes by itself."""
-    if not ended:
-        admission.cancel()  # else it may still wait for a replica, and a replica then for its request
+def _watched(admission: Any) -> asyncio.Task[bool]:
+    """Until it ends; Ray keeps what is asked for until somebody has looked at its end. True: its replica has gone."""
 
-    async def drain() -> None:
+    async def end() -> bool:
+        from ray.exceptions import RayActorError
+
         try:
             async for _ in admission:
                 pass
-        except Exception as error:
+        except RayActorError:
+            return True
+        except (Exception, asyncio.CancelledError) as error:
             logger.debug("an admission ended with %s", type(error).__name__)
+        return False
 
-    task = asyncio.ensure_future(drain())
+    task = asyncio.ensure_future(end())
     _draining.add(task)
     task.add_done_callback(_draining.discard)
+    return task
 
 
-_draining: set[asyncio.Task[None]] = set()
+async def _unless_gone(
+    asked: Coroutine[Any, Any, aiohttp.ClientResponse], life: asyncio.Task[bool]
+) -> aiohttp.ClientResponse:
+    """An answer's beginning. Raises ConnectionError where its replica has gone: a lost machine closes nothing."""
+    asking = asyncio.ensure_future(asked)
+    try:
+        await asyncio.wait({asking, life}, return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done() and life.result():
+            raise ConnectionError("the replica has gone")
+        return await asking
+    except BaseException:
+        asking.cancel()
+        raise
+
+
+def _close_if_gone(answer: aiohttp.ClientResponse, life: asyncio.Task[bool]) -> None:
+    """Whoever reads it hears of it then."""
+    if not life.cancelled() and life.result():
+        answer.close()
+
+
+_draining: set[asyncio.Task[bool]] = set()
 
 
 async def _handed_back(scope: Scope, answer: aiohttp.ClientResponse, send: Send) -> None:
     """Pass an answer on. One that breaks off ends with an error in its stream, or without its end."""
-    headers = [(name.lower(), value) for name, value in answer.raw_headers if name.lower() not in _HOP]
+    kept = ((name.lower(), value) for name, value in answer.raw_headers)
+    headers = [(name, value) for name, value in kept if name not in _HOP and name != AGAIN.encode()]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     try:
         async for part in answer.content.iter_any():

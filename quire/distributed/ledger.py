@@ -134,6 +134,15 @@ class AdapterLedger:
         """Forget an adapter or a mixture, everywhere. number: that the adapter must have."""
         return await self._change(name, None, number)
 
+    async def forget(self, name: str) -> bool:
+        """Let a name stand for nothing where no replica takes part, so that who joins does not need its files. False:
+        some do, or nothing is known of it."""
+        known = self._entries.get(name, NOTHING).body is not None
+        if not known or self._changing or any(one.settled for one in self._members.values()):
+            return False
+        self._entries[name] = Entry(self._next(), None)
+        return True
+
     # -- changes ---------------------------------------------------------------------------------------------------
 
     async def _change(self, name: str, body: dict[str, Any] | None, number: int | None = None) -> tuple[int, Any]:

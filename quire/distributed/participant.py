@@ -15,6 +15,7 @@ from quire.distributed.ledger import BEAT
 logger = logging.getLogger("quire.distributed")
 
 _LAST_WORD = 2.0  # seconds
+_LOST = 60.0  # seconds without the others, after which another replica does better
 
 
 class Participant:
@@ -27,12 +28,21 @@ class Participant:
         self._adapters = adapters
         self._ledger = ledger
         self._joined = asyncio.Event()
+        self._left = time.monotonic()  # when it took part last
+        self._takes_part = False
         self._life: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Until it has what the others have."""
         self._life = asyncio.ensure_future(self._take_part())
         await self._joined.wait()
+
+    def health_error(self) -> str | None:
+        """Why the replica is of no use: it has not had what the others have for long. None: it has, or will."""
+        seconds = time.monotonic() - self._left
+        if self._takes_part or not self._joined.is_set() or seconds < _LOST:
+            return None
+        return f"it has taken no part in changes of adapters for {seconds:.0f} s"
 
     async def leave(self) -> None:
         """The replica ends."""
@@ -45,10 +55,13 @@ class Participant:
         while True:
             try:
                 await self._join()
+                self._takes_part = True
                 self._joined.set()
                 await self._stay()
             except Exception as error:  # Ray has many; and until all is well, requests with adapters are refused
                 logger.warning("no word with the ledger (%s: %s)", type(error).__name__, error)
+            if self._takes_part:
+                self._takes_part, self._left = False, time.monotonic()
             await asyncio.sleep(BEAT)
 
     async def _stay(self) -> None:

@@ -22,10 +22,12 @@ _FEW = 4  # an adapter lives on this part of all replicas first: one of so many
 def ranked(replicas: Sequence[str], hints: Mapping[str, Any], running: Mapping[str, int]) -> list[list[str]]:
     """The replicas in ranks, the best first; all of one rank are as good.
 
-    running: requests that each has. Without hints, and where all that are wanted have too much to do: the least loaded.
+    running: requests that each has. `avoid` among the hints: replicas that come into question
+    where there are no others. Without hints, and where all that are wanted have too much to do: the least loaded.
     """
     if not replicas:
         return []
+    replicas = [name for name in replicas if name not in hints.get("avoid", ())] or replicas
     by_load: dict[int, list[str]] = {}
     for name in replicas:
         by_load.setdefault(running.get(name, 0), []).append(name)

@@ -97,8 +97,9 @@ class EngineReplica:
             self._tickets.pop(name, None)
 
     async def check_health(self) -> None:
-        """Raise where the engine can compute nothing any more: Serve starts another replica then."""
-        error = self._service.engine.step_loop.health_error(self._service.config.step_timeout)
+        """Raise where this replica is of no use any more: Serve starts another one then."""
+        loop = self._service.engine.step_loop
+        error = loop.health_error(self._service.config.step_timeout) or self._part.health_error()
         if error is not None:
             raise RuntimeError(error)
 

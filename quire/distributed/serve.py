@@ -39,8 +39,8 @@ def application(wanted: Deployment) -> Application:
     )
     options = ReplicaOptions(wanted.settings, wanted.vllm, secret)
     bound = ledger.bind(HttpSteps(secret))
-    replicas = _replicas(wanted).bind(options, bound)
     config = make(ServerConfig, wanted.settings)
+    replicas = _replicas(wanted, config.max_queue).bind(options, bound)
     names = config.served_model_names or (wanted.settings.get("model") or "quire-demo",)
     doors = serve.deployment(Door).options(
         num_replicas=wanted.doors,
@@ -52,7 +52,8 @@ def application(wanted: Deployment) -> Application:
     return doors.bind(config, names, secret, replicas, bound, wanted.replicas.least == 0)
 
 
-def _replicas(wanted: Deployment) -> Any:
+def _replicas(wanted: Deployment, max_queue: int) -> Any:
+    """max_queue: requests that may wait for each replica that there may be."""
     of = wanted.replicas
     return serve.deployment(EngineReplica).options(
         autoscaling_config=AutoscalingConfig(
@@ -64,6 +65,7 @@ def _replicas(wanted: Deployment) -> Any:
             downscale_delay_s=of.downscale_delay,
         ),
         max_ongoing_requests=of.most_requests,
+        max_queued_requests=max(1, max_queue) * of.most,
         graceful_shutdown_timeout_s=of.drain,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0,

@@ -14,6 +14,7 @@ logger = logging.getLogger("quire.distributed")
 # Headers of requests between them; clients' own of these names go no further than the door.
 SECRET = "x-quire-secret"  # known to this application's doors, ledger and replicas alone
 TICKET = "x-quire-ticket"  # of an admission, which ends with the request that brings it
+AGAIN = "x-quire-again"  # of an answer of a replica that is not certain of its adapters: another may be
 STEPS = "/.quire/"  # the path before the steps of a change
 
 _LONG = 600.0  # seconds that a replica may take to read an adapter, or to let go of one

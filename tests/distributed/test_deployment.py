@@ -86,7 +86,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_manifest_is_what_is_taken() -> None:
-    service, door = yaml.safe_load_all((ROOT / "deploy/kuberay.yaml").read_text())
+    service, door, policy = yaml.safe_load_all((ROOT / "deploy/kuberay.yaml").read_text())
     config = yaml.safe_load(service["spec"]["serveConfigV2"])
     (application,) = config["applications"]
     module, name = application["import_path"].split(":")
@@ -96,6 +96,7 @@ def test_the_manifest_is_what_is_taken() -> None:
     (head,) = service["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"]
     ports = {one["name"]: one["containerPort"] for one in head["ports"]}
     assert ports["door"] == wanted.settings["port"] == door["spec"]["ports"][0]["port"]
+    assert [one["port"] for one in policy["spec"]["ingress"][1]["ports"]] == [ports["door"]]
     assert ports["serve"] == config["http_options"]["port"]
     (workers,) = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     (engine,) = workers["template"]["spec"]["containers"]

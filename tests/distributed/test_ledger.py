@@ -9,6 +9,7 @@ from itertools import count
 
 import pytest
 
+from quire.distributed import participant
 from quire.server.responses.errors import ApiError
 from tests.distributed.world import World, body, run, until
 
@@ -84,6 +85,34 @@ def test_a_replica_that_ends_is_left_out_of_a_change() -> None:
         assert (await world.handle.load.remote(body("a", "p1")))[0] == 200
         assert one.served.names == {"a": "p1"}
         assert set(await world.handle.members.remote()) == {"one"}
+
+    run(test)
+
+
+def test_a_name_is_forgotten_where_no_replica_runs() -> None:
+    """So that who joins does not need files that are gone."""
+
+    async def test(world: World) -> None:
+        await world.begin("one")
+        assert (await world.handle.load.remote(body("a", "p1")))[0] == 200
+        assert not await world.handle.forget.remote("a")
+        await world.replicas["one"].part.leave()
+        world.crash("one")
+        assert await world.handle.forget.remote("a") and not await world.handle.forget.remote("b")
+        assert (await world.begin("two", frozenset({"p1"}))).served.names == {}
+
+    run(test)
+
+
+def test_a_replica_that_cannot_join_again_is_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(world: World) -> None:
+        one = await world.begin("one")
+        assert one.part.health_error() is None
+        monkeypatch.setattr(participant, "_LOST", 0.2)
+        world.handle.target = None
+        await until(lambda: one.part.health_error() is not None)
+        world.begin_ledger()
+        await until(lambda: one.part.health_error() is None)
 
     run(test)
 

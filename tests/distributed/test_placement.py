@@ -81,6 +81,13 @@ def test_who_has_too_much_to_do_is_passed_over() -> None:
     assert first(model="x", prompt="a", running={best: 3}) == best  # a few it may have in any case
 
 
+def test_who_is_to_be_avoided_is() -> None:
+    best = first(model="x", prompt="a")
+    told = {**hints(model="x", prompt="a"), "avoid": [best]}
+    assert all(best not in rank for rank in ranked(REPLICAS, told, {}))
+    assert ranked([best], told, {})[0] == [best]  # there is no other
+
+
 def test_without_hints_the_least_loaded_goes_first() -> None:
     ranks = ranked(["a", "b", "c"], {}, {"a": 2, "c": 2})
     assert ranks == [["b"], ["a", "c"]]

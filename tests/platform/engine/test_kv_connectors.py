@@ -16,7 +16,7 @@ from quire.demo import adapter_path, picture_path
 from quire.platform.kv import transfers
 from quire.platform.kv.connector import ConnectorCounts, MergedReports, TransferReport
 from quire.platform.kv.transfers import TransferAccount
-from tests.platform.engine.kept import FaultyConnector, MemoryConnector, account, engine
+from tests.platform.engine.kept import FaultyConnector, MemoryConnector, account, engine, on_disk
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -216,3 +216,12 @@ def test_the_account_is_checked() -> None:
     account.check_integrity({1: 5})
     with pytest.raises(AssertionError, match="does not wait"):
         account.check_integrity({})
+
+
+def test_what_cannot_be_kept_is_refused(tiny_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(QuireError, match="enable_prefix_caching=False"):
+        LLM(str(tiny_path), enable_prefix_caching=False, **on_disk(tmp_path))
+    with engine(tiny_path, tmp_path), pytest.raises(QuireError, match="another engine has it"):
+        LLM(str(tiny_path), **on_disk(tmp_path))
+    with pytest.raises(QuireError, match="draft model"):
+        LLM(str(tiny_path), speculative_config={"model": str(tiny_path)}, **on_disk(tmp_path))

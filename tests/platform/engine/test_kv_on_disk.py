@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from quire import LLM, QuireError, SamplingParams
+from quire import LLM, SamplingParams
 from quire.checkpoint.files import SINGLE
 from quire.platform.execution import host_cache, worker
 from quire.platform.kv import disk, transfers
@@ -391,12 +391,3 @@ def test_beams_and_drafts(tiny_path: Path, tmp_path: Path) -> None:
     for cached in (0, 112):
         with engine(tiny_path, tmp_path, speculative_config={"method": "ngram"}) as llm:
             assert ask(llm) == (*alone, cached)
-
-
-def test_what_cannot_be_kept_is_refused(tiny_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(QuireError, match="enable_prefix_caching=False"):
-        LLM(str(tiny_path), enable_prefix_caching=False, **on_disk(tmp_path))
-    with engine(tiny_path, tmp_path), pytest.raises(QuireError, match="another engine has it"):
-        LLM(str(tiny_path), **on_disk(tmp_path))
-    with pytest.raises(QuireError, match="draft model"):
-        LLM(str(tiny_path), speculative_config={"model": str(tiny_path)}, **on_disk(tmp_path))
