@@ -51,7 +51,8 @@ test-all: $(READY) ## all tests that need no GPU: fuzzing, all variants, the GPU
 test-ray: $(READY) ## workers and replicas on a cluster of Ray's, of two nodes on this machine (Ray, from PyPI, comes into the environment)
 	@$(BIN)/python -c 'import ray.data, ray.serve' 2>/dev/null || $(BIN)/pip install --quiet -c constraints.txt $$($(BIN)/python -c \
 	  'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["ray"], *extras["ray-data"])')
-	$(BIN)/python -m pytest -m ray tests/platform tests/benchmarks
+	$(BIN)/python -m pytest -m ray tests/platform
+	$(BIN)/python -m pytest -m ray tests/benchmarks
 	$(BIN)/python -m pytest -m ray tests/distributed
 
 .PHONY: test-gpu

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
+from quire.demo import model_path
 from tests.benchmarks.benchmarks import imported
 from tests.benchmarks.conftest import Call
 from tests.platform.execution.on_ray.conftest import UNHURRIED
@@ -14,12 +15,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the benchmarks set is undone."""
+def a_cluster_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the benchmarks set and start is undone."""
+    import ray
+
     for name, value in {**UNHURRIED, "RAY_ADDRESS": ""}.items():
         monkeypatch.setenv(name, value)
     for name in ("OMP_NUM_THREADS", "RAY_worker_niceness"):
         monkeypatch.setenv(name, "1")
+    yield
+    ray.shutdown()
 
 
 def test_executor_on_ray(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,13 +34,8 @@ def test_executor_on_ray(call: Call, capsys: pytest.CaptureFixture[str]) -> None
         assert all(f"{kind} " in shown for kind in executor.RAY_KINDS)
 
 
-def test_replicas(llama: Path, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    import ray
-
+def test_replicas(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     with imported("replicas") as replicas:
-        try:
-            call(replicas, llama, "--rounds", 1, "--streams", 2, "--threads", 1)
-        finally:
-            ray.shutdown()
+        call(replicas, model_path(), "--rounds", 1, "--streams", 2, "--threads", 1)
     shown = capsys.readouterr().out
     assert "2 streams: a replica / one server" in shown and "first token: " in shown
