@@ -41,7 +41,8 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_of_them_are_here() -> None:
-    elsewhere = {"gpu", "soak", "kv_quality", "simulate"}  # GPUs; a load for minutes; real weights; test_simulate.py
+    # GPUs; a load for minutes; real weights; test_simulate.py; test_ray_benchmarks.py
+    elsewhere = {"gpu", "soak", "kv_quality", "simulate", "replicas"}
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     assert set(BENCHMARKS) <= tested | elsewhere
 

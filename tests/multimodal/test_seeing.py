@@ -77,7 +77,7 @@ def test_a_crowd_and_any_chunking(seeing, alone, kind, budget, size, cached):
     kv = llm.llm_engine.scheduler.kv
     # A prompt's last token is computed anew, and all that it sees with it.
     assert (kv.prefix_hits > 0) is (cached and kind == "seeing")
-    assert kind == "whole" or len(kv._windows) > 1, "there are no groups with a window"
+    assert kind == "whole" or len(kv.windows) > 1, "there are no groups with a window"
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -116,14 +116,14 @@ def test_a_broken_adapter_is_refused(http: Any) -> None:
 def test_many_requests_at_once_load_an_adapter_once(
     http: Any, server: LocalServer, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loads, load = [], server.engine.llm_engine.lora.load
+    loads, load = [], server.engine.llm_engine.lora.stage
 
     def counted(name: str, *rest: Any, **more: Any) -> Any:
         loads.append(name)
         time.sleep(0.1)
         return load(name, *rest, **more)
 
-    monkeypatch.setattr(server.engine.llm_engine.lora, "load", counted)
+    monkeypatch.setattr(server.engine.llm_engine.lora, "stage", counted)
     with ThreadPoolExecutor(8) as pool:
         answers = set(pool.map(lambda number: answer_of(http, ("one", "two")[number % 2]), range(16)))
     assert answers == {said(llm, "french")}
@@ -134,14 +134,14 @@ def test_a_client_that_leaves_does_not_stop_it_for_the_others(
     http: Any, server: LocalServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go = threading.Event(), threading.Event()
-    load = server.engine.llm_engine.lora.load
+    load = server.engine.llm_engine.lora.stage
 
     def slow(*given: Any, **more: Any) -> Any:
         begun.set()
         assert go.wait(60)
         return load(*given, **more)
 
-    monkeypatch.setattr(server.engine.llm_engine.lora, "load", slow)
+    monkeypatch.setattr(server.engine.llm_engine.lora, "stage", slow)
     with ThreadPoolExecutor(2) as pool:
         leaving = pool.submit(lambda: http.post(CHAT, json={"model": "slow", "messages": WHO, **GREEDY}, timeout=2))
         assert begun.wait(60)
