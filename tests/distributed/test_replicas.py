@@ -310,11 +310,16 @@ def test_churn(fleet: Fleet) -> None:
                 refused[answer.status_code] += 1
 
     def killing(draw: random.Random) -> None:
+        """One after the other: what all of them had is gone where all end before another has it."""
+        killed = time.monotonic()
         while time.monotonic() < end - 10:
-            time.sleep(min(8.0, max(0.0, end - 10 - time.monotonic())))
-            found = fleet.processes(draw.choice(["EngineReplica", "EngineReplica", "AdapterLedger"]))
-            if found and len(fleet.processes()) == 2:
-                os.kill(draw.choice(found), signal.SIGKILL)
+            time.sleep(0.5)
+            made = any(began > killed and ended < float("inf") for began, ended, _ in list(changes))
+            if made and time.monotonic() - killed > 6 and fleet.count() == 2 == len(fleet.processes()):
+                found = fleet.processes(draw.choice(["EngineReplica", "EngineReplica", "AdapterLedger"]))
+                if found:
+                    os.kill(draw.choice(found), signal.SIGKILL)
+                    killed = time.monotonic()
 
     with ThreadPoolExecutor(10) as pool:
         running = [pool.submit(asking) for _ in range(8)]
