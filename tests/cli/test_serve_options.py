@@ -147,7 +147,8 @@ def test_what_is_loaded_is_no_longer_searched_for_garbage(monkeypatch: pytest.Mo
         frozen.append(gc.get_freeze_count())
 
     monkeypatch.setattr(serve.asyncio, "run", served)
-    engine = SimpleNamespace(step_loop=SimpleNamespace(failed=False, stuck=False))
+    idle = SimpleNamespace(lora=SimpleNamespace(lingers=False))
+    engine = SimpleNamespace(step_loop=SimpleNamespace(failed=False, stuck=False), llm_engine=idle)
     gc.unfreeze()
     try:
         serve._run(SimpleNamespace(), engine, ServerConfig())  # type: ignore[arg-type]
