@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from quire.types import KVSpec
 _FORMAT = 1  # of what is hashed here, and of what `PoolBlocks` packs
 _PIECE_BYTES = 8 << 20
 _PACKAGES = ("numpy", "torch", "transformers", "Pillow", "torchvision")  # the last two make what towers see of pictures
-_EXTENSIONS = ("quire.kernels._C", "quire.kernels._cuda")
 # Files whose bytes say what is computed. Those of weights are named by what was read.
 _CONFIGURATION = "config.json"
 
@@ -49,7 +49,7 @@ def identity(config: EngineConfig, path: Path, model: CausalLM, spec: KVSpec, ma
         ("length", max_model_len),
         ("layout", repr(spec), repr(spec.groups), config.cache.block_size),
         ("shards", config.tensor_parallel_size),
-        ("code", quire.__version__, _package()),
+        ("code", quire.__version__, _package(next(model.parameters()).is_cuda)),
         ("packages", *(f"{name} {_version(name)}" for name in _PACKAGES), sys.version),
         ("machine", *_machine(next(model.parameters())), settings.exact_products),
     ]
@@ -98,14 +98,17 @@ def _file_digest(file: Path) -> str:
     return hashed.hexdigest()
 
 
-def _package() -> str:
-    """quire's own code, kernels included: what was changed since its version was named counts too."""
+def _package(with_cuda: bool) -> str:
+    """quire's own code, kernels included: what was changed since its version was named counts too.
+
+    with_cuda: the GPU's kernels compute.
+    """
     root = Path(quire.__file__).parent
     files: set[Path] = {*root.rglob("*.py"), *root.rglob("*.so")}
-    for name in _EXTENSIONS:
-        extension = sys.modules.get(name)
-        if extension is not None and extension.__file__:
-            files.add(Path(extension.__file__))  # of an editable installation, it lies elsewhere
+    for name in ("_C", "_cuda") if with_cuda else ("_C",):
+        extension = find_spec(f"quire.kernels.{name}")  # not what happens to be imported: each process finds the same
+        if extension is not None and extension.origin:
+            files.add(Path(extension.origin))  # of an editable installation, it lies elsewhere
     return _digest_of((str(file.name), _file_digest(file)) for file in sorted(files))
 
 

@@ -24,9 +24,17 @@ def test_kernels_that_lie_elsewhere_and_what_resizes_pictures(
     def identity() -> str:
         return kv_identity.identity(config, tiny_path, model, spec, 64)
 
-    compiled = tmp_path / "_cuda.so"
-    compiled.write_bytes(b"one")
-    monkeypatch.setitem(sys.modules, "quire.kernels._cuda", SimpleNamespace(__file__=str(compiled)))
+    def loaded(name: str) -> Path:
+        compiled = tmp_path / f"{name}.so"
+        compiled.write_bytes(b"one")
+        module = SimpleNamespace(__spec__=SimpleNamespace(origin=str(compiled)))
+        monkeypatch.setitem(sys.modules, f"quire.kernels.{name}", module)
+        return compiled
+
+    before = identity()
+    loaded("_cuda")
+    assert identity() == before, "a GPU's kernels compute nothing here: of a worker that has not loaded them, the same"
+    compiled = loaded("_C")
     before = identity()
     assert identity() == before
     compiled.write_bytes(b"two")
