@@ -247,5 +247,6 @@ def test_a_thread_is_refused_so_that_the_packages_tool_runner_goes_on_without(de
         with pytest.raises(anthropic.BadRequestError) as caught:
             client.beta.messages.create(**asked_for, thread={"type": "create"})
         assert caught.value.body["error"]["details"]["error_code"] == "thread_unsupported_request"
+        asked_for["extra_body"] = {"ignore_eos": True}  # or the model may end by itself
         (last,) = client.beta.messages.tool_runner(**asked_for, tools=[tool])
-    assert last.stop_reason in ("max_tokens", "end_turn") and last.usage.output_tokens <= 2
+    assert last.stop_reason == "max_tokens" and last.usage.output_tokens == 2
