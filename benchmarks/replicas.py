@@ -24,15 +24,16 @@ from serve import Server, body, complete, together
 from quire import LLM
 from quire.cli.workload import Requests, workload_for
 from quire.distributed import deploy
-from quire.distributed.deployment import read_deployment
+from quire.distributed.deployment import Deployment, read_deployment
 
 
 @dataclass
 class Door:
-    """Where the door listens; `serve.Server` to clients."""
+    """Where the door listens; `serve.Server` to clients. plan: what was deployed."""
 
     host: str
     port: int
+    plan: Deployment
 
 
 def deployed(model: str, threads: int) -> Door:
@@ -45,7 +46,7 @@ def deployed(model: str, threads: int) -> Door:
     plan = read_deployment({"model": model, "port": 0, "disable_access_log": True, "deploy": {"replicas": replicas}})
     address = urlsplit(deploy.start(plan))
     assert address.hostname is not None and address.port is not None
-    return Door(address.hostname, address.port)
+    return Door(address.hostname, address.port, plan)
 
 
 async def first_token(server: Any, requests: Requests, salt: str) -> float:
@@ -84,7 +85,7 @@ def main() -> None:
         f"{options.streams} streams: a replica / one server {median(pairs):.3f} ({min(pairs):.3f} - {max(pairs):.3f})"
     )
     print(f"first token: {median(later):+.1f} ms ({min(later):+.1f} - {max(later):+.1f})")
-    deploy.end("quire")
+    deploy.end(door.plan)
 
 
 if __name__ == "__main__":

@@ -55,15 +55,17 @@ def deploy(context: typer.Context, **given: Any) -> None:
             from quire.distributed.deployment import deployment
 
         plan = deployment(wanted, of_vllm, _read(given["deploy"]))
-        command.connect(given["address"])
+        command.connect(given["address"], stays=bool(given["delete"] or given["detach"]))
         if given["delete"]:
-            return command.end(plan.name)
+            return command.end(plan)
         logger.info("%s listens on %s", plan.name, command.start(plan))
-        if not given["detach"]:
+        if given["detach"]:
+            return
+        with command.until_signal() as ended:
             try:
-                command.watch(plan.name, lambda: False)
+                command.watch(plan.name, ended)
             finally:
-                command.end(plan.name)
+                command.end(plan)
 
 
 def _read(given: str | None) -> Any:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
-from quire.distributed.deployment import Deployment
+from quire.distributed.deployment import END, Deployment
 from quire.errors import QuireError
 
 logger = logging.getLogger("quire.distributed")
@@ -16,10 +20,11 @@ _LOOK = 2.0  # seconds between two looks at how the application is
 _WAYS_OUT = "pip install 'quire-llm[ray]'"
 
 
-def connect(address: str | None) -> None:
-    """Join a cluster: the one that is named, or that runs on this machine; without one, this machine becomes one.
+def connect(address: str | None, stays: bool) -> None:
+    """Join a cluster: the one that is named, or that runs on this machine; without one, this machine becomes one, as
+    long as this process lives.
 
-    Nothing of Ray's is sent anywhere. Raises QuireError.
+    stays: what is done there is to outlive this process. Nothing of Ray's is sent anywhere. Raises QuireError.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: replicas would give way to everything
@@ -28,18 +33,17 @@ def connect(address: str | None) -> None:
         import ray.serve
     except ImportError as error:
         raise QuireError(f"replicas need Ray Serve ({error.name} is not installed): {_WAYS_OUT}.") from None
-    if ray.is_initialized():
-        return
     try:
-        if address is not None:
-            ray.init(address, log_to_driver=False)
-            return
-        try:
-            ray.init("auto", log_to_driver=False)
-        except ConnectionError:
-            ray.init(include_dashboard=False, log_to_driver=False)
+        ray.init(address or "auto", log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise QuireError(f"no cluster of Ray's at {address or 'this machine'}: {error}") from None
+        if address is not None or not isinstance(error, ConnectionError):
+            raise QuireError(f"no cluster of Ray's at {address or 'this machine'}: {error}") from None
+        if stays:
+            raise QuireError(
+                "no cluster of Ray's runs on this machine, and one that this command started would end with it: "
+                "`ray start --head` starts one, or --address names one."
+            ) from None
+        ray.init("local", include_dashboard=False, log_to_driver=False)
 
 
 def start(wanted: Deployment) -> str:
@@ -60,12 +64,30 @@ def start(wanted: Deployment) -> str:
     return address
 
 
-def watch(name: str, ended: Callable[[], bool]) -> None:
-    """Until `ended`, or the application has failed: then QuireError."""
+@contextmanager
+def until_signal() -> Iterator[threading.Event]:
+    """Set by SIGINT and SIGTERM, of which Ray has handlers of its own; a second one ends the program at once."""
+    came = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if came.is_set():
+            os._exit(1)
+        came.set()
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def watch(name: str, ended: threading.Event) -> None:
+    """Until `ended`. Raises QuireError once the application has failed, or is gone."""
     from ray import serve
 
     last = None
-    while not ended():
+    while not ended.is_set():
         status = serve.status().applications.get(name)
         said = "gone" if status is None else str(status.status.value)
         if said != last:
@@ -75,11 +97,19 @@ def watch(name: str, ended: Callable[[], bool]) -> None:
             raise QuireError(f"the application {name} has been deleted.")
         if said == "DEPLOY_FAILED":
             raise QuireError(f"the application {name} has failed: {status.message}")
-        time.sleep(_LOOK)
+        ended.wait(_LOOK)
 
 
-def end(name: str) -> None:
-    """End the application; requests that run may finish."""
+def end(wanted: Deployment) -> None:
+    """End the application; requests that run may finish, for `drain` seconds. Raises QuireError where it stays."""
     from ray import serve
 
-    serve.delete(name)
+    logger.info("%s ends: requests that run may finish for up to %g s", wanted.name, wanted.replicas.drain)
+    due = time.monotonic() + wanted.replicas.drain + END
+    while True:
+        with suppress(TimeoutError):  # of Ray's own patience
+            serve.delete(wanted.name)
+        if wanted.name not in serve.status().applications:
+            return
+        if time.monotonic() > due:
+            raise QuireError(f"the application {wanted.name} has not ended; `ray status` shows the cluster.")

@@ -12,6 +12,8 @@ from quire.config.setting import Kind, Setting
 from quire.config.settings import at, make
 from quire.errors import QuireError
 
+END = 10.0  # seconds that the end of a process takes, beyond the requests that it waits for
+
 # Of the server's settings those that a replica cannot have: each of them would have other adapters than the others.
 _ALONE = {"lora_resolver": "a replica would load adapters that the others do not have", "uds": "doors listen on ports"}
 

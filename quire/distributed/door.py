@@ -29,13 +29,21 @@ class Door:
     """The class of Ray Serve's deployment. `__init__` is done when it listens."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: ServerConfig, base: Collection[str], secret: str, replicas: Any, ledger: Any, may_sleep: bool
+        self,
+        config: ServerConfig,
+        base: Collection[str],
+        secret: str,
+        replicas: Any,
+        ledger: Any,
+        may_sleep: bool,
+        drain: float,
     ) -> None:
         """base: the base model's names. replicas, ledger: handles. may_sleep: there may be no replica, and requests
-        start one.
+        start one. drain: seconds that answers may take at the end.
 
         Raises QuireError where it cannot listen.
         """
+        self._drain = drain
         self._server = HttpServer(door_app(config, Forward(replicas, secret, base), ledger, may_sleep), config)
         await self._server.start()
         logger.info("listening on %s", self._server.address)
@@ -45,7 +53,7 @@ class Door:
         return self._server.address
 
     async def __del__(self) -> None:  # Serve's name for the end
-        await self._server.stop(1.0)
+        await self._server.stop(self._drain)
 
 
 def door_app(config: ServerConfig, forward: Forward, ledger: Any, may_sleep: bool) -> FastAPI:

@@ -16,7 +16,7 @@ from ray.serve.schema import LoggingConfig
 
 from quire.config import ServerConfig
 from quire.config.settings import make
-from quire.distributed.deployment import Deployment, read_deployment
+from quire.distributed.deployment import END, Deployment, read_deployment
 from quire.distributed.door import Door
 from quire.distributed.ledger import AdapterLedger
 from quire.distributed.replica import EngineReplica, ReplicaOptions
@@ -45,11 +45,12 @@ def application(wanted: Deployment) -> Application:
     doors = serve.deployment(Door).options(
         num_replicas=wanted.doors,
         max_replicas_per_node=1,
+        graceful_shutdown_timeout_s=wanted.replicas.drain + END,
         logging_config=_QUIET,
         max_ongoing_requests=10_000,
         ray_actor_options={"num_cpus": 0, "resources": dict(wanted.door_resources)},
     )
-    return doors.bind(config, names, secret, replicas, bound, wanted.replicas.least == 0)
+    return doors.bind(config, names, secret, replicas, bound, wanted.replicas.least == 0, wanted.replicas.drain)
 
 
 def _replicas(wanted: Deployment, max_queue: int) -> Any:
@@ -66,7 +67,7 @@ def _replicas(wanted: Deployment, max_queue: int) -> Any:
         ),
         max_ongoing_requests=of.most_requests,
         max_queued_requests=max(1, max_queue) * of.most,
-        graceful_shutdown_timeout_s=of.drain,
+        graceful_shutdown_timeout_s=of.drain + END,
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0,
         logging_config=_QUIET,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def test_keys_come_from_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_reads_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.yaml").write_text("port: 9000\nlora-root: [a, b]\ndeploy: {name: n, replicas: {max: 2}}\n")
     seen: list[Deployment] = []
-    monkeypatch.setattr(command, "connect", lambda address: None)
+    monkeypatch.setattr(command, "connect", lambda address, stays: None)
     monkeypatch.setattr(command, "start", lambda plan: seen.append(plan) or "http://here")
     result = CliRunner().invoke(app, ["deploy", str(tmp_path / "config.yaml"), "--detach", "--max-num-seqs", "4"])
     assert result.exit_code == 0, result.output
@@ -82,6 +83,19 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "ray", None)
     result = CliRunner().invoke(app, ["deploy"])
     assert result.exit_code == 1 and "pip install 'quire-llm[ray]'" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--detach"], ["--delete"]])
+def test_what_outlives_the_command_needs_a_cluster_that_does(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(address: str, **settings: Any) -> None:
+        assert address == "auto"
+        raise ConnectionError("no cluster")
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init, serve=None))
+    monkeypatch.setitem(sys.modules, "ray.serve", SimpleNamespace())
+    result = CliRunner().invoke(app, ["deploy", *words], env={"RAY_ADDRESS": ""})
+    assert result.exit_code == 1 and "`ray start --head` starts one" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
