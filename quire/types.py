@@ -156,6 +156,8 @@ class KVSpec:
     key alone.
     num_states: layers that have states, counted by themselves, which are as `state` says; None: there are none.
     int8: rows are kept as `KVCache.of_rows` has them, and not in the model's dtype; the engine says so, no model does.
+    own: the layers that this process keeps something of, where others compute the rest; None: all. Groups are those of
+    the whole model: a block has one number, whoever keeps a part of it.
     """
 
     num_layers: int
@@ -167,6 +169,7 @@ class KVSpec:
     num_states: int = 0
     state: StateSpec | None = None
     int8: bool = False
+    own: range | None = None
 
     @classmethod
     def of(cls, layers: Iterable[AttentionSpec]) -> KVSpec:
@@ -213,6 +216,15 @@ class KVSpec:
             for window, layers in alike.items()
             for first in range(0, len(layers), size)
         )
+
+    @property
+    def layers_a_block(self) -> int:
+        """Layers that this process keeps something of in a block, at most."""
+        return max(sum(self.keeps(layer) for layer in group.layers) for group in self.groups)
+
+    def keeps(self, layer: int) -> bool:
+        """Whether the layer is one of `own`."""
+        return self.own is None or layer in self.own
 
     @property
     def group_windows(self) -> tuple[int, ...]:

@@ -61,9 +61,22 @@ class EngineConfig(Checked):
         flags=("-tp",),
         vllm=True,
     )
+    pipeline_parallel_size: int = setting(
+        1,
+        "Stages that compute the model one after the other, each some of its layers.",
+        more="Each is a process, or tensor_parallel_size of them, and has its layers' weights and its part of every KV "
+        "block; while one computes, the others have other sequences. The answers are the same, bit for bit. See "
+        "docs/scale.md.",
+        group=Group.STEPS,
+        at_least=1,
+        metavar="N",
+        flags=("-pp",),
+        vllm=True,
+    )
     distributed_executor_backend: str | None = setting(
         None,
-        "Who starts the processes of tensor_parallel_size: quire, on this machine (mp), or Ray, on its nodes (ray).",
+        "Who starts the processes of tensor_parallel_size and pipeline_parallel_size: quire, on this machine (mp), or "
+        "Ray, on its nodes (ray).",
         more="uni: there is one process. With ray, one process is an actor of Ray's, too; what it needs comes by "
         "`pip install quire-llm[ray]`. The answers are the same, bit for bit. See docs/scale.md.",
         group=Group.STEPS,

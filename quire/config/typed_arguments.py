@@ -72,6 +72,7 @@ class EngineArguments(TypedDict, total=False):
     speculative_config: Mapping[str, Any] | None
     executor: str | None
     tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
     distributed_executor_backend: str | None
     ray_worker_cpus: int | None
     debug: bool | None
@@ -219,7 +220,6 @@ class LLMArguments(EngineArguments, total=False):
     optimization_level: Any
     per_request_spec_decode_metrics: Any
     performance_mode: Any
-    pipeline_parallel_size: Any
     prefill_context_parallel_size: Any
     prefill_schedule_interval: Any
     prefix_cache_retention_interval: Any

@@ -119,7 +119,7 @@ _ENGINE = (
     *_refused(_LLM, "set the level of Python's logger 'quire'", log_level=_NONE),
     *_refused(_SERVE, "the server makes text of tokens", skip_tokenizer_init=_OFF),
     # What is done anyway.
-    *_accepted(BOTH, _ONE, pipeline_parallel_size=(1,), data_parallel_size=(1,)),
+    *_accepted(BOTH, _ONE, data_parallel_size=(1,)),
     *_accepted(BOTH, _POOLING, task=("generate", "auto")),
     *_accepted(BOTH, "prompts are always computed in chunks; answers do not depend on them",
               enable_chunked_prefill=_ON),
@@ -315,7 +315,7 @@ NAMES: tuple[Name, ...] = (*_served(), *_ENGINE, *_SERVER)
 
 # vLLM's short flags, of names that `quire serve` does not have itself.
 SHORT = {
-    "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp", "nnodes": "-n",
+    "data_parallel_size": "-dp", "nnodes": "-n",
     "node_rank": "-r", "enable_expert_parallel": "-ep", "decode_context_parallel_size": "-dcp",
     "prefill_context_parallel_size": "-pcp", "compilation_config": "-cc",
     "attention_config": "-ac", "diffusion_config": "-dc", "api_server_count": "-asc", "data_parallel_rank": "-dpn",

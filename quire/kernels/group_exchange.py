@@ -124,16 +124,17 @@ class CollectiveExchange(GroupExchange):
             super()._check(message)
 
 
-def join_group(host: str, port: int, address: str, rank: int, size: int, seconds: float) -> GroupExchange:
-    """Meet the other processes. host, port: of the store where they meet (`meeting_store`); address: of this one, by
-    which the others reach it; seconds: that one waits for another. Raises ExchangeError."""
+def join_group(host: str, port: int, address: str, rank: int, size: int, seconds: float, name: str = "") -> Any:
+    """Meet the other processes: a `ProcessGroup` of gloo. host, port: of the store where they meet (`meeting_store`);
+    name: of the group there; address: of this process, by which the others reach it; seconds: that one waits for
+    another. Raises ExchangeError."""
     try:
         limit = timedelta(seconds=seconds)
-        store = dist.TCPStore(host, port, is_master=False, timeout=limit)
+        store = dist.PrefixStore(name, dist.TCPStore(host, port, is_master=False, timeout=limit))
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # torch's default asks for a name
         options._timeout = limit
-        return GroupExchange(dist.ProcessGroupGloo(store, rank, size, options), rank, size)
+        return dist.ProcessGroupGloo(store, rank, size, options)
     except RuntimeError as error:
         raise ExchangeError(f"processes that compute one model have not met at {host}:{port}: {error}") from error
 

@@ -32,8 +32,8 @@ from quire.kernels.operations import NotAgain, Operation, name_of
 
 _ALIGNMENT = 64  # bytes
 _LEAST_CHUNK = 1 << 20  # bytes
-# Operations that any recording does again: those of `group_exchange.py`.
-_OWN = frozenset({"exchange_columns"})
+# Operations that any recording does again: those of `group_exchange.py` and `pipe.py`.
+_OWN = frozenset({"exchange_columns", "pipe_receive", "pipe_send"})
 _NOT_THE_MODEL_S = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 

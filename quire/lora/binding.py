@@ -93,7 +93,7 @@ class Binding:
         parameters: dict[str, torch.Tensor] = {}
         owners = {*own_parts, *(name.rpartition(".")[0] for name in own_plain)}
         tokens = self._tokens(own_parts)
-        for name in sorted(owners | set(tokens)):
+        for name in sorted((owners | set(tokens)) - self.base.model.elsewhere):
             module = self.base.modules[name]
             try:
                 given = {leaf: own_plain.get(f"{name}.{leaf}") for leaf in self.base.parameters[name]}
@@ -159,7 +159,8 @@ class Binding:
         found = {}
         for own, tensor in self._owned().items():
             tensor = tensor.contiguous().to(self.base.dtype_of(own))
-            if own in self.targets.saved or not self.base.equals(own, tensor):
+            elsewhere = own.rpartition(".")[0] in self.base.model.elsewhere
+            if own in self.targets.saved or not (elsewhere or self.base.equals(own, tensor)):
                 found[own] = tensor
         return found
 

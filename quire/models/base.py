@@ -104,6 +104,10 @@ class CausalLM(nn.Module):
     quantization: QuantizationPlan | None = None
     # What the weights were read from; the loader sets it (`Checkpoint.stamp`).
     read_from: tuple[tuple[str, int, int, int], ...] = ()
+    # Modules, by name, that another stage of a pipeline computes, and the layers that this one does; the loader sets
+    # both.
+    elsewhere: frozenset[str] = frozenset()
+    own_layers: range | None = None
     # First and end of the rows that are read of parameters, where this process computes a part; the loader sets it.
     rows_read: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
@@ -163,6 +167,13 @@ class CausalLM(nn.Module):
     def vocab_size(self) -> int:
         """Tokens that have scores."""
         return self.lm_head.out_features
+
+    @property
+    def layers_in_order(self) -> nn.ModuleList | None:
+        """The layers, one after the other, where a pipeline may be cut between them: each is called with the residual
+        stream, to which it adds in place, and with what the layer before left to add (None: nothing), and returns what
+        is left to add. None: they are not like that."""
+        return None
 
     @property
     def is_tied(self) -> bool:

@@ -89,6 +89,10 @@ class ChatGLMModel(CausalLM):
     def published_names(self, name: str) -> tuple[str, ...]:
         return ("transformer.output_layer" if name == "lm_head" else name,)
 
+    @property
+    def layers_in_order(self) -> nn.ModuleList:
+        return self.transformer.encoder.layers
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.transformer.embedding.word_embeddings(input_ids)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -141,6 +142,20 @@ def check_buffers(model: CausalLM) -> None:
                     "are built on the meta device. Make it under `with torch.device('cpu')`, or let the checkpoint "
                     "bring it (persistent=True)."
                 )
+
+
+def check_size(file: Path, model: CausalLM) -> None:
+    """What follows from several fields together must hold at least one token, head and layer."""
+    spec = model.kv_spec
+    sizes = {
+        "layers": spec.num_layers,
+        "key/value heads": spec.num_kv_heads,
+        "dimensions of a head": spec.head_dim,
+        "positions": model.max_model_len,
+    }
+    for what, size in sizes.items():
+        if size < 1:
+            raise UnsupportedModelError(f"{file}: the model that it describes has {size} {what}; it needs at least 1.")
 
 
 def filled_by_files(model: CausalLM) -> dict[str, torch.Tensor]:

@@ -317,6 +317,10 @@ class DecoderForCausalLM(CausalLM):
         """Which of `rotaries` a layer turns by; -1: it does not."""
         return 0
 
+    @property
+    def layers_in_order(self) -> nn.ModuleList:
+        return self.model.layers
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.model.embed_tokens(input_ids)
 

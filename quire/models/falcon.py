@@ -87,6 +87,10 @@ class FalconForCausalLM(CausalLM):
                 config, "num_ln_in_parallel_attn", "served with 1, and with 2 where new_decoder_architecture is true"
             )
 
+    @property
+    def layers_in_order(self) -> nn.ModuleList:
+        return self.transformer.h
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.transformer.word_embeddings(input_ids)
 

@@ -50,6 +50,10 @@ class GPT2LMHeadModel(CausalLM):
                 f"config.json: n_embd={config.n_embd} is not a multiple of n_head={config.n_head}."
             )
 
+    @property
+    def layers_in_order(self) -> nn.ModuleList:
+        return self.transformer.h
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.transformer.wte(input_ids)
 

@@ -44,6 +44,10 @@ class GPTBigCodeForCausalLM(CausalLM):
         if config.n_embd % config.n_head:
             refuse(config, "n_head", f"it must divide n_embd={config.n_embd}")
 
+    @property
+    def layers_in_order(self) -> nn.ModuleList:
+        return self.transformer.h
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.transformer.wte(input_ids)
 

@@ -57,6 +57,10 @@ class GPTNeoXForCausalLM(CausalLM):
     def published_names(self, name: str) -> tuple[str, ...]:
         return ("embed_out" if name == "lm_head" else name, name)
 
+    @property
+    def layers_in_order(self) -> nn.ModuleList:
+        return self.gpt_neox.layers
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.gpt_neox.embed_in(input_ids)
 

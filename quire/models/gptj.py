@@ -72,6 +72,10 @@ class GPTJForCausalLM(CausalLM):
         if type(config.rotary_dim) is not int or not 0 < config.rotary_dim <= size or config.rotary_dim % 2:
             refuse(config, "rotary_dim", f"it must be an even number of a head's {size} dimensions")
 
+    @property
+    def layers_in_order(self) -> nn.ModuleList:
+        return self.transformer.h
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.transformer.wte(input_ids)
 

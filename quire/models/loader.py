@@ -28,9 +28,10 @@ from quire.checkpoint.plain_config import read_plain
 from quire.checkpoint.weights import read_into, read_weights
 from quire.errors import CheckpointError, QuireError, UnsupportedModelError
 from quire.layers.shards import Shard
+from quire.layers.stages import Stage
 from quire.models import quantization
 from quire.models.base import CausalLM
-from quire.models.conformity import check_buffers, check_class, check_model, filled_by_files
+from quire.models.conformity import check_buffers, check_class, check_model, check_size, filled_by_files
 from quire.models.pooling.base import PoolingModel
 from quire.models.pooling.of_decoders import pooled_of
 from quire.models.pooling.purpose import GENERATE, Purpose
@@ -40,6 +41,7 @@ from quire.models.quantization.devices import check_device
 from quire.models.quantization.of_floats import plan_of_floats
 from quire.models.rehearsal import rehearse, run_once
 from quire.models.sharded import rows_read, share_out, with_rows
+from quire.models.staged import cut, leave_out
 from quire.models.vision.broken_torchvision import hide_if_broken
 from quire.registry.pooling import PoolingRow, find_pooling
 
@@ -80,6 +82,7 @@ def load_model(
     quantized: str | None = None,
     purpose: Purpose = GENERATE,
     shard: Shard | None = None,
+    stage: Stage | None = None,
 ) -> CausalLM:
     """Load the model of a local directory to a device, in eval mode and without gradients.
 
@@ -87,7 +90,7 @@ def load_model(
     see `Checkpoint`. overrides: of fields of config.json. impl: whose modules run it, see `registry.find`.
     quantized: as the setting `quantization`. purpose: whether it generates, or makes vectors or classes. shard: this
     process's place among those that compute it together: it reads its rows of the weights alone, unless adapters may
-    need them all.
+    need them all. stage: its place in a pipeline: it reads what it computes.
     Raises UnsupportedModelError for what quire does not run, CheckpointError for files that do not fit.
     """
     path = Path(path)
@@ -100,12 +103,16 @@ def load_model(
     # Adapters are compared and folded with whole weights: norms of rows, saved modules, trained tokens.
     if shard is not None and not purpose.adapters:
         model.rows_read = rows_read(model, shard)
+    if stage is not None:
+        leave_out(model, stage)
     fill(model, checkpoint, wanted, device)
     if shard is not None:  # before anything looks its weights up
         share_out(model, shard)
     if not rehearsed:
         run_once(model, device)
     model.check_loaded()
+    if stage is not None:
+        cut(model, stage)
     model.read_from = checkpoint.stamp()
     return model.eval().requires_grad_(False)
 
@@ -170,7 +177,7 @@ def _build(
         raise CheckpointError(f"{path / 'config.json'}: no model can be built of it: {error!r}") from error
     check_model(model)
     check_buffers(model)
-    _check_size(path / "config.json", model)
+    check_size(path / "config.json", model)
     return model, checkpoint, raw
 
 
@@ -194,20 +201,6 @@ def _quantize(
         return
     model.quantization = plan.for_model(model, device)
     model.quantization.apply(model, dtype)
-
-
-def _check_size(file: Path, model: CausalLM) -> None:
-    """What follows from several fields together must hold at least one token, head and layer."""
-    spec = model.kv_spec
-    sizes = {
-        "layers": spec.num_layers,
-        "key/value heads": spec.num_kv_heads,
-        "dimensions of a head": spec.head_dim,
-        "positions": model.max_model_len,
-    }
-    for what, size in sizes.items():
-        if size < 1:
-            raise UnsupportedModelError(f"{file}: the model that it describes has {size} {what}; it needs at least 1.")
 
 
 def _overridden_config(path: Path, raw: dict[str, Any], overrides: Mapping[str, Any]) -> PretrainedConfig:
@@ -346,7 +339,7 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
     """
     filled = filled_by_files(model)
     matches = _matches(model, checkpoint, filled)
-    loaded = read_weights(checkpoint, with_rows(matches, model.rows_read), dtype, device)
+    loaded = read_weights(checkpoint, with_rows(matches, model), dtype, device)
     for name, old in filled.items():
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)
@@ -365,7 +358,7 @@ def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
     filled = filled_by_files(model)
     if isinstance(model, PoolingModel):
         checkpoint = model.as_named(checkpoint)
-    wanted = with_rows(_matches(model, checkpoint, filled), model.rows_read)
+    wanted = with_rows(_matches(model, checkpoint, filled), model)
     read_into(checkpoint, [(one, filled[one.name].data) for one in wanted])
     model.loaded()
 

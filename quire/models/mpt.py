@@ -61,6 +61,10 @@ class MptForCausalLM(CausalLM):
             if value not in served:
                 refuse(config, f"attn_config.{field}", f"served only with {' or '.join(map(repr, served))}", value)
 
+    @property
+    def layers_in_order(self) -> nn.ModuleList:
+        return self.transformer.blocks
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.transformer.wte(input_ids)
 

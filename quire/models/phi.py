@@ -53,6 +53,10 @@ class PhiForCausalLM(CausalLM):
         if config.num_attention_heads % kv_heads(config):
             refuse(config, "num_key_value_heads", f"it must divide num_attention_heads={config.num_attention_heads}")
 
+    @property
+    def layers_in_order(self) -> nn.ModuleList:
+        return self.model.layers
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.model.embed_tokens(input_ids)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
@@ -45,10 +44,12 @@ def rows_read(model: CausalLM, shard: Shard) -> dict[str, tuple[int, int]]:
     }
 
 
-def with_rows(matches: Matches, rows: Mapping[str, tuple[int, int]]) -> list[StoredWeight]:
-    """What is read, with the rows that are, by name: all, of a table that another module looks up in."""
+def with_rows(matches: Matches, model: CausalLM) -> list[StoredWeight]:
+    """What is read, with the rows that are: all, of a table that another module looks up in; none, of modules that are
+    elsewhere."""
     whole = set(matches.shares.values())
-    return [one if one.name in whole else replace(one, rows=rows.get(one.name)) for one in matches.wanted]
+    read = [one if one.name in whole else replace(one, rows=model.rows_read.get(one.name)) for one in matches.wanted]
+    return [replace(one, rows=(0, 0)) if one.name.rpartition(".")[0] in model.elsewhere else one for one in read]
 
 
 def _is_cut(module: nn.Module) -> TypeGuard[Linear]:

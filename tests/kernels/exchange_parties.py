@@ -18,12 +18,16 @@ def shared(size: int) -> Iterator[list[SharedExchange]]:
 
 def by_messages(size: int) -> Iterator[list[GroupExchange]]:
     store = meeting_store("127.0.0.1")
-    yield together(size, lambda rank: join_group("127.0.0.1", store.port, "127.0.0.1", rank, size, 60))
+    yield together(size, lambda rank: _join(store.port, rank, size))
 
 
 def by_collectives(size: int) -> Iterator[list[CollectiveExchange]]:
     for parties in by_messages(size):
         yield [CollectiveExchange(one.group, one.rank, size) for one in parties]
+
+
+def _join(port: int, rank: int, size: int) -> GroupExchange:
+    return GroupExchange(join_group("127.0.0.1", port, "127.0.0.1", rank, size, 60), rank, size)
 
 
 def together(size: int, act) -> list:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from quire import registry
 from quire.errors import UnsupportedModelError
@@ -245,6 +246,10 @@ class VisionLanguageModel(MediaModel):
     @property
     def vocab_size(self) -> int:
         return self.language_model.vocab_size
+
+    @property
+    def layers_in_order(self) -> nn.ModuleList | None:
+        return self.language_model.layers_in_order
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.language_model.embed(input_ids)

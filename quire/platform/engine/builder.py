@@ -149,7 +149,7 @@ def _transfers(config: EngineConfig, executor: Executor, caches: bool) -> Transf
         )
         raise QuireError(f"kv_transfer_config: needs the prefix cache, whose keys it is found by: {why}; leave it out.")
     settings, facts = kv_transfer(config.cache.kv_transfer_config), executor.facts
-    bytes_a_block = facts.pool_bytes // facts.num_blocks // config.tensor_parallel_size
+    bytes_a_block = facts.pool_bytes // facts.num_blocks // config.tensor_parallel_size // config.pipeline_parallel_size
     account = TransferAccount(
         max(1, -(-settings.min_tokens // config.cache.block_size)),
         max(1, settings.max_loading_bytes // bytes_a_block),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
+from contextlib import suppress
 
 from quire.errors import AdapterError, QuireError, RequestError
 from quire.platform.engine.interrupts import HeldInterrupt
@@ -23,7 +25,8 @@ class EngineCore:
     """Schedules, executes and commits steps. It knows tokens, no texts.
 
     On a GPU a step is committed once the next one has been started behind it, where that can be planned without knowing
-    its tokens: the GPU never waits for Python then. Such a step is in flight between two calls of `LLMEngine.step`.
+    its tokens: the GPU never waits for Python then. Such a step is in flight between two calls of `LLMEngine.step`. So
+    are those of a pipeline, each of other sequences: while one stage computes one of them, the next has the one before.
 
     requests: those that run or wait to run, by id. failed: those that have failed since `take_failed`.
     num_ended: how many have ended, in whatever way.
@@ -37,7 +40,8 @@ class EngineCore:
         self._recovery = Recovery(scheduler, executor, self.fail)
         self.failed: list[Request] = []
         self.num_ended = 0
-        self._in_flight: Execution | None = None
+        self._in_flight: deque[Execution] = deque()  # the oldest first
+        self._suspects: set[int] = set()  # sequences of a step that failed while others ran: they are waited for now
         self._step_interrupted = False  # whether the last step ended by an exception
         self._not_started: StepPlan | None = None  # the plan that was prepared, until it was started too
 
@@ -85,7 +89,7 @@ class EngineCore:
     def finish_interrupted(self) -> list[SequenceState]:
         """After a step that an exception has cut short: commit what is in flight before anything is planned, as the
         executor may have started something behind it."""
-        return self.finish_in_flight() if self._step_interrupted else []
+        return self.finish_all() if self._step_interrupted else []
 
     def schedule(self) -> StepPlan:
         """Plan a step, and have the executor take it in; requests whose adapters have gone for good end.
@@ -98,7 +102,7 @@ class EngineCore:
             if self._not_started is not None:  # whose images were never encoded
                 self.scheduler.forget_features(image.digest for image in self._not_started.encode)
             plan = self.scheduler.plan()
-            for request, error in self.scheduler.take_failed():
+            for request, error in self.scheduler.adapters.take_failed():
                 if self.runs(request):
                     self.fail(request, AdapterError(f"request {request.request_id}: {error}"))
             self._not_started = plan
@@ -107,7 +111,7 @@ class EngineCore:
 
     def is_idle(self, plan: StepPlan) -> bool:
         """Whether nothing is planned and nothing is in flight."""
-        return not plan.chunks and self._in_flight is None
+        return not plan.chunks and not self._in_flight
 
     def execute(self, plan: StepPlan) -> Execution | None:
         """Start a plan; None when there is nothing to compute, or it fails."""
@@ -119,29 +123,66 @@ class EngineCore:
         self._not_started = None
         return execution
 
-    def finish_in_flight(self) -> list[SequenceState]:
-        """Commit the step that was in flight, if there is one. It cannot be run again if it has failed."""
-        execution = self._in_flight
+    def finish_in_flight(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:
+        """Commit steps that were in flight, so that beside one that was started there are no more than may be; where
+        none was, the oldest."""
+        if plan.chunks and execution is None:  # it is run again, chunk by chunk
+            return self.finish_all()
         if execution is None:
-            return []
+            return self._finish_oldest() if self._in_flight else []
+        advanced: list[SequenceState] = []
+        while self._in_flight and len(self._in_flight) + 1 >= self.executor.steps_at_once:
+            advanced += self._finish_oldest()
+        return advanced
+
+    def finish_all(self) -> list[SequenceState]:
+        """Commit all steps that are in flight."""
+        advanced: list[SequenceState] = []
+        while self._in_flight:
+            advanced += self._finish_oldest()
+        return advanced
+
+    def _finish_oldest(self) -> list[SequenceState]:
+        execution = self._in_flight[0]
         try:
             result = execution.result()  # an interrupt here leaves it in flight
-            self._in_flight = None
+            self._in_flight.popleft()
             return self.scheduler.commit(execution.plan, result)
         except Exception as error:
-            self._in_flight = None
-            logger.exception("a step failed, and its requests with it")
-            self._recovery.give_up(execution.plan, error)
+            if execution.known_there or self.executor.health_error() is not None:
+                # It cannot be run again: what was started behind it reads its tokens, or nobody is left to do so.
+                self._in_flight.popleft()
+                logger.exception("a step failed, and its requests with it")
+                self._recovery.give_up(execution.plan, error)
+            else:
+                logger.exception("a step failed; its sequences, and those of steps that run, begin again")
+                self._begin_again()
             return []
+
+    def _begin_again(self) -> None:
+        """The oldest step in flight has failed. Those behind it may have gone on from what it has left: let them end,
+        and begin all of their sequences again, in steps that are waited for until that has been found which fails."""
+        self._suspects.update(chunk.sequence_id for chunk in self._in_flight[0].plan.chunks)
+        for execution in self._in_flight:
+            with suppress(Exception):
+                execution.result()
+        while self._in_flight:
+            self.scheduler.begin_again(self._in_flight.popleft().plan)
 
     def commit(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:
         """Leave a step in flight, or wait for it and take its tokens. Returns the sequences that got some."""
         advanced: list[SequenceState] = []
         if execution is not None and execution.known_there:
             self.scheduler.advance_early(plan)
-            self._in_flight = execution
+            self._in_flight.append(execution)
+        elif execution is not None and self.executor.steps_at_once > 1 and not self._suspects:
+            self.scheduler.hold(plan)
+            self._in_flight.append(execution)
         elif plan.chunks:
             advanced = self._wait_and_commit(plan, execution)
+            self._suspects.difference_update(chunk.sequence_id for chunk in plan.chunks)
+        if self._suspects:
+            self._suspects = {one for one in self._suspects if self.scheduler.request_of(one) is not None}
         self._step_interrupted, self._not_started = False, None
         return advanced
 

@@ -17,7 +17,7 @@ def executor_for(config: EngineConfig, path: Path) -> Executor:
         from quire.platform.execution.ray_executor import ray_executor
 
         return ray_executor(config, path)
-    if config.tensor_parallel_size > 1:
+    if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
         from quire.platform.execution.sharded import several_processes
 
         return several_processes(config, path)
@@ -30,9 +30,12 @@ def executor_for(config: EngineConfig, path: Path) -> Executor:
 
 def _check_executor(config: EngineConfig) -> None:
     """Raise QuireError for settings that contradict each other."""
-    size, backend = config.tensor_parallel_size, config.distributed_executor_backend
-    if backend == "uni" and size > 1:
-        raise QuireError(f"distributed_executor_backend='uni' and tensor_parallel_size={size}: take 'mp' or 'ray'.")
+    backend = config.distributed_executor_backend
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if backend == "uni" and getattr(config, name) > 1:
+            raise QuireError(
+                f"distributed_executor_backend='uni' and {name}={getattr(config, name)}: take 'mp' or 'ray'."
+            )
     if backend == "ray" and config.executor == "process":
         raise QuireError("distributed_executor_backend='ray' and executor='process': leave one of them out.")
     if backend != "ray" and config.ray_worker_cpus is not None:

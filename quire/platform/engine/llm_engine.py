@@ -78,6 +78,7 @@ class LLMEngine:
             parts.executor.facts.feature_bytes,
             parts.adapter_budget,
             drafting_of(self.config.scheduler.speculative_config, parts.windows, self.limits.vocab_size),
+            parts.executor.steps_at_once,
         )
         self._sleep = Sleep(parts.executor)
         self.lora = LoRAAdmin(parts.adapters, self.config, self._sleep)
@@ -201,9 +202,9 @@ class LLMEngine:
         if self.core.is_idle(plan):
             self._wait_for_arrivals()
         execution = self.core.execute(plan)
-        outputs += self._respond(self.core.finish_in_flight())
+        outputs += self._respond(self.core.finish_in_flight(plan, execution))
         outputs += self._respond(self.core.commit(plan, execution))
-        self.media.reprocess(self.scheduler.take_images_to_reprocess())
+        self.media.reprocess(self.scheduler.encoder.take_images_to_reprocess())
         self.core.flush_transfers()
         if recorder is not None:
             recorder.end()
@@ -213,7 +214,7 @@ class LLMEngine:
 
     def _wait_for_arrivals(self) -> None:
         """Nothing can be computed before an image or an adapter is ready."""
-        self.media.reprocess(self.scheduler.take_images_to_reprocess())
+        self.media.reprocess(self.scheduler.encoder.take_images_to_reprocess())
         self.media.take_ready()
         if self.core.is_reading:
             time.sleep(_READ_SECONDS)
@@ -302,7 +303,7 @@ class LLMEngine:
             raise RequestError(f"{waiting} requests have not finished: let them, or abort them, before sleep().")
         if self.lora.is_reading:
             raise RequestError("an adapter is being read: try again when it is there.")
-        self.core.finish_in_flight()  # of requests that were aborted meanwhile
+        self.core.finish_all()  # of requests that were aborted meanwhile
         self.core.flush_transfers()
         if self._sleep.sleep(level):
             self.scheduler.forget_cached()

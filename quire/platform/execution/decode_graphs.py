@@ -38,9 +38,9 @@ Shape = tuple[int, int, int, int, tuple[int, ...]]
 
 
 class StepLogits(NamedTuple):
-    """logits: [T, vocabulary] float32. likeliest: [T] int64, the token of each row, as of `kernels.likeliest`, which a
-    recording finds while the logits are still in the caches; None where they are a device's, which draws by itself, and
-    of logits that are not rows of float32 one behind the other."""
+    """logits: [T, vocabulary] float32; of a stage that hands on, its hidden states. likeliest: [T] int64, the token of
+    each row, as of `kernels.likeliest`, which a recording finds while the logits are still in the caches; None where
+    they are a device's, which draws by itself, and of logits that are not rows of float32 one behind the other."""
 
     logits: torch.Tensor
     likeliest: torch.Tensor | None
@@ -83,8 +83,11 @@ class DecodeGraphRunner:
         caches: Sequence[KVCache | StateCache],
         enforce_eager: bool = False,
         adapter_slots: AdapterSlots | None = None,
+        draws: bool = True,
     ) -> None:
+        """draws: whether logits are wanted of it."""
         self._model = model
+        self._draws = draws
         self._adapter_slots = adapter_slots
         self._generation = 0  # of the adapter slots, when the recordings with adapters were made
         self._caches = caches
@@ -147,7 +150,8 @@ class DecodeGraphRunner:
         return self._adapter_slots.are_recordable(mixes)
 
     def _forward(self, inputs: StepInputs, segments: LoraSegments | None) -> StepLogits:
-        return self._logits(self._hidden(inputs, segments), segments)
+        hidden = self._hidden(inputs, segments)
+        return self._logits(hidden, segments) if self._draws else StepLogits(hidden, None)
 
     def _hidden(self, inputs: StepInputs, segments: LoraSegments | None) -> torch.Tensor:
         model = self._model

@@ -75,6 +75,8 @@ class Executor(Protocol):
     may use."""
 
     facts: WorkerFacts
+    # Steps that are computed at the same time at most, each of other sequences.
+    steps_at_once: int
 
     def prepare(self, plan: StepPlan) -> None:
         """Take a plan in: what is new of sequences, blocks to move, features and adapters to let go of or to install.

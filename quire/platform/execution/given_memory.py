@@ -93,9 +93,10 @@ class GivenMemory:
 
 
 def _unread_bytes(model: CausalLM) -> int:
-    """Of parameters of which some rows alone are read."""
+    """Of parameters of which some rows alone are read, or none."""
+    rows = {name: (0, 0) for name, _ in model.named_parameters() if name.rpartition(".")[0] in model.elsewhere}
     unread = 0
-    for name, (first, end) in model.rows_read.items():
+    for name, (first, end) in {**model.rows_read, **rows}.items():
         weight = model.get_parameter(name)
         unread += weight.nbytes // len(weight) * (len(weight) - (end - first))
     return unread

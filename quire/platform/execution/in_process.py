@@ -13,7 +13,7 @@ from quire.lora import AdapterReader
 from quire.lora.adapter import Adapter
 from quire.models.base import CausalLM
 from quire.platform.execution.executor import lost_plan
-from quire.platform.execution.model_runner import RunningStep
+from quire.platform.execution.running_step import HandedOn, RunningStep
 from quire.platform.execution.worker import Worker
 from quire.platform.kv.connector import TransferReport
 from quire.platform.scheduling.plan import StepPlan
@@ -21,6 +21,8 @@ from quire.platform.scheduling.plan import StepPlan
 
 class InProcessExecutor:
     """Calls the worker. What its methods mean, `Executor` says."""
+
+    steps_at_once = 1
 
     def __init__(self, config: EngineConfig, path: Path) -> None:
         self.worker = Worker(config, path)
@@ -41,7 +43,7 @@ class InProcessExecutor:
     def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
         self.runner.take_pixels(digest, inputs)
 
-    def execute(self, plan: StepPlan) -> RunningStep:
+    def execute(self, plan: StepPlan) -> RunningStep | HandedOn:
         return self.runner.execute(plan)
 
     def structure(self) -> CausalLM:

@@ -42,10 +42,12 @@ def allocate_cache(
         return partial(KVCache, keys, keys[..., :value_dim] if spec.latent else tensor((*shape, value_dim)))
 
     groups = spec.groups
-    layers = [make() for _ in range(max(len(group.layers) for group in groups))]
+    layers = [make() for _ in range(spec.layers_a_block)]
     caches: dict[int, KVCache] = {}
     for number, group in enumerate(groups):
-        caches.update({layer: cache(number) for layer, cache in zip(group.layers, layers, strict=False)})
+        caches.update({layer: layers[0](number) for layer in group.layers})  # another process's: nobody touches it
+        kept = filter(spec.keeps, group.layers)
+        caches.update({layer: cache(number) for layer, cache in zip(kept, layers, strict=False)})
     states = []
     if spec.state is not None:
         shape_of_states, shape_of_tails, ends = spec.state.shapes(num_states)

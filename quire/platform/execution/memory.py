@@ -24,8 +24,7 @@ _LEAST_STATES = 2  # one that is read and one that is written
 
 def block_bytes(spec: KVSpec, block_size: int, itemsize: int) -> int:
     """Bytes of one block over all layers of a group, keys and values."""
-    layers = max(len(group.layers) for group in spec.groups)
-    return layers * spec.bytes_a_token(itemsize) * block_size
+    return spec.layers_a_block * spec.bytes_a_token(itemsize) * block_size
 
 
 def useful_blocks(spec: KVSpec, block_size: int, config: SchedulerConfig, max_model_len: int) -> int:

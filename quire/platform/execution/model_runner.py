@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 
 from quire import kernels
 from quire.kernels.adapters import LoraSegments
 from quire.kernels.transfer import send
+from quire.layers.stages import Stage
 from quire.lora import AdapterMix, AdapterSlots
 from quire.models.base import CausalLM
 from quire.models.pooling.base import PoolingModel
@@ -28,52 +28,18 @@ from quire.platform.execution.kv_tensors import keys_of
 from quire.platform.execution.kv_transfer import KVTransfer
 from quire.platform.execution.pool_blocks import PoolBlocks
 from quire.platform.execution.pooling_runner import PoolingRunner
+from quire.platform.execution.running_step import HandedOn, PreviousTokens, RunningStep
 from quire.platform.execution.sequences import Sequences, WorkerSequence
 from quire.platform.execution.staging import Staging
 from quire.platform.sampling.results import TopLogprobs
 from quire.platform.sampling.sampler import Sampling, TokenDraw, begin, top_logprobs
 from quire.platform.sampling.sampling_input import begin_together
 from quire.platform.sampling.speculative.check import CheckedSampling, DraftedDraws, Draws
-from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
+from quire.platform.scheduling.plan import Chunk, StepPlan
 from quire.types import ForwardContext, KVCache, StateCache
 
 # Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
 _SCORE_ROWS = 64
-
-
-@dataclass(frozen=True)
-class _PreviousTokens:
-    """What the last step has drawn: tokens [draws] int64 on the device, and which of them is whose."""
-
-    tokens: torch.Tensor | None = None
-    places: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RunningStep:
-    """A step that was started.
-
-    known_there: all that it draws will be on the device, so that the step after it can be started before anybody has
-    looked.
-    """
-
-    plan: StepPlan
-    _sampling: Sampling | CheckedSampling | None
-    _scores: tuple[tuple[TopLogprobs, ...], ...]
-    known_there: bool = False
-    pooled: tuple[np.ndarray | None, ...] = ()
-
-    def result(self) -> StepResult:
-        """Wait for it."""
-        if isinstance(self._sampling, CheckedSampling):
-            checked = iter(self._sampling.result())
-            return StepResult(tuple(next(checked) if chunk.draws else () for chunk in self.plan.chunks), self._scores)
-        drawn = [] if self._sampling is None else self._sampling.result()
-        counts = [len(chunk.draws) for chunk in self.plan.chunks]
-        if counts.count(1) == len(counts):
-            return StepResult(tuple((one,) for one in drawn), self._scores)
-        rest = iter(drawn)
-        return StepResult(tuple(tuple(islice(rest, count)) for count in counts), self._scores, self.pooled)
 
 
 class ModelRunner:
@@ -84,6 +50,7 @@ class ModelRunner:
     windows: of each group of layers, as the caches number them; 0: it keeps every token.
     ahead: has pages of the pool committed between steps; None: they come as they are written.
     draft: proposes tokens where a plan asks for them; its caches are further ones of the same pool.
+    stage: the process's place in a pipeline, whose layers the model goes through alone; None: there is none.
     """
 
     def __init__(
@@ -97,13 +64,16 @@ class ModelRunner:
         windows: Sequence[int] = (0,),
         ahead: PagesAhead | None = None,
         draft: DraftRunner | None = None,
+        stage: Stage | None = None,
     ) -> None:
         self.model = model
         self.caches = caches
         self.device = device
         self.block_size = keys_of(caches)[0].shape[2]
         self.adapter_slots = adapter_slots
-        self._decode = DecodeGraphRunner(model, caches, enforce_eager, adapter_slots)
+        self._stage = stage
+        self._begins, self._ends = stage is None or stage.is_first, stage is None or stage.is_last
+        self._decode = DecodeGraphRunner(model, caches, enforce_eager, adapter_slots, self._ends)
         # Whether a step may be planned and started while the one before it runs.
         self.looks_ahead = device.type != "cpu"
         self._staging = Staging(device) if device.type != "cpu" else None
@@ -112,7 +82,7 @@ class ModelRunner:
         self.blocks = PoolBlocks(self._pool)
         self.transfers: KVTransfer | None = None  # of blocks beside the pool, where the settings ask for that
         self._host = HostCache(self.blocks)
-        self._before = _PreviousTokens()
+        self._before = PreviousTokens()
         self._exact = exact_products
         self._sees = isinstance(model, MediaModel) or (isinstance(model, PoolingModel) and model.bidirectional)
         self._types = isinstance(model, PoolingModel) and model.token_types
@@ -124,6 +94,9 @@ class ModelRunner:
         self._windows = windows
         self._ahead = ahead
         self._sequences = Sequences()
+        self._row_bytes = 0  # of the residual stream
+        if stage is not None:
+            self._row_bytes = model.embed(torch.zeros(1, dtype=torch.int64, device=device)).nbytes
         self.encoder = EncoderRunner(model, device, adapter_slots)
         self._pooling = (
             PoolingRunner(model, self._with_adapters, self.encoder.features)
@@ -136,13 +109,27 @@ class ModelRunner:
         """Whether a draft model's blocks are beside the model's."""
         return self._draft is not None
 
-    def execute(self, plan: StepPlan) -> RunningStep:
+    def execute(self, plan: StepPlan) -> RunningStep | HandedOn:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
         ahead = self._ahead or nullcontext()
         if self._ahead is not None:
             self._ahead.take(chunk.block_ids for chunk in plan.chunks)
-        with torch.inference_mode(), self._on_device(), ahead:
+        with torch.inference_mode(), self._on_device(), ahead, self._in_step(plan):
             return self._execute(plan)
+
+    @contextmanager
+    def _in_step(self, plan: StepPlan) -> Iterator[None]:
+        """Stages go through the same steps, whatever becomes of one in some of them."""
+        if self._stage is None:
+            yield
+            return
+        pipe = self._stage.pipe
+        pipe.begin()
+        try:
+            yield
+        except Exception:
+            pipe.fail(2 * self._row_bytes * sum(chunk.length for chunk in plan.chunks))
+            raise
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Let this thread's current GPU be the model's, and products be what this engine wants."""
@@ -151,26 +138,31 @@ class ModelRunner:
         kernels.cuda_backend().set_exact_products(self._exact)
         return torch.cuda.device(self.device)
 
-    def _execute(self, plan: StepPlan) -> RunningStep:
+    def _execute(self, plan: StepPlan) -> RunningStep | HandedOn:
         chunks = plan.chunks
         sequences = [self._sequences[chunk.sequence_id] for chunk in chunks]
         if self._draft is not None:
             chunks = tuple(self._draft.propose(chunks, sequences))
         both = list(zip(chunks, sequences, strict=True))
         shaped = [s.sampling for c, s in both if s.sampling.shapes and c.draws]
-        if shaped:
+        if shaped and self._ends:
             begin_together(shaped)
-        self.encoder.run(plan.encode)
+        if self._begins:
+            self.encoder.run(plan.encode)
         if self._are_single(both) and (self.device.type == "cpu" or not any(c.drafts for c in plan.chunks)):
             room = (0, 0) if self._staging is None else self._decode.room(sequences)
             inputs = self._inputs(chunks, sequences, *room)
             mixes = [s.adapters for c, s in both for _ in range(c.length)] if self.adapter_slots is not None else ()
             logits, likeliest = self._decode(inputs, mixes)
+            if not self._ends:
+                return HandedOn(plan)
             best = None if likeliest is None else likeliest.tolist()
             return self._running(plan, self._sample(chunks, sequences, logits, best), ((),) * len(chunks))
         inputs = self._inputs(chunks, sequences)
         with self._with_adapters((sequence.adapters, chunk.length) for chunk, sequence in both):
             hidden = self.model(*self._embed(inputs, chunks, sequences), self.caches)
+        if not self._ends:
+            return HandedOn(plan)
         if self._pooling is not None:
             none = ((),) * len(chunks)
             return RunningStep(plan, None, none, pooled=self._pooling.run(chunks, sequences, hidden))
@@ -208,7 +200,7 @@ class ModelRunner:
         tokens = None if sampling is None else sampling.tokens
         alone = all(len(chunk.draws) <= 1 and chunk.score is None for chunk in plan.chunks)
         known = alone and (sampling is None or tokens is not None)
-        self._before = _PreviousTokens(tokens, {one: place for place, one in enumerate(drawing)} if known else {})
+        self._before = PreviousTokens(tokens, {one: place for place, one in enumerate(drawing)} if known else {})
         return RunningStep(plan, sampling, scores, known)
 
     def _inputs(
@@ -283,7 +275,7 @@ class ModelRunner:
     def release_cache(self) -> Callable[[], None]:
         """Give the pool's memory back, and all that a step has left behind; the function that is returned takes it
         again. Only while nothing runs."""
-        self._before = _PreviousTokens()
+        self._before = PreviousTokens()
         if self._draft is not None:
             self._draft.forget()
         if self._ahead is None:
@@ -337,7 +329,7 @@ class ModelRunner:
         places = self._index(rows)
         token_ids[places] = 0  # a placeholder need not be in the vocabulary
         embeddings = self.model.embed(token_ids)
-        if self._pooling is not None and self._pooling.tells_features:
+        if not self._begins or (self._pooling is not None and self._pooling.tells_features):
             return embeddings, context
         width = embeddings.shape[1]
         features = [self.encoder.features[digest][first:end] for digest, first, end in parts]

@@ -128,6 +128,8 @@ class RemoteExecutor:
     Raises what `Worker` raises; and WorkerDiedError from all that waits for a worker that is no more.
     """
 
+    steps_at_once = 1
+
     def __init__(
         self, config: EngineConfig, path: Path, link: Link, place: Place | None = None, threads: int = 0
     ) -> None:

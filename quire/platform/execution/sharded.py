@@ -1,17 +1,20 @@
-"""The executor of several processes that compute one model together (`layers/shards.py`).
+"""The executor of several processes that compute one model together: each some rows of every matrix
+(`layers/shards.py`), some of the layers (`layers/stages.py`), or both.
 
-Every process is told everything: each plans nothing, knows each sequence, and draws every token, the same. What the
-engine hears is the first one's. They end together: a model of which a part is missing computes nothing.
+Every process is told everything: each plans nothing, and knows each sequence. Those of the last stage draw every token,
+the same, and what the engine hears is the first one's of them. They end together: a model of which a part is missing
+computes nothing.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -25,7 +28,7 @@ from quire.platform.execution.numa import processors_for
 from quire.platform.execution.process import ProcessExecutor
 from quire.platform.execution.remote import RemoteAdapter, RemoteExecutor, RemoteStep
 from quire.platform.execution.wire import unpack
-from quire.platform.execution.worker_process import Answer, Meeting, Place
+from quire.platform.execution.worker_process import Answer, Place
 from quire.platform.kv.connector import MergedReports, TransferReport
 from quire.platform.scheduling.plan import StepPlan, StepResult
 
@@ -43,17 +46,34 @@ _LOCALHOST = "127.0.0.1"
 
 @dataclass(frozen=True, eq=False)
 class ShardedAdapter(RemoteAdapter):
-    """An adapter that each process has read by itself. parts: theirs, by rank; what is said of it is the first's."""
+    """An adapter that each process has read by itself. parts: theirs. What is said of it is what all stages together
+    have of it, and of each stage the first process's."""
 
     parts: tuple[RemoteAdapter, ...] = ()
 
     @classmethod
-    def of(cls, parts: Sequence[RemoteAdapter]) -> ShardedAdapter:
-        """Raises AdapterError for parts that are not of the same files."""
-        said = [{field.name: getattr(part, field.name) for field in fields(RemoteAdapter)} for part in parts]
-        if any({**one, "handle": 0} != {**said[0], "handle": 0} for one in said):
+    def of(cls, parts: Sequence[RemoteAdapter], stages: int) -> ShardedAdapter:
+        """parts: by stage, and of each as many. Raises AdapterError for parts that are not of the same files."""
+        size = len(parts) // stages
+        said = [replace(part, handle=0) for part in parts]
+        alike = all(_fields(said[place]) == _fields(said[place // size * size]) for place in range(len(said)))
+        if not alike or len({part.digest for part in parts}) > 1:
             raise AdapterError("its files have changed while they were read: load it again.")
-        return cls(**said[0], parts=tuple(parts))
+        firsts = said[::size]
+        targets = sum((Counter(one.bound.targets) for one in firsts), Counter[str]())
+        whole = replace(
+            firsts[0],
+            nbytes=sum(one.nbytes for one in firsts),
+            modules=sum(one.modules for one in firsts),
+            visual=any(one.visual for one in firsts),
+            mixable=all(one.mixable for one in firsts),
+            bound=replace(firsts[0].bound, targets=dict(sorted(targets.items()))),
+        )
+        return cls(**_fields(whole), parts=tuple(parts))
+
+
+def _fields(part: RemoteAdapter) -> dict[str, Any]:
+    return {field.name: getattr(part, field.name) for field in fields(RemoteAdapter)}
 
 
 class ShardedStep:
@@ -61,45 +81,48 @@ class ShardedStep:
 
     known_there = False
 
-    def __init__(self, plan: StepPlan, results: Callable[[], Sequence[StepResult]]) -> None:
+    def __init__(self, plan: StepPlan, result: Callable[[], StepResult]) -> None:
         self.plan = plan
-        self._results = results
-
-    def result(self) -> StepResult:
-        return self._results()[0]
+        self.result = result
 
 
 def several_processes(config: EngineConfig, path: Path) -> ShardedExecutor:
-    """Start `tensor_parallel_size` processes of this machine. Raises what `ShardedExecutor` raises."""
-    size = config.tensor_parallel_size
+    """Start `pipeline_parallel_size` times `tensor_parallel_size` processes of this machine. Raises what
+    `ShardedExecutor` raises."""
+    stages, size = config.pipeline_parallel_size, config.tensor_parallel_size
     check_device(config)
     workers: list[RemoteExecutor] = []
-    memory = shared_memory(size) if can_share_memory() else None
-    store = meeting_store(_LOCALHOST) if memory is None else None
+    shares = size > 1 and can_share_memory()
+    memories = [shared_memory(size) for _ in range(stages)] if shares else []
+    store = meeting_store(_LOCALHOST) if stages > 1 or not shares else None
     try:
-        threads = max(1, torch.get_num_threads() // size)
-        for rank, processors in enumerate(processors_for(size)):
-            place = Place(rank, size, processors, None if memory is None else f"/proc/self/fd/{memory}")
+        threads = max(1, torch.get_num_threads() // (stages * size))
+        for number, processors in enumerate(processors_for(stages * size)):
+            stage, rank = divmod(number, size)
+            place = Place(rank, size, processors, stage=stage, stages=stages)
+            own = (memories[stage],) if shares else ()
+            place = replace(place, memory=f"/proc/self/fd/{own[0]}" if own else None)
             if store is not None:
-                meeting = Meeting(_LOCALHOST, store.port, _LOCALHOST, remote.ANSWER_SECONDS)
-                place = replace(place, meeting=meeting)
-            workers.append(ProcessExecutor(config, path, place, threads, () if memory is None else (memory,)))
-        return ShardedExecutor(workers)
+                place = place.meeting_at(_LOCALHOST, store.port, _LOCALHOST, remote.ANSWER_SECONDS)
+            workers.append(ProcessExecutor(config, path, place, threads, own))
+        return ShardedExecutor(workers, stages)
     except BaseException:
         for worker in workers:
             worker.close()
         raise
     finally:
-        if memory is not None:
+        for memory in memories:
             os.close(memory)
 
 
 def check_device(config: EngineConfig) -> None:
     """Raise QuireError where several processes cannot compute on the model's device."""
-    if config.tensor_parallel_size > 1 and device.choose(config.model.device).type != "cpu":
+    counts = {name: getattr(config, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    several = ", ".join(f"{name}={count}" for name, count in counts.items() if count > 1)
+    if several and device.choose(config.model.device).type != "cpu":
         raise QuireError(
-            f"tensor_parallel_size={config.tensor_parallel_size}: several processes compute on CPUs alone, and this "
-            f"model's device is {config.model.device!r}; take device='cpu', or one process."
+            f"{several}: several processes compute on CPUs alone, and this model's device is {config.model.device!r}; "
+            "take device='cpu', or one process."
         )
 
 
@@ -109,9 +132,10 @@ class ShardedExecutor:
     Raises what `RemoteExecutor` raises.
     """
 
-    def __init__(self, workers: Sequence[RemoteExecutor]) -> None:
-        """workers: by rank, whose facts are still to come. They are closed with this executor."""
+    def __init__(self, workers: Sequence[RemoteExecutor], stages: int = 1) -> None:
+        """workers: by stage, and of each as many, whose facts are still to come. They are closed with this executor."""
         self._broken: str | None = None
+        self.steps_at_once = stages
         self._workers = list(workers)
         self._reports = MergedReports(len(workers))
         self._wait_for_all([0] * len(workers), seconds=float("inf"))  # weights may have to be read
@@ -130,7 +154,7 @@ class ShardedExecutor:
     def execute(self, plan: StepPlan) -> ShardedStep:
         self._check()
         steps = self._tell_all(lambda worker: worker.execute(plan))
-        return ShardedStep(plan, lambda: self._results(steps))
+        return ShardedStep(plan, lambda: self._result(steps))
 
     def _tell_all(self, tell: Callable[[RemoteExecutor], _Told]) -> list[_Told]:
         """Where one hears of it and another does not, they are not in step any more, and all end."""
@@ -161,7 +185,7 @@ class ShardedExecutor:
 
     def read(self, directory: Path) -> ShardedAdapter:
         """Have every process read an adapter. Any thread may call this. Raises AdapterError."""
-        return ShardedAdapter.of([worker.read(directory) for worker in self._workers])
+        return ShardedAdapter.of([worker.read(directory) for worker in self._workers], self.steps_at_once)
 
     # -- grammars -------------------------------------------------------------------------------------------------
 
@@ -236,35 +260,44 @@ class ShardedExecutor:
         if self.health_error() is not None:
             raise WorkerDiedError(str(self._broken))
 
-    def _results(self, steps: Sequence[RemoteStep]) -> list[StepResult]:
-        """Of all of them. Raises what went wrong in the first that something went wrong in."""
+    def _result(self, steps: Sequence[RemoteStep]) -> StepResult:
+        """Of the last stage. Raises what went wrong in the first process that something went wrong in."""
         self._wait_for_all([step.number for step in steps])
-        results, errors = [], []
+        results: list[StepResult | None] = []
+        errors: list[Exception | None] = []
         for step in steps:
             try:
                 results.append(step.result())
+                errors.append(None)
             except WorkerDiedError as error:
                 self._end(str(error))
                 raise
             except Exception as error:
+                results.append(None)
                 errors.append(error)
         gone = [error for error in errors if isinstance(error, ExchangeError)]
         if gone:
             self._end(str(gone[0]))
             raise WorkerDiedError(str(self._broken)) from gone[0]
-        if errors and results:
-            self._end(f"a step failed in one process alone ({errors[0]!r}), and they are not in step any more")
-            raise WorkerDiedError(str(self._broken)) from errors[0]
-        if errors:
-            raise errors[0]
-        return results
+        size = len(steps) // self.steps_at_once
+        for first in range(0, len(steps), size):
+            own = [error for error in errors[first : first + size] if error is not None]
+            if own and len(own) < size:
+                self._end(f"a step failed in one process alone ({own[0]!r}), and they are not in step any more")
+                raise WorkerDiedError(str(self._broken)) from own[0]
+            if own:
+                raise own[0]
+        last = results[-size]
+        assert last is not None
+        return last
 
     def _wait_for_all(self, numbers: Sequence[int], seconds: float | None = None, behind: float | None = None) -> None:
         """Wait until all have answered, so many seconds at most, and `behind` once one has failed. An interrupt loses
         nothing. Raises WorkerDiedError where one never will, or what has failed before."""
         waiting = dict(zip(self._workers, numbers, strict=True))
         seconds = remote.ANSWER_SECONDS if seconds is None else seconds
-        behind = _BEHIND_SECONDS if behind is None else behind
+        if behind is None:  # a later stage may have a step before this one to make
+            behind = _BEHIND_SECONDS if self.steps_at_once == 1 else seconds
         deadline = time.monotonic() + seconds
         failed: RemoteExecutor | None = None
         while waiting:

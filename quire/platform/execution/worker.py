@@ -15,6 +15,7 @@ from quire.config import EngineConfig
 from quire.config.kv_transfer import kv_transfer
 from quire.errors import QuireError, UnsupportedModelError
 from quire.layers.shards import Shard
+from quire.layers.stages import Stage
 from quire.lora import AdapterReader, AdapterSlots
 from quire.lora.adapter import Adapter
 from quire.models.base import CausalLM
@@ -53,26 +54,31 @@ class Worker:
     """Loads a model and runs its steps.
 
     reader: of adapters; None where none are served. weights: of the adapter of a uid, for plans that install it.
-    shard: its place among those that compute the model together; None: it is alone.
+    shard: its place among those that compute the model together; stage: among those that have its layers; None: it is
+    alone.
 
     Raises UnsupportedModelError, CheckpointError or QuireError.
     """
 
-    def __init__(self, config: EngineConfig, path: Path, shard: Shard | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, path: Path, shard: Shard | None = None, stage: Stage | None = None
+    ) -> None:
         kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
         device = devices.choose(config.model.device)
         self.weights: Callable[[int], Adapter] | None = None
         self.reader: AdapterReader | None = None
         if device.type == "cpu":
-            self._load(config, path, device, shard)
+            self._load(config, path, device, shard, stage)
             return
         # A model in float32 is to be computed in float32, its tower's convolution too.
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         with torch.cuda.device(device):
-            self._load(config, path, device, shard)
+            self._load(config, path, device, shard, stage)
 
-    def _load(self, config: EngineConfig, path: Path, device: torch.device, shard: Shard | None) -> None:
-        model = _model(path, config, device, shard)
+    def _load(
+        self, config: EngineConfig, path: Path, device: torch.device, shard: Shard | None, stage: Stage | None
+    ) -> None:
+        model = _model(path, config, device, shard, stage)
         max_model_len = _max_model_len(config.model.max_model_len, model)
         weight = next(model.parameters())
         embedding_size = model.embed(torch.zeros(1, dtype=torch.int64, device=weight.device)).shape[1]
@@ -82,13 +88,13 @@ class Worker:
             most = min(config.lora.host_bytes, config.lora.device_bytes)
             self.reader = AdapterReader(model, config.lora.max_lora_rank, most)
             adapter_slots = AdapterSlots(model, self._adapter)
-        spec = replace(model.kv_spec.within(max_model_len), int8=_keeps_int8(config, device))
+        spec = replace(model.kv_spec.within(max_model_len), int8=_keeps_int8(config, device), own=model.own_layers)
         windows = spec.group_windows
         size, settings = config.cache.block_size, config.model
         drafts = draft_model(config, model, spec, max_model_len, weight.device)
         more = block_bytes(drafts.spec, size, drafts.model.dtype.itemsize) if drafts is not None else 0
         num_blocks, num_swap_blocks, num_states, pool_bytes = _count_blocks(
-            config, model, spec, max_model_len, more, shard
+            config, model, spec, max_model_len, more, shard, stage
         )
         caches = allocate_cache(spec, num_blocks, size, model.dtype, weight.device, num_states)
         draft = (
@@ -108,8 +114,9 @@ class Worker:
             windows,
             self.ahead,
             draft,
+            stage,
         )
-        self.runner.transfers = _transfers(config, path, self.runner, spec, max_model_len, shard)
+        self.runner.transfers = _transfers(config, path, self.runner, spec, max_model_len, shard, stage)
         models = [(model, path), *([(drafts.model, drafts.path)] if drafts is not None else [])]
         self.memory = GivenMemory(models, self.runner, settings.load_format)
         self.model = model
@@ -150,7 +157,13 @@ def _draft_runner(drafts: DraftModel, num_blocks: int, size: int, device: torch.
 
 
 def _transfers(
-    config: EngineConfig, path: Path, runner: ModelRunner, spec: KVSpec, max_model_len: int, shard: Shard | None
+    config: EngineConfig,
+    path: Path,
+    runner: ModelRunner,
+    spec: KVSpec,
+    max_model_len: int,
+    shard: Shard | None,
+    stage: Stage | None,
 ) -> KVTransfer | None:
     """What moves blocks from and to beside the pool; None: they are kept nowhere. Raises QuireError for those that
     cannot be."""
@@ -167,11 +180,15 @@ def _transfers(
             "one of the two out, or draft by method 'ngram' or 'suffix'."
         )
     identity = kv_identity.identity(config, path, runner.model, spec, max_model_len)
-    place = (0, 1) if shard is None else (shard.rank, shard.size)
+    rank, size = (0, 1) if shard is None else (shard.rank, shard.size)
+    number, count = (0, 1) if stage is None else (stage.number, stage.count)
+    place = number * size + rank, count * size
     return make(kv_transfer(config.cache.kv_transfer_config), runner.blocks, identity, *place)
 
 
-def _model(path: Path, engine: EngineConfig, device: torch.device, shard: Shard | None) -> CausalLM:
+def _model(
+    path: Path, engine: EngineConfig, device: torch.device, shard: Shard | None, stage: Stage | None
+) -> CausalLM:
     config = engine.model
     try:
         model = load_model(
@@ -184,6 +201,7 @@ def _model(path: Path, engine: EngineConfig, device: torch.device, shard: Shard 
             config.quantization,
             purpose_of(engine),
             shard,
+            stage,
         )
     except UnsupportedModelError as error:
         if config.trust_remote_code and "auto_map" in read_json(path / "config.json"):
@@ -239,6 +257,12 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
     return device_share(config.cache, total, available, others)
 
 
+def _least(number: int, shard: Shard | None, stage: Stage | None) -> int:
+    """The least of all processes' numbers."""
+    number = number if shard is None else shard.exchange.least(number)
+    return number if stage is None else stage.pipe.least(number)
+
+
 def _count_blocks(
     config: EngineConfig,
     model: CausalLM,
@@ -246,17 +270,19 @@ def _count_blocks(
     max_model_len: int,
     more: int = 0,
     shard: Shard | None = None,
+    stage: Stage | None = None,
 ) -> tuple[int, int, int, int]:
     """(blocks of the pool, blocks in main memory, states of the pool, bytes of the pool). more: bytes that a block
-    takes beside those of the model's layers. shard: of several processes, which share one memory and have as many
-    blocks each."""
+    takes beside those of the model's layers. shard, stage: of several processes, which share one memory and have as
+    many blocks each."""
     weight = next(model.parameters())
     size = config.cache.block_size
     available = huge_pages.available_bytes(weight.device)
-    if shard is not None:
-        available = shard.exchange.least(available // shard.size)
+    processes = (1 if shard is None else shard.size) * (1 if stage is None else stage.count)
+    if processes > 1:
+        available = _least(available // processes, shard, stage)
         bytes_ = config.cache.memory_bytes
-        config = replace(config, cache=replace(config.cache, memory_bytes=bytes_ and bytes_ // shard.size))
+        config = replace(config, cache=replace(config.cache, memory_bytes=bytes_ and bytes_ // processes))
     bytes_a_block = block_bytes(spec, size, model.dtype.itemsize) + more
     bytes_a_state = state_bytes(spec, model.dtype.itemsize)
     share = _pool_share(config, model, max_model_len, available)
@@ -271,8 +297,8 @@ def _count_blocks(
         len(spec.groups),
         taken,
     )
-    if shard is not None:  # whose heads are not all of one number
-        num_blocks = shard.exchange.least(num_blocks)
+    if processes > 1:  # whose heads, or layers, are not all of one number
+        num_blocks = _least(num_blocks, shard, stage)
     # A sequence with states is computed anew, from the last state that the prefix cache has of it.
     num_swap_blocks = 0 if spec.state else count_swap_blocks(config.cache, bytes_a_block, weight.device)
     swapped = f"; {num_swap_blocks} more in main memory" if num_swap_blocks else ""

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,26 +53,42 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of a process among `size`: its number, and the processors that it may use (empty: all). memory: the path by which
-    it opens the memory through which they exchange what they have computed; None: they send it to one another, and meet
-    by `meeting`."""
+    """Of a process among the `size` that compute a stage together: its number, and the processors that it may use
+    (empty: all). memory: the path by which it opens the memory through which they exchange what they have computed;
+    None: they send it to one another, and meet by `meeting`. stage: the number of the stage, of `stages`; pipe: where
+    those of its own number in other stages meet."""
 
     rank: int
     size: int
     processors: tuple[int, ...]
     memory: str | None = None
     meeting: Meeting | None = None
+    stage: int = 0
+    stages: int = 1
+    pipe: Meeting | None = None
+
+    def meeting_at(self, host: str, port: int, address: str, seconds: float) -> Place:
+        """The same, of processes that meet where they need to: those of a stage, unless they share memory, and those of
+        one number in all stages. The arguments are `Meeting`'s."""
+        within = Meeting(host, port, address, seconds, f"stage {self.stage}")
+        across = Meeting(host, port, address, seconds, f"pipe {self.rank}")
+        return replace(
+            self,
+            meeting=within if self.size > 1 and self.memory is None else None,
+            pipe=across if self.stages > 1 else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where processes that share no memory meet: their store's host and port. address: of this process, by which the
-    others reach it. seconds: that one waits for another."""
+    """Where processes that send to one another meet: their store's host and port, and what they are called there.
+    address: of this process, by which the others reach it. seconds: that one waits for another."""
 
     host: str
     port: int
     address: str
     seconds: float
+    name: str = ""
 
 
 class Answer(NamedTuple):
@@ -127,7 +143,7 @@ def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | N
             os.sched_setaffinity(0, start.place.processors)
         torch.set_num_threads(start.threads)
         logging.getLogger("quire").setLevel(start.log_level)
-        worker = Worker(start.config, Path(start.path), _shard(start.place))
+        worker = Worker(start.config, Path(start.path), _shard(start.place), _stage(start.place))
     except Exception as error:
         steps.send_bytes(pack(Answer(0, error=pack_error(error), logs=logs.take())))
         return None
@@ -136,11 +152,11 @@ def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | N
 
 
 def _shard(place: Place | None) -> Any:
-    """This process's part of the model. Only its own processors are used from here on."""
-    if place is None:
+    """This process's part of every matrix. Only its own processors are used from here on."""
+    if place is None or place.size == 1:
         return None
     from quire.kernels.exchange import SharedExchange
-    from quire.kernels.group_exchange import join_group
+    from quire.kernels.group_exchange import GroupExchange, join_group
     from quire.layers.shards import Shard
 
     if place.memory is not None:
@@ -151,8 +167,21 @@ def _shard(place: Place | None) -> Any:
             os.close(descriptor)
     assert place.meeting is not None
     at = place.meeting
-    exchange = join_group(at.host, at.port, at.address, place.rank, place.size, at.seconds)
-    return Shard(place.rank, place.size, exchange)
+    group = join_group(at.host, at.port, at.address, place.rank, place.size, at.seconds, at.name)
+    return Shard(place.rank, place.size, GroupExchange(group, place.rank, place.size))
+
+
+def _stage(place: Place | None) -> Any:
+    """This process's part of the layers."""
+    if place is None or place.pipe is None:
+        return None
+    from quire.kernels.group_exchange import join_group
+    from quire.kernels.pipe import Pipe
+    from quire.layers.stages import Stage
+
+    at = place.pipe
+    group = join_group(at.host, at.port, at.address, place.stage, place.stages, at.seconds, at.name)
+    return Stage(place.stage, place.stages, Pipe(group, place.stage, place.stages))
 
 
 class _Served:

@@ -22,12 +22,14 @@ class PlanBuilder:
     copies, poison, swap_out, swap_in, transfers: blocks, as in `StepPlan`.
     pixels: of the images to encode. used: digests of the images whose placeholders are among the chunks' tokens.
     tokens_left, sequences_left: of `max_num_batched_tokens` and `max_num_seqs`.
+    admits: so many of those that wait may begin.
     preempted: some sequence lost its blocks, so that nobody is admitted. waits: some sequence waits for an image.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.tokens_left = config.max_num_batched_tokens
         self.sequences_left = config.max_num_seqs
+        self.admits = config.max_num_seqs
         self.chunks: list[Chunk] = []
         self.encode: list[EncodeImage] = []
         self.pixels: dict[bytes, Pixels] = {}
@@ -39,6 +41,13 @@ class PlanBuilder:
         self.transfers: Transfers | None = None
         self.preempted = False
         self.waits = False
+
+    def share_out(self, running: int, waiting: int, steps: int) -> None:
+        """Leave to other steps, which run at the same time, as many sequences as to this one. steps: with this one."""
+        if steps == 1:
+            return
+        self.admits = max(0, self.sequences_left - running)
+        self.sequences_left = -(-(running + min(waiting, self.admits)) // steps)
 
     @property
     def full(self) -> bool:

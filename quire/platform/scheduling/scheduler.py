@@ -13,23 +13,25 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from quire.config import SchedulerConfig
 from quire.lora import DeviceAdapterBudget
 from quire.multimodal import FeatureCache
 from quire.platform.kv.manager import KVManager
-from quire.platform.sampling.results import Failure, Sampled
+from quire.platform.sampling.results import Failure
 from quire.platform.scheduling.adapter_budget import AdapterBudget
 from quire.platform.scheduling.beam_steps import Changes, take_candidates
+from quire.platform.scheduling.drafted_steps import take_drafted
 from quire.platform.scheduling.drafting import Drafting, Drafts
 from quire.platform.scheduling.encoder_budget import EncoderBudget
+from quire.platform.scheduling.flights import Flights
 from quire.platform.scheduling.metrics import StepTimes
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
 from quire.platform.scheduling.plan_builder import PlanBuilder
 from quire.platform.scheduling.pooled_steps import take_pooled
 from quire.platform.scheduling.queues import check_queues, enqueue, reads
-from quire.platform.scheduling.request import FinishReason, MediaInput, Request, SequenceState
+from quire.platform.scheduling.request import FinishReason, Request, SequenceState
 from quire.platform.scheduling.worker_view import WorkerView
 
 _LOOK_AHEAD = 1024  # how far behind the first one a step looks for those that need not wait as it does
@@ -39,7 +41,8 @@ class Scheduler:
     """Owns the queue and the running sequences, and alone changes requests. It never touches a tensor.
 
     kv: the blocks. features: whose features the runner has; feature_bytes: of one placeholder's. For models that see.
-    adapters: those that are on the device. drafting: proposes draft tokens; None: there are none.
+    adapters: those that are on the device. drafting: proposes draft tokens; None: there are none. steps_at_once: that
+    run at the same time, each of other sequences.
     running: sequences that hold blocks, oldest first. waiting: those that hold none, oldest first.
     """
 
@@ -51,8 +54,10 @@ class Scheduler:
         feature_bytes: int = 0,
         adapters: DeviceAdapterBudget | None = None,
         drafting: Drafting | None = None,
+        steps_at_once: int = 1,
     ) -> None:
         self.config = config
+        self._steps_at_once = steps_at_once
         self.drafting = drafting
         self.kv = kv
         features = FeatureCache(0) if features is None else features
@@ -67,7 +72,7 @@ class Scheduler:
         self.times = StepTimes()  # of the last step
         self._most_at_once = kv.most_at_once  # tokens of a chunk
         self._live: dict[int, SequenceState] = {}
-        self._ahead: int | None = None  # the number of the plan that was counted as done, and not committed yet
+        self._flights = Flights()
         self._number = 0  # of the last plan
         self._worker = WorkerView()
 
@@ -138,11 +143,12 @@ class Scheduler:
         self.times.clear()
         self.kv.begin_plan()
         builder = PlanBuilder(self.config)
+        builder.share_out(len(self.running), len(self.waiting), self._steps_at_once)
         self._worker.begin_plan(self._live, builder.chunks)
         self._continue_running(builder)
         if not builder.preempted:
             self._admit_waiting(builder)
-        while not builder.chunks and not builder.waits and self.waiting and self.running and self._ahead is None:
+        while not builder.chunks and not builder.waits and self.waiting and self.running and not self._flights:
             # Only beams run, and all wait for a sibling that waits for their blocks.
             self._preempt(self.running[-1])
             self._admit_waiting(builder)
@@ -183,11 +189,12 @@ class Scheduler:
         drafts: Drafts = {}
         # Those who wait come first, be it for tokens of the step or for blocks.
         if self.drafting is not None and not (self.waiting and len(self.running) < self.config.max_num_seqs):
-            drafts = self.drafting.choose(self.running, builder.tokens_left)
+            free = [sequence for sequence in self.running if not self._flights.owes(sequence.id)]
+            drafts = self.drafting.choose(free[: builder.sequences_left], builder.tokens_left)
         for sequence in list(self.running):
             if builder.full:
                 break
-            if sequence.pending and sequence.last_pending:
+            if self._flights.owes(sequence.id) or (sequence.pending and sequence.last_pending):
                 continue
             start = sequence.num_computed
             count = min(len(sequence.token_ids) - start, builder.tokens_left, self._most_at_once)
@@ -214,10 +221,12 @@ class Scheduler:
     def _admit_waiting(self, builder: PlanBuilder) -> None:
         place = 0
         self.adapters.begin()
-        while place < min(len(self.waiting), _LOOK_AHEAD) and not builder.full:
+        while place < min(len(self.waiting), _LOOK_AHEAD) and not builder.full and builder.admits:
             sequence = self.waiting[place]
-            # A beam that has its result waits for its siblings'; others for blocks that are read, or their adapters.
-            if sequence.candidates is not None or reads(sequence, self.kv) or not self.adapters.acquire(sequence):
+            # A beam that has its result waits for its siblings'; others for a step that runs, for blocks that are read,
+            # or for their adapters.
+            waits = sequence.candidates is not None or self._flights.names(sequence.id) or reads(sequence, self.kv)
+            if waits or not self.adapters.acquire(sequence):
                 place += 1
                 continue
             found = self.kv.find_prefix(sequence.id, sequence.token_ids, sequence.most_cached)
@@ -232,6 +241,7 @@ class Scheduler:
                 break
             del self.waiting[place]
             self._admit(sequence, found, start, count)
+            builder.admits -= 1
             self._add(sequence, count, builder)
 
     def _admit(self, sequence: SequenceState, found: list[int], start: int, count: int) -> None:
@@ -245,12 +255,13 @@ class Scheduler:
             self.times.queued.append(queued)
             self.prompt_tokens += len(sequence.request.prompt_ids)
 
-    def _preempt(self, sequence: SequenceState) -> None:
+    def _preempt(self, sequence: SequenceState, keep: bool = True) -> None:
         """Take a sequence's blocks. What they hold goes to main memory, or is computed anew, but for what the prefix
-        index still knows."""
+        index still knows. keep: it is right."""
         self.num_preemptions += 1
         # One that will have ended when the running step is done needs its blocks no more.
-        self.num_swaps += self.kv.preempt(sequence.id, 0 if sequence.last_pending else sequence.num_computed)
+        keep = keep and not sequence.last_pending
+        self.num_swaps += self.kv.preempt(sequence.id, sequence.num_computed if keep else 0)
         self._leave(sequence)
         sequence.preempt()
         enqueue(self.waiting, sequence)
@@ -268,16 +279,29 @@ class Scheduler:
         For plans in which each sequence draws one token at most and nothing is scored.
         """
         self._advance(plan)
-        self._ahead = plan.number
+        self._flights.begin(plan)
         for chunk in plan.chunks:
             sequence = self._live.get(chunk.sequence_id)
             if sequence is not None and chunk.draws:
                 sequence.append_pending()
 
+    def hold(self, plan: StepPlan) -> None:
+        """Take a plan that runs for done, so that the next ones can be made, of other sequences."""
+        self._advance(plan)
+        self._flights.hold(plan)
+
     def abandon(self, plan: StepPlan) -> None:
-        """The plan that was counted ahead will never be committed; its requests end."""
-        if plan.number == self._ahead:
-            self._ahead = None
+        """A plan that was counted as done will never be committed; its requests end, or begin again."""
+        self._flights.end(plan)
+
+    def begin_again(self, plan: StepPlan) -> None:
+        """A plan that was counted as done has failed: its sequences are computed anew."""
+        self.abandon(plan)
+        self.encoder.forget((image.digest for image in plan.encode), self._live.values())
+        for chunk in plan.chunks:
+            sequence = self._live.get(chunk.sequence_id)
+            if sequence is not None and sequence.running:
+                self._preempt(sequence, keep=False)
 
     def alone(self, chunk: Chunk, plan: StepPlan) -> StepPlan | None:
         """A plan of one of a plan's chunks, with the tokens that are known by now and the images that it needs; None
@@ -302,9 +326,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[SequenceState]:
         """Record what a step computed; return the sequences that have a new token or have finished."""
-        if plan.number == self._ahead:
-            self._ahead = None
-        else:
+        if not self._flights.end(plan):
             self._advance(plan)
         if result.pooled:
             return take_pooled(plan, result, self._live, self.kv, self.finish)
@@ -319,7 +341,9 @@ class Scheduler:
             if scores:
                 sequence.request.take_scores(scores)
             if chunk.drafts:
-                self._take_checked(sequence, chunk, sampled, now)
+                assert self.drafting is not None
+                self.times.token(sequence.request.stamp(now), sequence.stamp(now))
+                self.generated_tokens += take_drafted(sequence, chunk, sampled, self.drafting, self.kv)
                 advanced.append(sequence)
                 continue
             # Where it was preempted since, the blocks are no longer its own.
@@ -334,26 +358,13 @@ class Scheduler:
                 continue
             branches = [sequence, *[self._fork(sequence, i) for i in range(1, len(sampled))]]
             for branch, token in zip(branches, sampled, strict=True):
-                if token.forced:  # of which some may be past its end
-                    self.generated_tokens += branch.append(token) - 1
-                else:
-                    branch.append(token)
+                # Beside itself, those that are forced, of which some may be past its end.
+                self.generated_tokens += max(0, branch.append(token) - 1)
             advanced += branches
         for sequence in advanced:
             if sequence.finish_reason is not None:
                 self.finish(sequence, sequence.finish_reason)
         return advanced
-
-    def _take_checked(self, sequence: SequenceState, chunk: Chunk, sampled: Sequence[Sampled], now: float) -> None:
-        """A sequence gets the tokens that were drawn behind its drafts; blocks hold those that were among these."""
-        assert self.drafting is not None
-        self.times.token(sequence.request.stamp(now), sequence.stamp(now))
-        before = len(sequence.output_ids)
-        computed = self.drafting.checked(sequence, chunk, sampled)
-        self.generated_tokens += len(sequence.output_ids) - before
-        if sequence.running:
-            sequence.advance(computed)
-            self.kv.publish(sequence.id, sequence.token_ids, chunk.start, chunk.known_end + computed)
 
     def _fork(self, parent: SequenceState, index: int) -> SequenceState:
         """Branch off a sequence that shares all of its parent's blocks until one of the two writes."""
@@ -371,14 +382,6 @@ class Scheduler:
 
     # -- what the engine asks and tells ---------------------------------------------------------------------------
 
-    def take_failed(self) -> list[tuple[Request, str]]:
-        """Requests whose adapters cannot be had, and why: those since the last call."""
-        return self.adapters.take_failed()
-
-    def take_images_to_reprocess(self) -> list[tuple[Request, MediaInput]]:
-        """Images whose features and pixels are gone, to be prepared again: those since the last call."""
-        return self.encoder.take_images_to_reprocess()
-
     def forget_features(self, digests: Iterable[bytes]) -> None:
         """The runner has none of these after all: encoding them has failed."""
         self.encoder.forget(digests, self._live.values())
@@ -390,9 +393,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless queue, sequences, blocks, features and adapters agree."""
-        self.kv.check_integrity(
-            {s.id: s.num_computed for s in self.running}, {s.id: len(s.token_ids) for s in self.waiting}
-        )
+        waiting = {s.id: len(s.token_ids) for s in self.waiting}
+        self.kv.check_integrity({s.id: s.num_computed for s in self.running}, waiting)
         self.encoder.features.check_integrity(s.held for s in self._live.values())
         self.adapters.check_integrity(self.running)
         check_queues(self.running, self.waiting, self._live)

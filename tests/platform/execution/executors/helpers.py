@@ -17,11 +17,13 @@ from quire.platform.execution.remote import RemoteExecutor
 from quire.platform.execution.sharded import ShardedExecutor
 
 SMALL = {"num_gpu_blocks_override": 30, "max_num_batched_tokens": 40, "debug": True, "enable_prompt_embeds": True}
-# Settings under which steps are computed in other processes; the last on a machine that cannot share memory.
+# Settings under which steps are computed in other processes; "messages" on a machine that cannot share memory.
 ELSEWHERE = {
     "executor": {"executor": "process"},
     "tensor_parallel_size": {"tensor_parallel_size": 2},
     "messages": {"tensor_parallel_size": 2},
+    "pipeline_parallel_size": {"pipeline_parallel_size": 2},
+    "both": {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
 }
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -39,7 +41,7 @@ def ended(pid: int, seconds: float = 60.0) -> bool:
     return False
 
 
-KINDS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "messages")) for kind in ELSEWHERE]
+KINDS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("messages", "both"))) for kind in ELSEWHERE]
 
 
 @contextmanager
