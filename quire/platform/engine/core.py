@@ -143,6 +143,9 @@ class EngineCore:
         return advanced
 
     def _finish_oldest(self) -> list[SequenceState]:
+        if self._suspects:  # an interrupt has come while they began again
+            self._begin_again()
+            return []
         execution = self._in_flight[0]
         try:
             result = execution.result()  # an interrupt here leaves it in flight
@@ -156,17 +159,17 @@ class EngineCore:
                 self._recovery.give_up(execution.plan, error)
             else:
                 logger.exception("a step failed; its sequences, and those of steps that run, begin again")
+                self._suspects.update(chunk.sequence_id for chunk in execution.plan.chunks)
+                self.scheduler.begin_again(self._in_flight.popleft().plan)
                 self._begin_again()
             return []
 
     def _begin_again(self) -> None:
-        """The oldest step in flight has failed. Those behind it may have gone on from what it has left: let them end,
-        and begin all of their sequences again, in steps that are waited for until that has been found which fails."""
-        self._suspects.update(chunk.sequence_id for chunk in self._in_flight[0].plan.chunks)
-        for execution in self._in_flight:
-            with suppress(Exception):
-                execution.result()
+        """A step has failed, and those behind it may have gone on from what it has left: let them end, and begin their
+        sequences again. Steps are waited for until it has been found which fails."""
         while self._in_flight:
+            with suppress(Exception):
+                self._in_flight[0].result()  # an interrupt here leaves it in flight
             self.scheduler.begin_again(self._in_flight.popleft().plan)
 
     def commit(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:

@@ -178,7 +178,10 @@ def test_one_request_fails_in_the_worker(remote: LLM, local: LLM) -> None:
     for name in "abc":
         engine.add_request(name, {"prompt_token_ids": [5, 6, 7 + ord(name)]}, GREEDY)
     engine.step()
-    engine.scheduler.running[1].token_ids[-1] = 10_000
+    (sequence,) = engine.core.requests["b"].sequences
+    while not sequence.output_ids:  # steps of a pipeline are some calls long
+        engine.step()
+    sequence.token_ids[-1] = 10_000
     outputs = adapter_files.drive(engine)
     assert [outputs[name].outputs[0].finish_reason for name in "abc"] == ["length", "error", "length"]
     assert "ids" in outputs["b"].outputs[0].stop_reason
