@@ -61,7 +61,8 @@ class Adapter:
     """An adapter's weights.
 
     digest: SHA-256 over both files. changes: by module of quire's layers. parameters: of other modules (a tower's), by
-    name, in the place of theirs. visual: it changes what works on images. ranks: of its LoRA modules.
+    name, in the place of theirs. visual: it changes what works on images. ranks: of its LoRA modules. elsewhere: names
+    of both kinds, of what another stage of a pipeline computes, which has that.
     """
 
     digest: bytes
@@ -71,11 +72,12 @@ class Adapter:
     visual: bool
     ranks: tuple[int, ...]
     bound: Bound
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def modules(self) -> int:
         """How many layers it changes."""
-        return len(self.changes) + len(self.parameters)
+        return len(self.changes) + len(self.parameters) + len(self.elsewhere)
 
     @property
     def mixable(self) -> bool:
@@ -186,7 +188,8 @@ class AdapterReader:
         check_head(binding.targets.saved, self._model, binding.where)
         changes, parameters = binding.run()
         changes, parameters, nbytes = in_one_block(changes, parameters, self._max_bytes, binding.where)
-        names = [*changes, *(name.rpartition(".")[0] for name in parameters)]
+        others = [name if name in self._base.modules else name.rpartition(".")[0] for name in binding.elsewhere]
+        names = [*changes, *(name.rpartition(".")[0] for name in parameters), *others]
         published = {own: name for name, own in binding.naming.modules.items()}
         layers = dict.fromkeys(names)
         lora = binding.targets.lora.values()
@@ -203,6 +206,7 @@ class AdapterReader:
                 alphas=tuple(sorted({target.alpha for target in lora if target.alpha is not None})),
                 scalings=tuple(sorted({target.scaling for target in lora})),
             ),
+            elsewhere=tuple(binding.elsewhere),
         )
 
     def _sorted(

@@ -48,6 +48,8 @@ class Binding:
     plain: dict[str, torch.Tensor]
     where: str
     problems: list[str] = field(default_factory=list)
+    # What it changes that another process computes: modules of quire's layers, and parameters of others, by name.
+    elsewhere: list[str] = field(default_factory=list)
 
     def check_sizes(self, unused: Mapping[str, torch.Tensor]) -> None:
         """Raise AdapterError for tensors, of which the shapes alone are known, that cannot be this model's.
@@ -93,8 +95,13 @@ class Binding:
         parameters: dict[str, torch.Tensor] = {}
         owners = {*own_parts, *(name.rpartition(".")[0] for name in own_plain)}
         tokens = self._tokens(own_parts)
-        for name in sorted((owners | set(tokens)) - self.base.model.elsewhere):
+        for name in sorted(owners | set(tokens)):
             module = self.base.modules[name]
+            if name in self.base.model.elsewhere:
+                leaves = [leaf for leaf in self.base.parameters[name] if f"{name}.{leaf}" in own_plain]
+                own = isinstance(module, (Linear, Embedding, RMSNorm, LayerNorm))
+                self.elsewhere += [name] if own else [f"{name}.{leaf}" for leaf in leaves or ["weight"]]
+                continue
             try:
                 given = {leaf: own_plain.get(f"{name}.{leaf}") for leaf in self.base.parameters[name]}
                 change = self._change(name, module, own_parts.get(name, {}), given, tokens)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -46,30 +45,20 @@ _LOCALHOST = "127.0.0.1"
 
 @dataclass(frozen=True, eq=False)
 class ShardedAdapter(RemoteAdapter):
-    """An adapter that each process has read by itself. parts: theirs. What is said of it is what all stages together
-    have of it, and of each stage the first process's."""
+    """An adapter that each process has read by itself. parts: theirs. What is said of it is the first's, but for what
+    stages have by themselves, which is all stages' first."""
 
     parts: tuple[RemoteAdapter, ...] = ()
 
     @classmethod
     def of(cls, parts: Sequence[RemoteAdapter], stages: int) -> ShardedAdapter:
         """parts: by stage, and of each as many. Raises AdapterError for parts that are not of the same files."""
-        size = len(parts) // stages
-        said = [replace(part, handle=0) for part in parts]
-        alike = all(_fields(said[place]) == _fields(said[place // size * size]) for place in range(len(said)))
-        if not alike or len({part.digest for part in parts}) > 1:
+        firsts = parts[:: len(parts) // stages]
+        own = {"handle": 0, "nbytes": sum(one.nbytes for one in firsts), "mixable": all(one.mixable for one in firsts)}
+        said = [{**_fields(part), **own} for part in parts]
+        if any(one != said[0] for one in said):
             raise AdapterError("its files have changed while they were read: load it again.")
-        firsts = said[::size]
-        targets = sum((Counter(one.bound.targets) for one in firsts), Counter[str]())
-        whole = replace(
-            firsts[0],
-            nbytes=sum(one.nbytes for one in firsts),
-            modules=sum(one.modules for one in firsts),
-            visual=any(one.visual for one in firsts),
-            mixable=all(one.mixable for one in firsts),
-            bound=replace(firsts[0].bound, targets=dict(sorted(targets.items()))),
-        )
-        return cls(**_fields(whole), parts=tuple(parts))
+        return cls(**said[0], parts=tuple(parts))
 
 
 def _fields(part: RemoteAdapter) -> dict[str, Any]:
