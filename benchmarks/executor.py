@@ -2,8 +2,9 @@
 
     python benchmarks/executor.py [MODEL] [--streams 32] [--steps 25] [--turns 40] [--threads 1] [--ray]
 
-Engines on the same model, one with its worker in this process, one with it in another, and one of two processes that
-compute it together, take turns at decode steps of as many streams. The model is a tiny one that computes next to
+Engines on the same model, one with its worker in this process, one with it in another, one of two processes that
+compute it together, and one of two that have half of its layers each, take turns at decode steps of as many streams; a
+step of the last one has half of them. The model is a tiny one that computes next to
 nothing, so that the difference is the executor's, unless one is given: then the ratios say what it is of real steps.
 With --ray, one worker in an actor of Ray's too, two of one node, and two of two nodes: of a cluster on this machine.
 """
@@ -28,12 +29,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "in_process": {},
     "process": {"executor": "process"},
     "two": {"tensor_parallel_size": 2},
+    "pipeline": {"pipeline_parallel_size": 2},
 }
 # In this order: the first finds room on one node, the last on two alone.
 RAY_KINDS: dict[str, dict[str, Any]] = {
     "ray_two": {"distributed_executor_backend": "ray", "tensor_parallel_size": 2},
     "ray": {"distributed_executor_backend": "ray"},
     "ray_nodes": {"distributed_executor_backend": "ray", "tensor_parallel_size": 2},
+    "ray_stages": {"distributed_executor_backend": "ray", "pipeline_parallel_size": 2},
 }
 
 
@@ -45,7 +48,8 @@ def cluster(threads: int) -> Iterator[None]:
     from ray.cluster_utils import Cluster
 
     each = max(1, threads // 2)
-    nodes = [{"num_cpus": cpus, "object_store_memory": 100 << 20} for cpus in (2 * each, threads, each, each)]
+    sizes = (2 * each, threads, each, each, each, each)
+    nodes = [{"num_cpus": cpus, "object_store_memory": 100 << 20} for cpus in sizes]
     made = Cluster(initialize_head=True, head_node_args={**nodes[0], "include_dashboard": False})
     for node in nodes[1:]:
         made.add_node(**node)
@@ -76,18 +80,18 @@ class Turns:
             str(path), **settings, skip_tokenizer_init=True, max_num_seqs=streams,
             num_gpu_blocks_override=streams * (tokens // 8 + 2),
         )  # fmt: skip
-        self.engine = llm.llm_engine
+        self.engine, self.streams = llm.llm_engine, streams
         params = SamplingParams(temperature=0, max_tokens=tokens - 8, ignore_eos=True, detokenize=False)
         for stream in range(streams):
             self.engine.add_request(str(stream), {"prompt_token_ids": [3 + stream % 300, 5, 7]}, params)
 
     def take(self, steps: int) -> float:
-        """The median step of so many, in microseconds."""
+        """The median time of so many in which every stream gets a token, in microseconds."""
         seconds = []
-        for _ in range(steps):
+        while len(seconds) < steps:
             begun = time.perf_counter()
-            self.engine.step()
-            seconds.append(time.perf_counter() - begun)
+            if came := self.engine.step():
+                seconds.append((time.perf_counter() - begun) / len(came) * self.streams)
         return median(seconds) * 1e6
 
 

@@ -1,8 +1,8 @@
 """Workers as actors of Ray, on one machine or several: `distributed_executor_backend="ray"`.
 
-One actor a shard, in a placement group: all on one node where that has room, where they exchange what they have
-computed through its memory; else over nodes, by messages. The engine knows them as it knows workers in processes of its
-own: `RemoteExecutor`, `ShardedExecutor`.
+One actor a process, in a placement group: all on one node where that has room, else over nodes. Those of a stage that
+are on one node exchange what they have computed through its memory, others by messages. The engine knows them as it
+knows workers in processes of its own: `RemoteExecutor`, `ShardedExecutor`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quire.platform.execution.ray_worker import Introduction, RayWorker, accept,
 from quire.platform.execution.remote import RemoteExecutor, errands_at_once
 from quire.platform.execution.sharded import ShardedExecutor, check_device
 from quire.platform.execution.wire import pack_tensors
-from quire.platform.execution.worker_process import Meeting, Place
+from quire.platform.execution.worker_process import Place
 
 logger = logging.getLogger("quire")
 
@@ -43,29 +43,27 @@ _MOST_WORDS = 400  # characters of what Ray says of an actor's end
 
 
 def ray_executor(config: EngineConfig, path: Path) -> RemoteExecutor | ShardedExecutor:
-    """Start `tensor_parallel_size` actors. Raises QuireError where there is no Ray or no room, and what
-    `RemoteExecutor` raises."""
+    """Start `pipeline_parallel_size` times `tensor_parallel_size` actors. Raises QuireError where there is no Ray or no
+    room, and what `RemoteExecutor` raises."""
     check_device(config)
-    size = config.tensor_parallel_size
+    stages, size = config.pipeline_parallel_size, config.tensor_parallel_size
     ray = _connected()
-    threads = config.ray_worker_cpus or max(1, torch.get_num_threads() // size)
-    crew = Crew(ray, size, threads)
+    threads = config.ray_worker_cpus or max(1, torch.get_num_threads() // (stages * size))
+    crew = Crew(ray, stages * size, threads)
     workers: list[RemoteExecutor] = []
     try:
         introductions = crew.introduce(path)
-        memory, store, meeting = None, None, None
-        if len({one.node for one in introductions}) > 1:
-            store = meeting_store(ray.util.get_node_ip_address())
-        elif size > 1:
-            memory = crew.share_memory()
+        memories = [crew.share_memory(size * stage, size) for stage in range(stages)] if size > 1 else [None] * stages
+        store = meeting_store(ray.util.get_node_ip_address())
         links = crew.link(errands_at_once(config))
-        if size == 1:
+        if stages * size == 1:
             return RemoteExecutor(config, path, links[0], threads=threads)
-        for rank, (link, own) in enumerate(zip(links, introductions, strict=True)):
-            if store is not None:
-                meeting = Meeting(store.host, store.port, own.address, remote.ANSWER_SECONDS)
-            workers.append(RemoteExecutor(config, path, link, Place(rank, size, (), memory, meeting), threads))
-        return ShardedExecutor(workers)
+        for number, (link, own) in enumerate(zip(links, introductions, strict=True)):
+            stage, rank = divmod(number, size)
+            place = Place(rank, size, (), memories[stage], stage=stage, stages=stages)
+            place = place.meeting_at(store.host, store.port, own.address, remote.ANSWER_SECONDS)
+            workers.append(RemoteExecutor(config, path, link, place, threads))
+        return ShardedExecutor(workers, stages)
     except BaseException:
         for worker in workers:
             worker.close()
@@ -99,7 +97,8 @@ def _connected() -> Any:
 
 
 class Crew:
-    """Actors in a placement group, one for each shard. They end together. Raises QuireError where there is no room."""
+    """Actors in a placement group, one for each process. They end together. Raises QuireError where there is no
+    room."""
 
     def __init__(self, ray: Any, size: int, cpus: int) -> None:
         self._ray, self._size = ray, size
@@ -117,7 +116,10 @@ class Crew:
     def introduce(self, path: Path) -> list[Introduction]:
         """Where they are. Raises QuireError where one has another version or other files of the model."""
         asked = [actor.introduce.remote(str(path)) for actor in self.actors]
-        self.members = self._get(asked)
+        members = self._get(asked)
+        nodes = [one.node for one in members]  # neighbours are of one node, and so of one stage, as far as that goes
+        order = sorted(range(self._size), key=lambda number: nodes.index(nodes[number]))
+        self.members, self.actors[:] = [members[one] for one in order], [self.actors[one] for one in order]
         own, own_files = versions(), files_digest(path)
         for rank, one in enumerate(self.members):
             logger.info("Ray's worker %d of %d: process %d on %s", rank, self._size, one.pid, one.address)
@@ -128,8 +130,11 @@ class Crew:
                 raise QuireError(f"{path}: Ray's node {one.address} has {what}: all nodes need the same, at one path.")
         return self.members
 
-    def share_memory(self) -> str:
-        (path,) = self._get([self.actors[0].share_memory.remote(self._size)])
+    def share_memory(self, first: int, size: int) -> str | None:
+        """The path of memory that these actors open; None where they are on several nodes."""
+        if len({one.node for one in self.members[first : first + size]}) > 1:
+            return None
+        (path,) = self._get([self.actors[first].share_memory.remote(size)])
         return str(path)
 
     def _get(self, asked: Sequence[Any]) -> list[Any]:

@@ -19,6 +19,8 @@ WHERE = {
     "one node": {"tensor_parallel_size": 2, "ray_worker_cpus": 1},
     "two nodes": {"tensor_parallel_size": 2, "ray_worker_cpus": 2},
     "one worker": {"tensor_parallel_size": 1, "ray_worker_cpus": 1},
+    "stages": {"pipeline_parallel_size": 2, "ray_worker_cpus": 2},
+    "stages, each of one node": {"pipeline_parallel_size": 2, "tensor_parallel_size": 2, "ray_worker_cpus": 1},
 }
 
 # On a machine that does much else a node is not lost because it is slow, nor a worker ended for others' memory.
@@ -52,7 +54,10 @@ def cluster() -> Iterator[Any]:
 def remote(request: pytest.FixtureRequest, cluster: Any, tiny_path: Path) -> Iterator[LLM]:
     """Shared: on a pool so small that sequences are preempted."""
     llm = LLM(str(tiny_path), enable_lora=True, distributed_executor_backend="ray", **WHERE[request.param], **SMALL)
-    assert nodes_of(llm) == (2 if request.param == "two nodes" else 1)
+    assert nodes_of(llm) == (1 if request.param in ("one node", "one worker") else 2)
+    if "stages," in request.param:
+        first, second, *others = (one.node for one in members_of(llm))
+        assert first == second and first not in others
     yield llm
     llm.llm_engine.close()
     assert free_cpus() == 4
