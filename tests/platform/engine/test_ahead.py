@@ -143,7 +143,7 @@ def test_aborts_at_any_moment(tiny_path, ahead):
         engine.step()
     engine.step()  # lands what still flies
     engine.check_integrity()
-    assert engine.pool.num_owned == 0 and engine.core._in_flight is None
+    assert engine.pool.num_owned == 0 and not engine.core._in_flight
 
 
 def test_a_step_that_fails_to_start(tiny_path, ahead):
@@ -203,7 +203,7 @@ def test_a_step_that_is_broken_off(tiny_path, ahead, error, place):
 
     def breaking(function):
         def called(*given):
-            if engine.core._in_flight is not None and len(broken) < 3:
+            if engine.core._in_flight and len(broken) < 3:
                 broken.append(1)
                 raise error("broken off")
             return function(*given)
@@ -246,7 +246,7 @@ def test_a_step_that_is_broken_off(tiny_path, ahead, error, place):
     engine.abort_request("given up")
     broken[:] = [1, 1, 1]
     once_more()
-    assert engine.scheduler._ahead is None
+    assert not engine.scheduler._flights
     assert texts(llm, range(6, 12)) == expected
 
 
