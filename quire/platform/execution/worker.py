@@ -167,8 +167,10 @@ def _transfers(
             "one of the two out, or draft by method 'ngram' or 'suffix'."
         )
     identity = kv_identity.identity(config, path, runner.model, spec, max_model_len)
-    place = (0, 1) if shard is None else (shard.rank, shard.size)
-    return make(kv_transfer(config.cache.kv_transfer_config), runner.blocks, identity, *place)
+    rank, size = 0, 1
+    if shard is not None:
+        rank, size, identity = shard.rank, shard.size, kv_identity.of_all(identity, shard)
+    return make(kv_transfer(config.cache.kv_transfer_config), runner.blocks, identity, rank, size)
 
 
 def _model(path: Path, engine: EngineConfig, device: torch.device, shard: Shard | None) -> CausalLM:
