@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -19,8 +19,16 @@ import torch
 from quire import huge_pages
 from quire.config import kv_transfer as settings
 from quire.errors import QuireError
+from quire.platform.execution.daemon_threads import DaemonThreads
 from quire.platform.execution.pool_blocks import PoolBlocks
-from quire.platform.kv.connector import BlockLayout, Fetch, KVConnector, TransferReport, Transfers
+from quire.platform.kv.connector import (
+    WRITE_SECONDS,
+    BlockLayout,
+    Fetch,
+    KVConnector,
+    TransferReport,
+    Transfers,
+)
 from quire.platform.kv.disk import DiskConnector
 from quire.plugins import PluginGroup
 
@@ -31,6 +39,7 @@ PLUGINS = PluginGroup("quire.kv_connectors", "kv_transfer_config", "module:Class
 
 _READERS = 2  # threads: half of a block's time is its checksum
 _PARTS = 2  # of a job, that are read at once
+_CLOSE_SECONDS = 2.0  # for what has begun to be read or written, and may hang, beside WRITE_SECONDS
 
 
 class _Read:
@@ -54,9 +63,10 @@ class KVTransfer:
         self._connector = connector
         self._blocks = blocks
         self._most_storing = most_storing
-        # Their threads end with this object, and a program that ends waits for what is to be written.
-        self._reader = ThreadPoolExecutor(_READERS, "quire-kv-read")
-        self._writer = ThreadPoolExecutor(1, "quire-kv-write")
+        self._reader = DaemonThreads(_READERS, "quire-kv-read")
+        self._writer = DaemonThreads(1, "quire-kv-write")
+        # Where nobody calls `close`, they end with this object, and a program's end waits for what is to be written.
+        self._end = weakref.finalize(self, _end, self._reader, self._writer, connector, WRITE_SECONDS)
         self._reads: dict[int, _Read] = {}
         self._lock = threading.Lock()  # of all below
         self._fetched: list[tuple[int, tuple[bool, ...]]] = []
@@ -79,7 +89,7 @@ class KVTransfer:
                     self._fetched.append((fetch.job, (False,) * len(fetch.keys)))
                 continue
             for part in range(_PARTS):
-                self._reader.submit(_logged, partial(self._read, read, range(part, len(fetch.keys), _PARTS)))
+                self._reader.submit(partial(_logged, partial(self._read, read, range(part, len(fetch.keys), _PARTS))))
         if not transfers.store:
             return
         with self._lock:
@@ -91,7 +101,7 @@ class KVTransfer:
             self._removed += [key for key, _ in left]
         if taken:
             packed, ready = self._to_host(self._blocks.gather([block for _, block in taken]))
-            self._writer.submit(_logged, partial(self._write, [key for key, _ in taken], packed, ready))
+            self._writer.submit(partial(_logged, partial(self._write, [key for key, _ in taken], packed, ready)))
 
     def _to_host(self, packed: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
         """In main memory, once what comes with it has returned."""
@@ -194,12 +204,39 @@ class KVTransfer:
         return report
 
     def close(self) -> None:
-        """End the threads; what waits to be written is given up."""
+        """End the threads; what waits to be written is given up. Where one hangs, it is left alone after a while, with
+        a warning; the connector is closed behind it then, so that what it writes stays this engine's."""
         for read in self._reads.values():
             read.given_up = True
-        self._reader.shutdown(cancel_futures=True)
-        self._writer.shutdown(cancel_futures=True)
-        self._connector.close()
+        self._writer.give_up()
+        if self._end.detach() is None:  # it was closed before
+            return
+        if _end(self._reader, self._writer, self._connector, _CLOSE_SECONDS):
+            self._connector.close()
+        else:
+            behind = partial(_close_behind, self._reader, self._writer, self._connector)
+            threading.Thread(target=behind, name="quire-kv-close", daemon=True).start()
+
+
+def _end(reader: DaemonThreads, writer: DaemonThreads, connector: KVConnector, seconds: float) -> bool:
+    """Whether the threads have ended, within so many seconds: nothing more is read, and all that waits is written."""
+    deadline = time.monotonic() + seconds
+    reader.give_up()
+    ended = [writer.end(deadline), reader.end(deadline)]
+    if not all(ended):
+        logger.warning(
+            "kv_transfer_config: %s: reading or writing KV blocks has not ended within %g s, and is not waited for any "
+            "longer",
+            connector,
+            seconds,
+        )
+    return all(ended)
+
+
+def _close_behind(reader: DaemonThreads, writer: DaemonThreads, connector: KVConnector) -> None:
+    writer.end()
+    reader.end()
+    connector.close()
 
 
 def _logged(do: Callable[[], None]) -> None:
@@ -207,7 +244,6 @@ def _logged(do: Callable[[], None]) -> None:
         do()
     except BaseException:
         logger.exception("a thread that moves KV blocks has failed")
-        raise
 
 
 def make(config: settings.KVTransferConfig, blocks: PoolBlocks, identity: str, rank: int, size: int) -> KVTransfer:

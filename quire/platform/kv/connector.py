@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
+WRITE_SECONDS = 8.0  # that the end of an engine waits for what is to be written, at most
+
 
 @dataclass(frozen=True)
 class BlockLayout:
@@ -55,7 +57,8 @@ class KVConnector(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
+        """Nothing is read or written any more. Where a read or a write hangs at the end, this is called once that has
+        returned, from a thread of its own, or never."""
         ...
 
 

@@ -69,6 +69,9 @@ class DiskConnector:
         self._locked: BinaryIO | None = None  # closed with this object, where nobody calls `close`
         self._usable = self._open(layout.rank)
 
+    def __str__(self) -> str:
+        return str(self._root)
+
     # -- beginning and end ----------------------------------------------------------------------------------------
 
     def _open(self, rank: int) -> bool:
