@@ -30,6 +30,7 @@ from quire.platform.kv.connector import (
     Transfers,
 )
 from quire.platform.kv.disk import DiskConnector
+from quire.platform.kv.disk_reader import DiskReader
 from quire.plugins import PluginGroup
 
 logger = logging.getLogger("quire")
@@ -40,6 +41,9 @@ PLUGINS = PluginGroup("quire.kv_connectors", "kv_transfer_config", "module:Class
 _READERS = 2  # threads: half of a block's time is its checksum
 _PARTS = 2  # of a job, that are read at once
 _CLOSE_SECONDS = 2.0  # for what has begun to be read or written, and may hang, beside WRITE_SECONDS
+
+
+_News = Callable[[], tuple[Sequence[bytes], Sequence[bytes]]]
 
 
 class _Read:
@@ -70,6 +74,7 @@ class KVTransfer:
         self._reads: dict[int, _Read] = {}
         self._lock = threading.Lock()  # of all below
         self._fetched: list[tuple[int, tuple[bool, ...]]] = []
+        self._news: _News = getattr(connector, "news", _no_news)
         self._stored: list[bytes] = list(connector.held())
         self._removed: list[bytes] = []
         self._storing = 0  # bytes
@@ -186,12 +191,12 @@ class KVTransfer:
         end = time.monotonic() + seconds
         while self._storing and time.monotonic() < end:
             time.sleep(0.002)
-        counts = self._connector.counts()
+        counts, (appeared, gone) = self._connector.counts(), self._news()
         with self._lock:
             report = TransferReport(
                 tuple(self._fetched),
-                tuple(self._stored),
-                tuple(self._removed),
+                (*self._stored, *appeared),
+                (*self._removed, *gone),
                 replace(
                     counts,
                     loaded=self._loaded,
@@ -239,6 +244,10 @@ def _close_behind(reader: DaemonThreads, writer: DaemonThreads, connector: KVCon
     connector.close()
 
 
+def _no_news() -> tuple[Sequence[bytes], Sequence[bytes]]:
+    return (), ()
+
+
 def _logged(do: Callable[[], None]) -> None:
     try:
         do()
@@ -251,9 +260,11 @@ def make(config: settings.KVTransferConfig, blocks: PoolBlocks, identity: str, r
     own = config.connector == settings.DISK
     told = {"path": config.path, "max_bytes": config.max_bytes} if own else dict(config.extra)
     layout = BlockLayout(identity, blocks.bytes_a_block, rank, size, told)
-    kind: Callable[[BlockLayout], KVConnector] = (
-        DiskConnector if own else PLUGINS.load(config.connector, (settings.DISK,))
-    )
+    kind: Callable[[BlockLayout], KVConnector]
+    if own:
+        kind = DiskReader if config.role == settings.CONSUMER else DiskConnector
+    else:
+        kind = PLUGINS.load(config.connector, (settings.DISK,))
     try:
         connector = kind(layout)
     except QuireError:

@@ -36,7 +36,8 @@ class KVConnector(Protocol):
     there.
 
     An implementation answers a key with the very bytes that were written under it, of the same identity, or with
-    nothing.
+    nothing. One to which others write as well may have `news()` besides: (keys that can be read, keys that can no
+    longer) since it was asked last, without waiting for anything; any thread may ask.
     """
 
     def held(self) -> Iterable[bytes]:
