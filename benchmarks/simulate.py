@@ -85,6 +85,7 @@ class Fleet:
 
     replicas: list[Replica]
     loads: np.ndarray
+    unfinished: int = 0  # the sum of loads
     homes: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     turn: int = 0
@@ -93,7 +94,7 @@ class Fleet:
 
     def most(self) -> int:
         """What a replica may have to do that is chosen for what it has."""
-        return max(SPREAD, ceil(UNEVEN * (int(self.loads.sum()) + 1) / len(self.replicas)))
+        return max(SPREAD, ceil(UNEVEN * (self.unfinished + 1) / len(self.replicas)))
 
     def key(self, adapter: int, beginning: int) -> bytes:
         if (adapter, beginning) not in self.keys:
@@ -166,10 +167,11 @@ class Simulation:
         self.first_tokens = np.full(len(workload.times), np.nan)
         self.ends = np.full(len(workload.times), np.nan)
         self.now = 0.0
+        self._first_counted = len(workload.times) // WARM
         self._route = RULES[rule]
         self._events: list[tuple[float, int, int]] = []  # time, number, replica
         self._count = 0
-        self._uneven: list[float] = []  # the highest load over the mean, when requests come
+        self._uneven = 0.0  # the highest load over the mean, added up over the requests that count
         self._due = [0] * replicas  # the number of each one's event; others of it are void
 
     def run(self) -> None:
@@ -183,7 +185,9 @@ class Simulation:
         place = self._route(fleet, adapter, int(self.workload.beginnings[number]))
         fleet.homes[adapter].add(place)
         fleet.loads[place] += 1
-        self._uneven.append(float(fleet.loads.max() / fleet.loads.mean()))
+        fleet.unfinished += 1
+        if number >= self._first_counted:
+            self._uneven += int(fleet.loads.max()) * len(fleet.replicas) / fleet.unfinished
         answer = int(self.workload.answers[number])
         fleet.replicas[place].add(make_request(number, self.workload.prompt(number), answer, adapter))
         if fleet.replicas[place].plan is None:
@@ -214,18 +218,19 @@ class Simulation:
 
     def _finish(self, place: int) -> None:
         for sequence in self.fleet.replicas[place].finish():
-            number = int(sequence.request.request_id)
             if len(sequence.output_ids) == 1:
-                self.first_tokens[number] = self.now
+                self.first_tokens[int(sequence.request.request_id)] = self.now
             if sequence.finish_reason is not None:
-                self.ends[number] = self.now
+                self.ends[int(sequence.request.request_id)] = self.now
                 self.fleet.loads[place] -= 1
+                self.fleet.unfinished -= 1
+                sequence.request.sequences.clear()  # else they are a circle, and nothing looks for circles here
 
     def figures(self) -> dict[str, float]:
         """Of the requests that came after the first third."""
         work, replicas = self.workload, self.fleet.replicas
-        assert not np.isnan(self.ends).any() and not self.fleet.loads.any()
-        counted = slice(len(work.times) // WARM, None)
+        assert not np.isnan(self.ends).any() and not self.fleet.loads.any() and not self.fleet.unfinished
+        counted = slice(self._first_counted, None)
         waits = (self.first_tokens - work.times)[counted]
         hits = {tier: sum(one.budget.hits[tier] for one in replicas) for tier in ("device", "host", "disk")}
         span = self.ends.max() - work.times[counted][0]
@@ -235,7 +240,7 @@ class Simulation:
             "first_token_p99": float(np.quantile(waits, 0.99)),
             **{tier: hits[tier] / sum(hits.values()) for tier in hits},
             "prefix_hits": sum(one.kv.prefix_hits for one in replicas) / sum(one.kv.prefix_queries for one in replicas),
-            "imbalance": float(np.mean(self._uneven[counted])),
+            "imbalance": self._uneven / len(waits),
         }
 
 
@@ -270,7 +275,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one line for each case")
     args = parser.parse_args()
-    gc.set_threshold(100_000, 20, 50)  # requests and sequences are circles, and there are many
+    gc.disable()  # it would look at all blocks of all replicas again and again; `_finish` leaves no circles
     if not args.json:
         print(
             f"{'replicas':>8} {'rule':<17}{'tokens/s':>9} {'first token, ms':>16} {'p99':>7}  adapter on device, host, "

@@ -9,6 +9,7 @@ from typing import Any
 from quire.errors import QuireError
 
 DISK = "DiskConnector"
+BOTH, CONSUMER = "kv_both", "kv_consumer"  # of vLLM's roles
 
 _GIB = 1 << 30
 _KEYS = ("kv_connector", "kv_role", "kv_connector_extra_config", "engine_id")
@@ -34,9 +35,10 @@ class KVTransferConfig:
     """Where blocks are kept beside the pool.
 
     connector: DiskConnector, or that of a package, by `module:Class` or the name of its entry point. path: a folder;
-    max_bytes: of its files at most. min_tokens: fewer than so many are computed and not loaded. max_loading_bytes: that
-    are read and not in the pool yet, at most; max_storing_bytes: that wait to be written, beyond which nothing is
-    stored. All bytes are of one process; extra: what the connector of a package is told.
+    max_bytes: of its files at most. role: kv_both stores and loads; kv_consumer loads what another engine stores.
+    min_tokens: fewer than so many are computed and not loaded. max_loading_bytes: that are read and not in the pool
+    yet, at most; max_storing_bytes: that wait to be written, beyond which nothing is stored. All bytes are of one
+    process; extra: what the connector of a package is told.
     """
 
     connector: str
@@ -45,6 +47,7 @@ class KVTransferConfig:
     max_storing_bytes: int = _GIB // 4
     path: str = ""
     max_bytes: int = 0
+    role: str = BOTH
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -60,11 +63,12 @@ def kv_transfer(given: Any) -> KVTransferConfig:
             )
         if name not in _NOT_SERVED and name not in _KEYS:
             raise QuireError(f"kv_transfer_config: {name!r} is unknown; it has {', '.join(_KEYS)}.")
-    if fields.get("kv_role", "kv_both") != "kv_both":
+    connector, role = fields.get("kv_connector"), fields.get("kv_role", BOTH)
+    if role not in (BOTH, CONSUMER):
         raise QuireError(
-            f"kv_transfer_config: kv_role={fields['kv_role']!r}: an engine both stores and loads; take kv_both."
+            f"kv_transfer_config: kv_role={role!r}: an engine that stores loads too; take {BOTH}, or {CONSUMER} for "
+            "one that reads what another stores."
         )
-    connector = fields.get("kv_connector")
     if not isinstance(connector, str) or not connector:
         raise QuireError(f"kv_transfer_config: kv_connector={connector!r}: is {DISK}, or that of a package.")
     extra = fields.get("kv_connector_extra_config", MappingProxyType({}))
@@ -76,6 +80,10 @@ def kv_transfer(given: Any) -> KVTransferConfig:
         connector, numbers["min_tokens"], numbers["max_loading_bytes"], numbers["max_storing_bytes"], extra=rest
     )
     if connector != DISK:
+        if role != BOTH:
+            raise QuireError(
+                f"kv_transfer_config: kv_role={role!r}: is {DISK}'s alone; take {BOTH} with {connector!r}."
+            )
         return config
     for name in rest:
         if name not in _DISK_KEYS:
@@ -83,13 +91,19 @@ def kv_transfer(given: Any) -> KVTransferConfig:
                 f"kv_connector_extra_config: {name!r} is unknown to {DISK}, which has "
                 f"{', '.join((*_DISK_KEYS, *_NUMBERS))}."
             )
+    for name in ("max_bytes", "max_storing_bytes"):
+        if role == CONSUMER and name in extra:
+            raise QuireError(f"kv_connector_extra_config: {name}: a {CONSUMER} writes nothing; leave it out.")
     path = rest.get("path")
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise QuireError(f"kv_connector_extra_config: path={path!r}: must be a folder, as in {_example()}.")
+    path = os.path.expanduser(os.fspath(path))
+    if role == CONSUMER:
+        return replace(config, path=path, role=role, extra={})
     if "max_bytes" not in rest:
         raise QuireError("kv_connector_extra_config: max_bytes: must say how many bytes the folder may take.")
     most = _number("max_bytes", rest["max_bytes"])
-    return replace(config, path=os.path.expanduser(os.fspath(path)), max_bytes=most, extra={})
+    return replace(config, path=path, max_bytes=most, extra={})
 
 
 def _number(name: str, value: Any) -> int:

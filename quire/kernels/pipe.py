@@ -71,10 +71,13 @@ class Pipe:
 
     def least(self, number: int) -> int:
         """The least of the stages' numbers; all of them ask."""
-        own = torch.tensor([number])
+        return min(int(one) for one in self.gather(torch.tensor([number])))
+
+    def gather(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """Every stage's tensor, all of one shape; all of them ask."""
         all_of_them = [torch.empty_like(own) for _ in range(self._stages)]
         self._wait(self._group.allgather([all_of_them], [own]))
-        return min(int(one) for one in all_of_them)
+        return all_of_them
 
     def _receive_into(self, residual: torch.Tensor, x: torch.Tensor) -> None:
         size = residual.numel() * residual.element_size()

@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.checkpoint.files import HUB_TEXTS, Hub, read_json, resolve_checkpoint, resolve_weights
 from quire.config import EngineConfig, LoRAConfig, MediaConfig, ModelConfig
-from quire.config.kv_transfer import kv_transfer
+from quire.config.kv_transfer import CONSUMER, kv_transfer
 from quire.errors import AdapterError, CheckpointError, QuireError
 from quire.garbage import collector_waits
 from quire.lora import CONFIG_FILE, WEIGHTS_FILE, AdapterRegistry, DeviceAdapterBudget
@@ -153,6 +153,7 @@ def _transfers(config: EngineConfig, executor: Executor, caches: bool) -> Transf
     account = TransferAccount(
         max(1, -(-settings.min_tokens // config.cache.block_size)),
         max(1, settings.max_loading_bytes // bytes_a_block),
+        settings.role != CONSUMER,
     )
     account.reported(executor.take_transfers())
     return account

@@ -11,14 +11,13 @@ from quire.platform.engine.interrupts import HeldInterrupt
 from quire.platform.engine.lora_admin import LoRAAdmin
 from quire.platform.engine.recovery import Recovery, start
 from quire.platform.execution.executor import Execution, Executor
+from quire.platform.kv.connector import WRITE_SECONDS
 from quire.platform.sampling.results import Failure
 from quire.platform.scheduling.plan import StepPlan
 from quire.platform.scheduling.request import Request, SequenceState
 from quire.platform.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("quire")
-
-_WRITE_SECONDS = 10.0  # that the end of an engine waits for blocks to be written, at most
 
 
 class EngineCore:
@@ -234,7 +233,7 @@ class EngineCore:
             return
         try:
             self.flush_transfers()
-            transfers.reported(self.executor.take_transfers(_WRITE_SECONDS))
+            transfers.reported(self.executor.take_transfers(WRITE_SECONDS))
         except QuireError:  # the worker has died meanwhile
             logger.warning("KV blocks that were to be stored are lost", exc_info=True)
 

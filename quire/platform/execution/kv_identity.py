@@ -20,6 +20,9 @@ import quire
 from quire import kernels
 from quire.config import EngineConfig
 from quire.errors import CheckpointError
+from quire.kernels.exchange import Columns
+from quire.layers.shards import Shard
+from quire.layers.stages import Stage
 from quire.models.base import CausalLM
 from quire.types import KVSpec
 
@@ -31,8 +34,8 @@ _CONFIGURATION = "config.json"
 
 
 def identity(config: EngineConfig, path: Path, model: CausalLM, spec: KVSpec, max_model_len: int) -> str:
-    """A digest, hexadecimal: blocks of two engines with the same one have the same bits under the same keys. It is the
-    same for all workers that compute one model together, each of which has its part of every block.
+    """A digest, hexadecimal: blocks of two engines with the same one have the same bits under the same keys. It says
+    what this process has read and computes with; where several compute one model together, see `of_all`.
 
     It covers the bytes of the checkpoint's files, which takes a second for a gigabyte or two. Raises CheckpointError
     where these have changed since they were read.
@@ -54,6 +57,25 @@ def identity(config: EngineConfig, path: Path, model: CausalLM, spec: KVSpec, ma
         ("machine", *_machine(next(model.parameters())), settings.exact_products),
     ]
     return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def of_all(identity: str, shard: Shard | None, stage: Stage | None) -> str:
+    """Of all workers that compute one model together, made of each one's own: all get the same, as each has its part of
+    every block. Every one of them must call this. A worker that has read other weights than before, on a machine of its
+    own, changes it for all: else its parts would stand beside older ones of the others.
+    """
+    if shard is not None:
+        told = _bytes_of(identity)[None]
+        whole = shard.exchange.gather(told, Columns([[told.shape[1]] * shard.size]))
+        identity = hashlib.sha256(b"of all" + whole.numpy().tobytes()).hexdigest()
+    if stage is not None:
+        digests = [one.numpy().tobytes() for one in stage.pipe.gather(_bytes_of(identity))]
+        identity = hashlib.sha256(b"of all stages" + b"".join(digests)).hexdigest()
+    return identity
+
+
+def _bytes_of(identity: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray.fromhex(identity), dtype=torch.uint8)
 
 
 def _weights(path: Path, model: CausalLM) -> list[tuple[str, str]]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -19,9 +19,18 @@ import torch
 from quire import huge_pages
 from quire.config import kv_transfer as settings
 from quire.errors import QuireError
+from quire.platform.execution.daemon_threads import DaemonThreads
 from quire.platform.execution.pool_blocks import PoolBlocks
-from quire.platform.kv.connector import BlockLayout, Fetch, KVConnector, TransferReport, Transfers
+from quire.platform.kv.connector import (
+    WRITE_SECONDS,
+    BlockLayout,
+    Fetch,
+    KVConnector,
+    TransferReport,
+    Transfers,
+)
 from quire.platform.kv.disk import DiskConnector
+from quire.platform.kv.disk_reader import DiskReader
 from quire.plugins import PluginGroup
 
 logger = logging.getLogger("quire")
@@ -31,6 +40,10 @@ PLUGINS = PluginGroup("quire.kv_connectors", "kv_transfer_config", "module:Class
 
 _READERS = 2  # threads: half of a block's time is its checksum
 _PARTS = 2  # of a job, that are read at once
+_CLOSE_SECONDS = 2.0  # for what has begun to be read or written, and may hang, beside WRITE_SECONDS
+
+
+_News = Callable[[], tuple[Sequence[bytes], Sequence[bytes]]]
 
 
 class _Read:
@@ -54,12 +67,14 @@ class KVTransfer:
         self._connector = connector
         self._blocks = blocks
         self._most_storing = most_storing
-        # Their threads end with this object, and a program that ends waits for what is to be written.
-        self._reader = ThreadPoolExecutor(_READERS, "quire-kv-read")
-        self._writer = ThreadPoolExecutor(1, "quire-kv-write")
+        self._reader = DaemonThreads(_READERS, "quire-kv-read")
+        self._writer = DaemonThreads(1, "quire-kv-write")
+        # Where nobody calls `close`, they end with this object, and a program's end waits for what is to be written.
+        self._end = weakref.finalize(self, _end, self._reader, self._writer, connector, WRITE_SECONDS)
         self._reads: dict[int, _Read] = {}
         self._lock = threading.Lock()  # of all below
         self._fetched: list[tuple[int, tuple[bool, ...]]] = []
+        self._news: _News = getattr(connector, "news", _no_news)
         self._stored: list[bytes] = list(connector.held())
         self._removed: list[bytes] = []
         self._storing = 0  # bytes
@@ -79,7 +94,7 @@ class KVTransfer:
                     self._fetched.append((fetch.job, (False,) * len(fetch.keys)))
                 continue
             for part in range(_PARTS):
-                self._reader.submit(_logged, partial(self._read, read, range(part, len(fetch.keys), _PARTS)))
+                self._reader.submit(partial(_logged, partial(self._read, read, range(part, len(fetch.keys), _PARTS))))
         if not transfers.store:
             return
         with self._lock:
@@ -91,7 +106,7 @@ class KVTransfer:
             self._removed += [key for key, _ in left]
         if taken:
             packed, ready = self._to_host(self._blocks.gather([block for _, block in taken]))
-            self._writer.submit(_logged, partial(self._write, [key for key, _ in taken], packed, ready))
+            self._writer.submit(partial(_logged, partial(self._write, [key for key, _ in taken], packed, ready)))
 
     def _to_host(self, packed: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
         """In main memory, once what comes with it has returned."""
@@ -176,12 +191,12 @@ class KVTransfer:
         end = time.monotonic() + seconds
         while self._storing and time.monotonic() < end:
             time.sleep(0.002)
-        counts = self._connector.counts()
+        counts, (appeared, gone) = self._connector.counts(), self._news()
         with self._lock:
             report = TransferReport(
                 tuple(self._fetched),
-                tuple(self._stored),
-                tuple(self._removed),
+                (*self._stored, *appeared),
+                (*self._removed, *gone),
                 replace(
                     counts,
                     loaded=self._loaded,
@@ -194,12 +209,43 @@ class KVTransfer:
         return report
 
     def close(self) -> None:
-        """End the threads; what waits to be written is given up."""
+        """End the threads; what waits to be written is given up. Where one hangs, it is left alone after a while, with
+        a warning; the connector is closed behind it then, so that what it writes stays this engine's."""
         for read in self._reads.values():
             read.given_up = True
-        self._reader.shutdown(cancel_futures=True)
-        self._writer.shutdown(cancel_futures=True)
-        self._connector.close()
+        self._writer.give_up()
+        if self._end.detach() is None:  # it was closed before
+            return
+        if _end(self._reader, self._writer, self._connector, _CLOSE_SECONDS):
+            self._connector.close()
+        else:
+            behind = partial(_close_behind, self._reader, self._writer, self._connector)
+            threading.Thread(target=behind, name="quire-kv-close", daemon=True).start()
+
+
+def _end(reader: DaemonThreads, writer: DaemonThreads, connector: KVConnector, seconds: float) -> bool:
+    """Whether the threads have ended, within so many seconds: nothing more is read, and all that waits is written."""
+    deadline = time.monotonic() + seconds
+    reader.give_up()
+    ended = [writer.end(deadline), reader.end(deadline)]
+    if not all(ended):
+        logger.warning(
+            "kv_transfer_config: %s: reading or writing KV blocks has not ended within %g s, and is not waited for any "
+            "longer",
+            connector,
+            seconds,
+        )
+    return all(ended)
+
+
+def _close_behind(reader: DaemonThreads, writer: DaemonThreads, connector: KVConnector) -> None:
+    writer.end()
+    reader.end()
+    connector.close()
+
+
+def _no_news() -> tuple[Sequence[bytes], Sequence[bytes]]:
+    return (), ()
 
 
 def _logged(do: Callable[[], None]) -> None:
@@ -207,7 +253,6 @@ def _logged(do: Callable[[], None]) -> None:
         do()
     except BaseException:
         logger.exception("a thread that moves KV blocks has failed")
-        raise
 
 
 def make(config: settings.KVTransferConfig, blocks: PoolBlocks, identity: str, rank: int, size: int) -> KVTransfer:
@@ -215,9 +260,11 @@ def make(config: settings.KVTransferConfig, blocks: PoolBlocks, identity: str, r
     own = config.connector == settings.DISK
     told = {"path": config.path, "max_bytes": config.max_bytes} if own else dict(config.extra)
     layout = BlockLayout(identity, blocks.bytes_a_block, rank, size, told)
-    kind: Callable[[BlockLayout], KVConnector] = (
-        DiskConnector if own else PLUGINS.load(config.connector, (settings.DISK,))
-    )
+    kind: Callable[[BlockLayout], KVConnector]
+    if own:
+        kind = DiskReader if config.role == settings.CONSUMER else DiskConnector
+    else:
+        kind = PLUGINS.load(config.connector, (settings.DISK,))
     try:
         connector = kind(layout)
     except QuireError:

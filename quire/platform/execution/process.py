@@ -26,6 +26,7 @@ from quire.platform.execution.remote import RemoteExecutor, bound_sending, erran
 from quire.platform.execution.wire import send_tensors
 from quire.platform.execution.worker_process import Channels, Place
 
+_KILL_SECONDS = 2.0  # for its end
 _COMMAND = "import sys; from quire.platform.execution.worker_process import start; start(sys.argv[1])"
 
 
@@ -99,4 +100,5 @@ def _end(
         channel.close()
     os.close(life)
     process.kill()
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):  # what a disk does not answer cannot be killed until it does
+        process.wait(_KILL_SECONDS)

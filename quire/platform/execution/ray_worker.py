@@ -8,16 +8,18 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import struct
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.platform.execution.worker_process import serve
 
-_MEET_SECONDS = 60
+_MEET_SECONDS = 60  # for a worker to reach the engine, and then until both have proved themselves
+_PROOF_SECONDS = 10  # for a connection that the engine has taken: others wait meanwhile
 _READERS = 4  # of a model's files
 
 
@@ -97,10 +99,10 @@ def _connect(host: str, port: int, key: bytes, name: str) -> Connection:
     """name: what the engine knows the connection by."""
     with socket.create_connection((host, port), timeout=_MEET_SECONDS) as opened:
         connection = _connection(opened)
-    answer_challenge(connection, key)
-    deliver_challenge(connection, key)
-    connection.send_bytes(name.encode())
-    _limit_waiting(connection, 0)
+    with _limit(connection, _MEET_SECONDS):
+        answer_challenge(connection, key)
+        deliver_challenge(connection, key)
+        connection.send_bytes(name.encode())
     return connection
 
 
@@ -113,10 +115,10 @@ def accept(listener: socket.socket, key: bytes) -> tuple[str, Connection] | None
     with opened:
         connection = _connection(opened)
     try:
-        deliver_challenge(connection, key)
-        answer_challenge(connection, key)
-        name = connection.recv_bytes(100).decode()
-        _limit_waiting(connection, 0)
+        with _limit(connection, _PROOF_SECONDS):
+            deliver_challenge(connection, key)
+            answer_challenge(connection, key)
+            name = connection.recv_bytes(100).decode()
         return name, connection
     except Exception:  # whatever a stranger sends
         connection.close()
@@ -128,12 +130,28 @@ def _connection(opened: socket.socket) -> Connection:
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a message goes in two pieces, and nobody waits
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection: Any = Connection(opened.detach())
-    _limit_waiting(connection, 10)
     return connection  # type: ignore[no-any-return]
 
 
-def _limit_waiting(connection: Connection, seconds: int) -> None:
-    """Of both ends' proofs: a stranger that says nothing keeps nobody waiting. 0: no limit."""
+@contextmanager
+def _limit(connection: Connection, seconds: float) -> Iterator[None]:
+    """Of all that is said within: a stranger that says nothing, or a byte now and then, keeps nobody waiting. Raises
+    TimeoutError, or what a connection raises that is cut."""
+    late = threading.Event()
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+
+        def cut() -> None:
+            late.set()
+            with suppress(OSError):  # the other end was faster
+                same.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+    if late.is_set():
+        raise TimeoutError(f"the other end has not proved itself within {seconds:g} s")

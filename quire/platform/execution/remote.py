@@ -47,6 +47,7 @@ logger = logging.getLogger("quire")
 ANSWER_SECONDS = 600.0
 _LOOK_SECONDS = 1.0  # between two looks at whether it lives
 _LAST_SECONDS = 5.0  # between the end of its connection and what is known of its own
+_ERRANDS = {"read": "read an adapter", "vocabulary": "take a vocabulary", "grammar": "compile a grammar"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +147,7 @@ class RemoteExecutor:
         self._broken: str | None = None
         self._idle: SimpleQueue[Connection] = SimpleQueue()  # for errands
         for channel in link.errands:
+            bound_waiting(channel.fileno())
             self._idle.put(channel)
         self._readable = select.poll()
         self._readable.register(self._steps, select.POLLIN)
@@ -221,14 +223,25 @@ class RemoteExecutor:
         return adapter
 
     def _errand(self, kind: str, *given: Any) -> Any:
-        """Have something done beside the steps, and wait for it. Any thread may call this. Raises what went wrong."""
+        """Have something done beside the steps, and wait for it, as long as for a step. Any thread may call this.
+        Raises what went wrong."""
         channel = self._idle.get()
         try:
             channel.send_bytes(pack((kind, given)))
+            deadline = time.monotonic() + ANSWER_SECONDS
             while not channel.poll(_LOOK_SECONDS):  # a machine that has lost its power closes nothing
                 if self.health_error() is not None:
                     raise WorkerDiedError(str(self._broken))
+                if time.monotonic() > deadline:
+                    raise BlockingIOError
             value, error = unpack(channel.recv_bytes())
+        except BlockingIOError:
+            self._broken = self._broken or (
+                f"the worker's process has not answered for {ANSWER_SECONDS:g} s, asked to {_ERRANDS[kind]}, and was "
+                "ended"
+            )
+            self.link.end()
+            raise WorkerDiedError(self._broken) from None
         except (EOFError, OSError):
             raise WorkerDiedError(self.health_error() or "the worker's process has ended") from None
         finally:
@@ -353,6 +366,16 @@ def _pack_start(start: Start) -> bytes:
 
 def bound_sending(descriptor: int) -> None:
     """Let a message that a hanging worker does not take, and that fills the socket, raise BlockingIOError."""
+    _bound(descriptor, socket.SO_SNDTIMEO)
+
+
+def bound_waiting(descriptor: int) -> None:
+    """And one that does not come, or not to its end."""
+    _bound(descriptor, socket.SO_SNDTIMEO, socket.SO_RCVTIMEO)
+
+
+def _bound(descriptor: int, *options: int) -> None:
     seconds, rest = divmod(ANSWER_SECONDS, 1)
     with socket.socket(fileno=os.dup(descriptor)) as same:
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
+        for option in options:
+            same.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(rest * 1e6)))

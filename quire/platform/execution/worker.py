@@ -180,6 +180,7 @@ def _transfers(
             "one of the two out, or draft by method 'ngram' or 'suffix'."
         )
     identity = kv_identity.identity(config, path, runner.model, spec, max_model_len)
+    identity = kv_identity.of_all(identity, shard, stage)
     rank, size = (0, 1) if shard is None else (shard.rank, shard.size)
     number, count = (0, 1) if stage is None else (stage.number, stage.count)
     place = number * size + rank, count * size

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
+WRITE_SECONDS = 8.0  # that the end of an engine waits for what is to be written, at most
+
 
 @dataclass(frozen=True)
 class BlockLayout:
@@ -34,7 +36,8 @@ class KVConnector(Protocol):
     there.
 
     An implementation answers a key with the very bytes that were written under it, of the same identity, or with
-    nothing.
+    nothing. One to which others write as well may have `news()` besides: (keys that can be read, keys that can no
+    longer) since it was asked last, without waiting for anything; any thread may ask.
     """
 
     def held(self) -> Iterable[bytes]:
@@ -55,7 +58,8 @@ class KVConnector(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing is read or written any more."""
+        """Nothing is read or written any more. Where a read or a write hangs at the end, this is called once that has
+        returned, from a thread of its own, or never."""
         ...
 
 

@@ -1,24 +1,16 @@
 """`DiskConnector`: blocks in files, one each, found again after a restart.
 
-    path/quire-kv/            for this user alone (0700), and one engine at a time (`lock-RANK`)
-      IDENTITY-RANK-SIZE/     what a worker of a model writes; another identity's are never read
-        ab/abcd...            a block: the file is called what its key is, and begins with a header
-
-A file is written beside its place and then renamed, so that it is there whole or not at all. Its header has a SHA-256
-of key, identity and contents: a file that was cut, edited, swapped with another or brought from elsewhere is removed,
-and its block is computed. The files of all identities count; the least recently used go first.
+A file that was cut, edited, swapped with another or brought from elsewhere is removed, and its block is computed. The
+files of all identities count; the least recently used go first. One engine at a time has a folder (`lock-RANK`), and
+others may read it (`disk_reader.py`).
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
-import hashlib
 import logging
 import os
 import re
-import stat
-import struct
 import threading
 import time
 from collections import OrderedDict
@@ -28,19 +20,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from quire.errors import QuireError
+from quire.platform.kv.block_files import BlockFiles, folders, is_block, parts, taken
 from quire.platform.kv.connector import BlockLayout, ConnectorCounts
 
 logger = logging.getLogger("quire")
 
-_MAGIC = b"quireKV1"
-_HEADER = struct.Struct("<8sQ32s16x")  # magic, bytes of the block, SHA-256: 64 bytes
-_FOLDER = "quire-kv"
-# What is called otherwise is not ours: it is neither counted nor removed.
 _IDENTITY = re.compile(r"[0-9a-f]{64}-(\d+)-\d+", re.ASCII)
-_PART = re.compile(r"[0-9a-f]{2}")
-_NAME = re.compile(r"(?:[0-9a-f]{2}){32,40}")
-_NO_FILE = (errno.ELOOP, errno.ENXIO)  # what a link and a socket refuse to be opened with
-_PAGE = 4096  # what a file takes is a multiple of it
 _PAUSE_SECONDS = 30.0  # after a write that the system refused
 
 
@@ -52,11 +37,9 @@ class DiskConnector:
     """
 
     def __init__(self, layout: BlockLayout) -> None:
-        self._root = Path(layout.settings["path"]) / _FOLDER
+        self._blocks = BlockFiles(layout)
+        self._root, self._own = self._blocks.root, self._blocks.own
         self._most = int(layout.settings["max_bytes"]) // layout.size
-        self._bytes = layout.block_bytes
-        self._salt = f"{layout.identity}-{layout.rank}-{layout.size}".encode()
-        self._own = self._salt.decode()
         self._rank, self._size = layout.rank, layout.size
         self._files: OrderedDict[tuple[str, str], int] = (
             OrderedDict()
@@ -64,32 +47,32 @@ class DiskConnector:
         self._total = 0
         self._lock = threading.Lock()  # of the account, and what is counted
         self._stored = self._stored_bytes = self._loaded = self._refused = self._failed = 0
-        self._warned = False
         self._pause_until = 0.0
         self._locked: BinaryIO | None = None  # closed with this object, where nobody calls `close`
         self._usable = self._open(layout.rank)
+
+    def __str__(self) -> str:
+        return str(self._root)
 
     # -- beginning and end ----------------------------------------------------------------------------------------
 
     def _open(self, rank: int) -> bool:
         try:
-            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_private(self._root)
+            self._blocks.make_folders()
             self._locked = _lock(self._root / f"lock-{rank}", self._root)
-            (self._root / self._own).mkdir(mode=0o700, exist_ok=True)
             self._scan()
             self._make_room(0)
         except OSError as error:
-            self._warn(f"cannot be used, and no KV blocks are kept: {error}")
+            self._blocks.warn(f"cannot be used, and no KV blocks are kept: {error}")
             return False
         return True
 
     def _scan(self) -> None:
         """Take the files into account by when they were last used; what was begun and not finished goes."""
         found = []
-        for folder in _folders(self._root, _IDENTITY):
+        for folder in folders(self._root, _IDENTITY):
             if self._keeps(folder.name):
-                for part in _folders(folder, _PART):
+                for part in parts(folder):
                     found += [(status, (folder.name, name)) for status, name in _files(part)]
         for (_, size), place in sorted(found):
             self._files[place] = size
@@ -128,9 +111,9 @@ class DiskConnector:
         name = key.hex()
         if not self._usable or (self._own, name) not in self._files:
             return False
-        path = self._path(self._own, name)
+        path = self._blocks.path(self._own, name)
         try:
-            good = self._read(path, key, into)
+            good = self._blocks.read(path, key, into)
         except FileNotFoundError:
             self._forget(self._own, name)
             return False
@@ -150,48 +133,17 @@ class DiskConnector:
             os.utime(path)
         return True
 
-    def _read(self, path: Path, key: bytes, into: memoryview) -> bool:
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno in _NO_FILE:
-                return False
-            raise
-        with open(descriptor, "rb", buffering=0) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size != _HEADER.size + self._bytes:
-                return False
-            header = file.read(_HEADER.size) or b""
-            got = 0
-            while got < len(into) and (count := file.readinto(into[got:])):
-                got += count
-        return got == self._bytes and header == self._header(key, into)
-
-    def _header(self, key: bytes, block: memoryview) -> bytes:
-        hashed = hashlib.sha256(_MAGIC + struct.pack("<QQ", len(self._salt), len(key)) + self._salt + key)
-        hashed.update(block)
-        return _HEADER.pack(_MAGIC, len(block), hashed.digest())
-
     def write(self, key: bytes, block: memoryview) -> tuple[bool, Sequence[bytes]]:
-        name, size = key.hex(), _taken(_HEADER.size + len(block))
+        name, size = key.hex(), self._blocks.file_bytes
         if (self._own, name) in self._files:
             return True, []
         if not self._usable or size > self._most or time.monotonic() < self._pause_until:
             return False, []
         gone = self._make_room(size)
-        path = self._path(self._own, name)
-        begun = path.with_name(f"{name}.new")
+        path = self._blocks.path(self._own, name)
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb", buffering=0) as file:
-                for part in (memoryview(self._header(key, block)), block):
-                    while part:
-                        part = part[file.write(part) or 0 :]
-            begun.replace(path)
+            self._blocks.write(path, key, block)
         except OSError as error:
-            with suppress(OSError):
-                begun.unlink()
             self._fail(f"nothing can be written for now: {error}")
             self._pause_until = time.monotonic() + _PAUSE_SECONDS
             return False, gone
@@ -201,9 +153,6 @@ class DiskConnector:
             self._stored += 1
             self._stored_bytes += len(block)
         return True, gone
-
-    def _path(self, folder: str, name: str) -> Path:
-        return self._root / folder / name[:2] / name
 
     def _make_room(self, size: int) -> list[bytes]:
         """Remove the files that were not used for the longest time, until so many bytes more may be taken. Returns the
@@ -221,7 +170,7 @@ class DiskConnector:
     def _remove(self, folder: str, name: str) -> None:
         self._forget(folder, name)
         try:
-            self._path(folder, name).unlink(missing_ok=True)
+            self._blocks.path(folder, name).unlink(missing_ok=True)
         except OSError as error:
             self._fail(f"cannot be removed: {error}")
 
@@ -232,24 +181,7 @@ class DiskConnector:
     def _fail(self, what: str) -> None:
         with self._lock:
             self._failed += 1
-        self._warn(what)
-
-    def _warn(self, what: str) -> None:
-        """Once: a disk that fails does so again and again."""
-        if not self._warned:
-            self._warned = True
-            logger.warning("kv_transfer_config: %s: %s", self._root, what)
-
-
-def _check_private(root: Path) -> None:
-    status = root.lstat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise QuireError(f"kv_connector_extra_config: {root}: is no folder.")
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        raise QuireError(
-            f"kv_connector_extra_config: {root}: others may reach it, and KV blocks tell what prompts say: make it "
-            "yours alone (chown, chmod 700), or name another path."
-        )
+        self._blocks.warn(what)
 
 
 def _lock(path: Path, root: Path) -> BinaryIO:
@@ -268,28 +200,16 @@ def _lock(path: Path, root: Path) -> BinaryIO:
     return file
 
 
-def _folders(root: Path, name: re.Pattern[str]) -> list[Path]:
-    with os.scandir(root) as entries:
-        return [
-            Path(entry.path) for entry in entries if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-        ]
-
-
 def _files(folder: Path) -> list[tuple[tuple[int, int], str]]:
     """((time of the last use, bytes), name) of each; those that were begun and not finished are removed."""
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            name = entry.name.removesuffix(".new")
-            if _NAME.fullmatch(name) is None or name[:2] != folder.name or entry.is_dir(follow_symlinks=False):
+            if not is_block(entry.name, folder.name) or entry.is_dir(follow_symlinks=False):
                 continue
             if entry.name.endswith(".new"):
                 os.unlink(entry.path)
             else:
                 status = entry.stat(follow_symlinks=False)
-                found.append(((status.st_mtime_ns, _taken(status.st_size)), entry.name))
+                found.append(((status.st_mtime_ns, taken(status.st_size)), entry.name))
     return found
-
-
-def _taken(size: int) -> int:
-    return -(-size // _PAGE) * _PAGE

@@ -42,16 +42,18 @@ class _Wait:
 
 
 class TransferAccount:
-    """min_blocks: fewer are not worth reading. most_loading: blocks that are read and not in the pool, at most.
+    """min_blocks: fewer are not worth reading. most_loading: blocks that are read and not in the pool, at most. stores:
+    whether blocks of the pool are stored.
 
     held: keys that can be read, as far as the worker has told. counts: the worker's.
     """
 
-    def __init__(self, min_blocks: int, most_loading: int) -> None:
+    def __init__(self, min_blocks: int, most_loading: int, stores: bool = True) -> None:
         self.held: set[bytes] = set()
         self.counts = ConnectorCounts()
         self._min_blocks = min_blocks
         self._most_loading = most_loading
+        self._stores = stores
         self._numbers = count(1)
         self._waits: dict[int, _Wait] = {}  # by sequence
         self._jobs: dict[int, _Job] = {}  # that were not forgotten, by number
@@ -136,7 +138,7 @@ class TransferAccount:
 
     def store(self, keys: Sequence[bytes], index: PrefixIndex) -> None:
         """These blocks can be found in the pool now: they are stored unless they are, or are about to be."""
-        for key in keys:
+        for key in keys if self._stores else ():
             if key not in self.held and key not in self._sent:
                 block = index.block_of(key)
                 if block is not None:

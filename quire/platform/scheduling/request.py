@@ -153,7 +153,7 @@ class Request:
         """How its tokens are drawn, as plans say it."""
         return SamplingInput(self.params, self.processors)
 
-    @property
+    @cached_property
     def adapter_mix(self) -> AdapterMix:
         """Its adapters, as plans name them."""
         return tuple((ref.uid, weight) for ref, weight in self.adapters)

@@ -90,6 +90,32 @@ class FaultyConnector(MemoryConnector):
         return super().write(key, block)
 
 
+class HangingConnector(MemoryConnector):
+    """What it is asked to do, of the kinds that `hangs` names, does not return until `go` is set."""
+
+    hangs: set[str] = set()  # noqa: RUF012
+    begun, go, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def __str__(self) -> str:
+        return "/a/folder"
+
+    def _hang(self, kind: str) -> None:
+        if kind in self.hangs:
+            self.begun.set()
+            self.go.wait()
+
+    def read(self, key: bytes, into: memoryview) -> bool:
+        self._hang("read")
+        return super().read(key, into)
+
+    def write(self, key: bytes, block: memoryview) -> tuple[bool, Sequence[bytes]]:
+        self._hang("write")
+        return super().write(key, block)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
 class SlowReads:
     """Around `DiskConnector.read`: waits until it may go on."""
 

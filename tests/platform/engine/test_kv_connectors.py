@@ -121,7 +121,12 @@ def test_settings_that_are_refused(tiny_path: Path) -> None:
         ({}, "kv_connector=None: is DiskConnector, or that of a package"),
         ({"kv_connector": "DiskConnector", "port": 1}, "'port' is unknown"),
         ({"kv_connector": "DiskConnector", "kv_port": 1}, "blocks are not sent between engines"),
-        ({"kv_connector": "DiskConnector", "kv_role": "kv_consumer"}, "both stores and loads"),
+        ({"kv_connector": "DiskConnector", "kv_role": "kv_producer"}, "stores loads too"),
+        ({"kv_connector": "m:Class", "kv_role": "kv_consumer"}, "kv_role='kv_consumer': is DiskConnector's alone"),
+        (
+            {"kv_connector": "DiskConnector", "kv_role": "kv_consumer", "kv_connector_extra_config": disk},
+            "max_bytes: a kv_consumer writes nothing",
+        ),
         ({"kv_connector": "DiskConnector", "kv_connector_extra_config": 1}, "must be an object"),
         ({"kv_connector": "DiskConnector"}, "path=None: must be a folder"),
         ({"kv_connector": "DiskConnector", "kv_connector_extra_config": {"path": "x"}}, "max_bytes: must say"),

@@ -95,17 +95,20 @@ def test_a_process_of_its_own(tiny_path: Path, expected: tuple[Any, ...], tmp_pa
 
 
 @pytest.mark.slow
-def test_several_processes_each_with_its_part(tiny_path: Path, expected: tuple[Any, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("several", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_several_processes_each_with_its_part(
+    tiny_path: Path, expected: tuple[Any, ...], tmp_path: Path, several: str
+) -> None:
     with engine(tiny_path, tmp_path) as llm:
         ask(llm)
     for cached in (0, 112):
-        with engine(tiny_path, tmp_path, tensor_parallel_size=2) as llm:
+        with engine(tiny_path, tmp_path, **{several: 2}) as llm:
             assert ask(llm) == (*expected, cached), "each of two has its own part of a block"
     parts = [one for one in files(tmp_path) if "-1-2" in str(one)]
     assert parts
     for one in parts:
         one.unlink()
-    with engine(tiny_path, tmp_path, tensor_parallel_size=2) as llm:
+    with engine(tiny_path, tmp_path, **{several: 2}) as llm:
         assert ask(llm) == (*expected, 0), "a block of which a part is missing is not there"
         assert account(llm).counts.failed == 0
 

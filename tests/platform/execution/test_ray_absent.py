@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,35 @@ def test_digests_of_files(tmp_path: Path) -> None:
     large.write_bytes(bytes((3 << 20) - 1) + b"1")
     assert before != ray_worker.files_digest(tmp_path)
     assert ray_worker.files_digest(tmp_path / "nothing") == ""
+
+
+def test_a_stranger_that_says_a_byte_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes soon, and the whole of it never."""
+    monkeypatch.setattr(ray_worker, "_PROOF_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(5)
+        found: list[Any] = []
+        taker = threading.Thread(target=lambda: found.append(accept(listener, b"key")))
+        taker.start()
+        with socket.create_connection(listener.getsockname()) as stranger:
+            stranger.sendall((200).to_bytes(4, "big"))
+            said = 0
+            while taker.is_alive() and said < 199:
+                with contextlib.suppress(OSError):  # it was cut
+                    stranger.sendall(b"x")
+                said += 1
+                taker.join(0.05)
+            assert not taker.is_alive() and said < 199
+        assert found == [None]
+
+
+def test_one_that_is_late_and_right() -> None:
+    """Its proof was whole when its time was over: it was cut all the same, and is not taken for good."""
+    here, there = Pipe()
+    with pytest.raises(TimeoutError, match="within 0 s"), ray_worker._limit(here, 0):
+        with pytest.raises(EOFError):
+            here.recv_bytes()
+        there.close()
 
 
 def test_strangers_get_no_connection() -> None:
