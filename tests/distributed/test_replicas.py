@@ -8,6 +8,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -244,6 +246,27 @@ def test_a_stream_whose_replica_is_killed_ends_with_an_error(fleet: Fleet) -> No
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "replica_ended"
     fleet.wait_for(lambda: fleet.count() == 2)
     assert fleet.text()
+
+
+def test_a_file_of_requests_is_answered_though_a_replica_is_killed(fleet: Fleet, tmp_path: Path) -> None:
+    """Each line once, with the answer of an undisturbed request."""
+    fields = [{"model": name, "max_tokens": 200, "ignore_eos": True} for name in ("demo", "french")]
+    want = [fleet.text(**one) for one in fields]
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    asked = {"method": "POST", "url": "/v1/completions"}
+    lines = [{"custom_id": str(place), **asked, "body": {**BODY, **fields[place % 2]}} for place in range(120)]
+    refused = {"custom_id": "refused", **asked, "body": {**BODY, "model": "nobody"}}
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, refused]))
+    command = [sys.executable, "-m", "quire", "run-batch", str(file), str(out), "--url", fleet.address]
+    with subprocess.Popen([*command, "--max-concurrency", "12"]) as process:
+        fleet.wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") > 3)
+        os.kill(fleet.processes()[0], signal.SIGKILL)
+    assert process.returncode == 3  # one of them is refused
+    found = {one["custom_id"]: one["response"] for one in map(json.loads, out.read_text().splitlines())}
+    assert len(found) == 121 == out.read_bytes().count(b"\n") and found.pop("refused")["status_code"] == 404
+    for name, one in found.items():
+        assert one["status_code"] == 200 and one["body"]["choices"][0]["text"] == want[int(name) % 2]
+    fleet.wait_for(lambda: fleet.count() == 2 == len(fleet.processes()))
 
 
 def test_the_ledger_is_killed(fleet: Fleet) -> None:
