@@ -26,6 +26,7 @@ from tests.server.api_server import ServerProcess
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
+CHURN = float(os.environ.get("QUIRE_TEST_CHURN", "30"))  # seconds
 ADAPTERS = Path(adapter_path("french")).parent
 OPTIONS = {"allow_runtime_lora": True, "lora_root": [str(ADAPTERS)], "served_model_name": ["demo"],
            "response_store_bytes": 1 << 20}  # fmt: skip
@@ -281,11 +282,12 @@ def test_the_ledger_is_killed(fleet: Fleet) -> None:
     assert fleet.unload("before").status_code == 200 == fleet.unload("after").status_code
 
 
+@pytest.mark.timeout(600 + CHURN)
 def test_churn(fleet: Fleet) -> None:
     """Versions of an adapter come and go, and replicas and the ledger are killed: each answer is wholly of one version,
     and none is of an older one than an answer before it. QUIRE_TEST_CHURN: for so many seconds."""
     texts = {fleet.text(model="french", max_tokens=32): "french", fleet.text(model="shout", max_tokens=32): "shout"}
-    end = time.monotonic() + float(os.environ.get("QUIRE_TEST_CHURN", "30"))
+    end = time.monotonic() + CHURN
     changes: list[tuple[float, float, str]] = []  # asked, answered, what it stands for then
     seen: list[tuple[float, float, str]] = []
     refused: Counter[int] = Counter()
