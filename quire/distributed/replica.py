@@ -63,7 +63,7 @@ class EngineReplica:
 
         self.name = serve.get_replica_context().replica_id.unique_id
         self._tickets: dict[str, _Ticket] = {}
-        service = await asyncio.to_thread(load, Task(options.settings, options.vllm))
+        service = await asyncio.to_thread(load, Task(options.settings, options.vllm), uploads=False)
         self._service = replace(
             service, config=replace(service.config, host=ray.util.get_node_ip_address(), **_OF_DOORS)
         )

@@ -59,7 +59,7 @@ class Replica:
 
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[Replica]:
-    service, tickets = load(Task({**SETTINGS, **settings}, {})), dict[str, _Ticket]()
+    service, tickets = load(Task({**SETTINGS, **settings}, {}), uploads=False), dict[str, _Ticket]()
     adapters = ReplicaAdapters(service.app.state.context.served)
     adapters.heard(FAR)
     service.app.add_middleware(Inside, secret="secret", tickets=tickets, adapters=adapters)
