@@ -17,10 +17,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.distributed.changes import Entry, ReplicaAdapters
+from quire.distributed.changes import ReplicaAdapters
 from quire.distributed.hints import tag_of
 from quire.distributed.participant import Participant
-from quire.distributed.steps import SECRET, STEPS, TICKET
+from quire.distributed.steps import SECRET, STEPS, TICKET, Entry
 from quire.errors import QuireError
 from quire.server.http.server import HttpServer
 from quire.server.launch import Service, Task, load

@@ -14,9 +14,9 @@ import pytest
 
 from quire.demo import adapter_path
 from quire.distributed import changes
-from quire.distributed.changes import Entry, ReplicaAdapters
+from quire.distributed.changes import ReplicaAdapters
 from quire.distributed.replica import Inside, ReplicaOptions, _Ticket
-from quire.distributed.steps import SECRET, STEPS, TICKET
+from quire.distributed.steps import SECRET, STEPS, TICKET, Entry
 from quire.server.http.server import HttpServer
 from quire.server.launch import Task, load
 from quire.server.responses.errors import ApiError

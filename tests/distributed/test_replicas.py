@@ -290,7 +290,8 @@ def test_churn(fleet: Fleet) -> None:
     end = time.monotonic() + CHURN
     changes: list[tuple[float, float, str]] = []  # asked, answered, what it stands for then
     seen: list[tuple[float, float, str]] = []
-    refused: Counter[int] = Counter()
+    refused: Counter[str] = Counter()
+    kills: Counter[str] = Counter()
 
     def asking() -> None:
         while time.monotonic() < end:
@@ -301,7 +302,7 @@ def test_churn(fleet: Fleet) -> None:
                 seen.append((began, time.monotonic(), texts.get(text, text)))
             else:
                 assert answer.status_code == 503, answer.text
-                refused[answer.status_code] += 1
+                refused["requests"] += 1
 
     def changing(draw: random.Random) -> None:
         while time.monotonic() < end:
@@ -312,7 +313,7 @@ def test_churn(fleet: Fleet) -> None:
             else:  # perhaps it was made, perhaps not
                 assert answer.status_code == 503, answer.text
                 changes.append((began, float("inf"), wanted))
-                refused[answer.status_code] += 1
+                refused["changes"] += 1
 
     def killing(draw: random.Random) -> None:
         """One after the other: what all of them had is gone where all end before another has it."""
@@ -321,10 +322,11 @@ def test_churn(fleet: Fleet) -> None:
             time.sleep(0.5)
             made = any(began > killed and ended < float("inf") for began, ended, _ in list(changes))
             if made and time.monotonic() - killed > 6 and fleet.count() == 2 == len(fleet.processes()):
-                found = fleet.processes(draw.choice(["EngineReplica", "EngineReplica", "AdapterLedger"]))
-                if found:
+                kind = draw.choice(["EngineReplica", "EngineReplica", "AdapterLedger"])
+                if found := fleet.processes(kind):
                     os.kill(draw.choice(found), signal.SIGKILL)
                     killed = time.monotonic()
+                    kills[kind] += 1
 
     with ThreadPoolExecutor(10) as pool:
         running = [pool.submit(asking) for _ in range(8)]
@@ -336,7 +338,7 @@ def test_churn(fleet: Fleet) -> None:
         before = max((one for one in changes if one[1] < began), default=(0.0, 0.0, ""))
         possible = {before[2]} | {one[2] for one in changes if one[0] < ended and one[1] > before[0]}
         assert what in possible, (began, ended, what, before)
-    print(f"{len(seen)} answers, {len(changes)} changes, {dict(refused)} refused")
+    print(f"{len(seen)} answers, {len(changes)} changes, refused: {dict(refused)}, killed: {dict(kills)}")
     fleet.wait_for(lambda: fleet.count() == 2 == len(fleet.processes()))
     fleet.wait_for(lambda: fleet.load("y", "shout", again=True).status_code == 200)
     assert {fleet.text(model="y", max_tokens=32) for _ in range(8)} == {next(t for t in texts if texts[t] == "shout")}
