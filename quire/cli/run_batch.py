@@ -6,11 +6,13 @@ import logging
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from quire.cli.address import api_url
 from quire.cli.options import one_of
 from quire.cli.serve_words import Words
 from quire.cli.settings_command import SettingsCommand, read_settings, take_settings
@@ -22,12 +24,14 @@ from quire.garbage import collector_waits
 from quire.server.logs import configure
 
 if TYPE_CHECKING:
+    from quire.server.batch.answers import AnswerFile
     from quire.server.batch.command import Outcome
     from quire.server.batch.plan import Plan
     from quire.server.batch.run import Tally
 
 logger = logging.getLogger("quire.server")
 
+CONCURRENCY = 256
 ERRORS = 3  # the exit code where all is answered, and some answers are errors
 _TERMINATED = 143  # of a program that SIGTERM ended, as shells have it
 _EVERY = 30.0  # seconds between two lines about progress, where no bar is seen
@@ -39,6 +43,7 @@ _OF_A_SERVER = {
     "max_connections", "unload_timeout", "shutdown_timeout", "step_timeout", "uvicorn_log_level",
     "disable_access_log", "log_probes", "metrics_prefix",
 }  # fmt: skip
+_OF_FILES = {"max_request_bytes", "log_level", "log_format"}  # and not of the engine
 _SETTINGS = tuple(setting for setting in at("serve") if setting.name not in _OF_A_SERVER)
 
 
@@ -54,7 +59,12 @@ class RunBatchCommand(SettingsCommand):
         "Arguments": [
             ("IN", "The requests: one JSON object a line. Or -i, --input-file."),
             ("OUT", "Their answers. Or -o, --output-file."),
-        ]
+        ],
+        "By a server that runs, instead of an engine of its own": [
+            ("--url TEXT", "The server, or the door of replicas, that answers the requests."),
+            ("--api-key TEXT", "Its key. [QUIRE_API_KEY, or OPENAI_API_KEY]"),
+            ("--max-concurrency N", f"Requests in flight at once. [{CONCURRENCY}]"),
+        ],
     }
 
 
@@ -67,6 +77,8 @@ def run_batch(context: typer.Context, **given: Any) -> None:
     checked before anything is loaded: nothing begins while a line is no
     request, or a custom_id is there twice.
 
+    With --url, a server that runs answers, or the door of replicas.
+
     Exit codes: 0, all is answered; 3, some of the answers are errors; 1, it
     could not be run to its end; 130, Ctrl-C.
     """
@@ -76,14 +88,50 @@ def run_batch(context: typer.Context, **given: Any) -> None:
     if requests is None or answers is None:
         raise typer.BadParameter("give two files: quire run-batch IN.jsonl OUT.jsonl.")
     wanted, of_vllm = read_settings(context, _SETTINGS, given)
+    server = _server(context, given, of_vllm)
     launch = make(LaunchConfig, wanted)
     configure(launch.log_format == "json", launch.log_level)
     with errors_in_one_line(), ended_by({signal.SIGINT: INTERRUPTED, signal.SIGTERM: _TERMINATED}):
-        code = _run(Path(requests), Path(answers), wanted, of_vllm)
+        code = _run(Path(requests), Path(answers), server, wanted, of_vllm)
     raise typer.Exit(code)
 
 
-def _run(requests: Path, answers: Path, wanted: dict[str, Any], of_vllm: dict[str, Any]) -> int:
+@dataclass(frozen=True)
+class _Server:
+    """That answers, in place of an engine. concurrency: requests in flight."""
+
+    url: str
+    key: str | None
+    concurrency: int
+
+
+def _server(context: typer.Context, given: dict[str, Any], of_vllm: dict[str, Any]) -> _Server | None:
+    """Raises BadParameter for options that only the other way has: nobody would do as they say."""
+    chosen = {name for name in given if _is_chosen(context, name)}
+    if given["url"] is None:
+        if of_server := chosen & {"api_key", "max_concurrency"}:
+            raise typer.BadParameter(f"{_flag(min(of_server))} is for a server that runs: name it (--url).")
+        return None
+    of_engine = [one.name for one in _SETTINGS if one.name in chosen and one.name not in _OF_FILES]
+    if of_engine := of_engine or list(of_vllm):
+        raise typer.BadParameter(f"{_flag(of_engine[0])} is for an engine, and with --url the server has its own.")
+    concurrency = CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"]
+    if concurrency < 1:
+        raise typer.BadParameter(f"--max-concurrency {concurrency}: must be 1 at least.")
+    return _Server(api_url(given["url"]), given["api_key"], concurrency)
+
+
+def _is_chosen(context: typer.Context, name: str) -> bool:
+    """Whether it was said for this command: variables are for all commands."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name in ("COMMANDLINE", "DEFAULT_MAP")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _run(requests: Path, answers: Path, server: _Server | None, wanted: dict[str, Any], of_vllm: dict[str, Any]) -> int:
     from quire.server.batch.answers import AnswerFile  # numpy comes with the plan
     from quire.server.batch.plan import make_plan
 
@@ -97,15 +145,30 @@ def _run(requests: Path, answers: Path, wanted: dict[str, Any], of_vllm: dict[st
         logger.info("%d requests, %d of them answered before", plan.total, plan.answered)
         if plan.answered == plan.total:
             return ERRORS if answered.failed else 0
-        logger.info("loading %s", wanted.get("model") or "the bundled model")
-        with collector_waits():
-            from quire.server.batch import command  # which takes seconds
-            from quire.server.launch import Task
-
-        with _Progress(plan) as progress:
-            task = Task({**wanted, "disable_access_log": True}, of_vllm)
-            outcome = command.run_batch(task, plan, file, progress.show)
+        outcome = _loaded(plan, file, wanted, of_vllm) if server is None else _sent(server, plan, file)
     return _told(outcome, plan, answered.failed)
+
+
+def _loaded(plan: Plan, file: AnswerFile, wanted: dict[str, Any], of_vllm: dict[str, Any]) -> Outcome:
+    """By an engine in this process."""
+    logger.info("loading %s", wanted.get("model") or "the bundled model")
+    with collector_waits():
+        from quire.server.batch import in_process  # which takes seconds
+        from quire.server.launch import Task
+
+    with _Progress(plan) as progress:
+        task = Task({**wanted, "disable_access_log": True}, of_vllm)
+        return in_process.run_batch(task, plan, file, progress.show)
+
+
+def _sent(server: _Server, plan: Plan, file: AnswerFile) -> Outcome:
+    """By a server."""
+    logger.info("asking %s", server.url)
+    with collector_waits():
+        from quire.server.batch import remote
+
+    with _Progress(plan) as progress:
+        return remote.run_batch(server.url, server.key, server.concurrency, plan, file, progress.show)
 
 
 class _Progress:
@@ -167,5 +230,8 @@ take_settings(
         "output": Annotated[_Text, typer.Argument(metavar="OUT", help="Their answers.")],
         "input_file": _file(("--input-file", "-i"), "The same as IN."),
         "output_file": _file(("--output-file", "-o"), "The same as OUT."),
+        "url": Annotated[_Text, typer.Option("--url")],
+        "api_key": Annotated[_Text, typer.Option("--api-key", envvar=["QUIRE_API_KEY", "OPENAI_API_KEY"])],
+        "max_concurrency": Annotated[int | None, typer.Option("--max-concurrency")],
     },
 )

@@ -12,28 +12,14 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from quire.distributed.steps import AGAIN
+from quire.distributed.steps import AGAIN, LEASE, NOTHING, Entry
 from quire.server.responses.errors import ApiError
 from quire.server.schemas.openai import LoadAdapterRequest, UnloadAdapterRequest
 from quire.server.served_models import ServedModels, StagedModel
 
-LEASE = 5.0  # seconds without word of the ledger, after which requests with adapters are refused
 _LONGEST_HOLD = 30.0  # seconds that a request waits for a change to end
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a name stands for. version: of the change that made it so, counted by the ledger. body: what was asked for,
-    as `LoadAdapterRequest` has it; None: the name was unloaded."""
-
-    version: int
-    body: dict[str, Any] | None
-
-
-NOTHING = Entry(0, None)
 
 
 class ReplicaAdapters:

@@ -13,15 +13,16 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from operator import index
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quire.errors import QuireError
+from quire.errors import QuireError, RequestError
 from quire.lora import LoRARequest
 from quire.platform.engine.llm import LLM
-from quire.platform.sampling.params import SamplingParams
+from quire.platform.sampling.params import RequestOutputKind, SamplingParams
 
 Batch = dict[str, Any]  # column -> array
 
@@ -29,12 +30,14 @@ Batch = dict[str, Any]  # column -> array
 @dataclass(frozen=True)
 class Columns:
     """Names of columns. prompt: a text, or token ids. lora: an adapter's name, of `adapters`; None: there is no such
-    column. output: what is added: the text; finish_reason: and why it ended; None: not wanted."""
+    column. output: what is added: the text; finish_reason: and why it ended; None: not wanted. error: and why a row has
+    no answer (its other two are None then); None: such a row ends the job."""
 
     prompt: str = "prompt"
     output: str = "generated_text"
     lora: str | None = None
     finish_reason: str | None = None
+    error: str | None = "error"
 
 
 class Generate:
@@ -50,39 +53,99 @@ class Generate:
         columns: Columns = Columns(),
         adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """llm: arguments of `LLM`. sampling: of `SamplingParams`. adapters: name -> path. Raises QuireError."""
-        self._llm = LLM(**llm)
-        self._params = SamplingParams(**(sampling or {}))
+        """llm: arguments of `LLM`. sampling: of `SamplingParams`. adapters: name -> path. Raises QuireError, also for
+        parameters that the engine refuses whatever the prompt is."""
+        self._engine = LLM(**llm).llm_engine
+        self._params = SamplingParams(**(sampling or {}), output_kind=RequestOutputKind.FINAL_ONLY)
         self._columns = columns
         self._adapters = {name: LoRARequest(name, lora_path=path) for name, path in (adapters or {}).items()}
+        self._engine.read_request("of one token", {"prompt_token_ids": [0]}, self._params).discard()
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch with its answers. Raises QuireError for a column that there is not, or a row that is refused."""
+        """The batch with its answers. Raises QuireError for what concerns all rows: a column that there is not, or is
+        there already, an adapter that cannot be loaded."""
         columns = self._columns
-        for name in (columns.output, columns.finish_reason):
+        for name in (columns.output, columns.finish_reason, columns.error):
             if name is not None and name in batch:
                 raise QuireError(f"there is a column {name!r}: give the answers another name (Columns).")
-        if columns.prompt not in batch:
-            raise QuireError(f"there is no column {columns.prompt!r}; there are {', '.join(batch)}.")
-        prompts = [_prompt(one) for one in batch[columns.prompt]]
-        lora = None if columns.lora is None else [self._adapter(name) for name in batch[columns.lora]]
-        outputs = self._llm.generate(prompts, self._params, lora_request=lora, use_tqdm=False)
-        answers = [one.outputs[0] for one in outputs]
-        added: Batch = {columns.output: np.array([one.text for one in answers], dtype=object)}
+        for name in (columns.prompt, columns.lora):
+            if name is not None and name not in batch:
+                raise QuireError(f"there is no column {name!r}; there are {', '.join(batch)}.")
+        answers = self._answers(batch)
+        added = {columns.output: [one.text for one in answers]}
         if columns.finish_reason is not None:
-            added[columns.finish_reason] = np.array([one.finish_reason for one in answers], dtype=object)
-        return {**batch, **added}
+            added[columns.finish_reason] = [one.finish_reason for one in answers]
+        if columns.error is not None:
+            added[columns.error] = [one.error for one in answers]
+        return {**batch, **{name: _column(values) for name, values in added.items()}}
+
+    def _answers(self, batch: Batch) -> list[_Answer]:
+        prompts = batch[self._columns.prompt]
+        adapters = [None] * len(prompts) if self._columns.lora is None else batch[self._columns.lora]
+        answers: dict[str, _Answer] = {}
+        names = [f"row {place}" for place in range(len(prompts))]
+        try:
+            for name, prompt, adapter in zip(names, prompts, adapters, strict=True):
+                try:
+                    lora = self._adapter(adapter)
+                    if lora is not None:
+                        self._engine.lora.load_for(lora)  # else who cannot be read would be the row's fault
+                    self._engine.add_request(name, _prompt(prompt), self._params, lora)
+                except RequestError as error:
+                    answers[name] = self._refused(str(error).removeprefix(f"request {name}: "))
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    answers[output.request_id] = self._answer(output)
+        finally:  # what is raised concerns all of them
+            self._engine.abort_request(names)
+        return [answers[name] for name in names]
+
+    def _answer(self, output: Any) -> _Answer:
+        (one,) = output.outputs[:1]
+        if one.finish_reason == "error":
+            return self._refused(str(one.stop_reason))
+        return _Answer(one.text, one.finish_reason)
+
+    def _refused(self, why: str) -> _Answer:
+        if self._columns.error is None:
+            raise QuireError(f"a row has no answer: {why}")
+        return _Answer(None, None, why)
 
     def _adapter(self, name: Any) -> LoRARequest | None:
+        """Raises RequestError."""
         if name is None or name == "":
             return None
-        if name not in self._adapters:
-            raise QuireError(f"there is no adapter {name!r}; there are {', '.join(self._adapters)}.")
+        if not isinstance(name, str) or name not in self._adapters:
+            raise RequestError(f"there is no adapter {str(name)[:200]!r}; there are {', '.join(self._adapters)}.")
         return self._adapters[name]
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """Of a row. error: why it has none."""
+
+    text: str | None
+    finish_reason: str | None
+    error: str | None = None
+
+
+def _column(values: list[str | None]) -> Any:
+    """Of texts, each of which may be missing."""
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column
+
+
 def _prompt(given: Any) -> Any:
-    return given if isinstance(given, str) else {"prompt_token_ids": [int(one) for one in given]}
+    """Raises RequestError for what is neither a text nor token ids."""
+    if isinstance(given, str):
+        return given
+    try:
+        if isinstance(given, bytes):
+            raise TypeError
+        return {"prompt_token_ids": [index(one) for one in given]}
+    except TypeError:
+        raise RequestError(f"a prompt is a text, or token ids, and not {str(given)[:200]!r}.") from None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire import __version__
 from quire.config import ServerConfig
@@ -20,7 +21,9 @@ from quire.distributed.forward import Forward
 from quire.server.app import surround
 from quire.server.http.server import HttpServer
 from quire.server.metrics import Metrics
+from quire.server.paths import asks_for_page, route_path
 from quire.server.responses.errors import install_handlers
+from quire.server.routes import page
 
 logger = logging.getLogger("quire.distributed")
 
@@ -72,6 +75,25 @@ def door_app(config: ServerConfig, forward: Forward, ledger: Any, may_sleep: boo
     app.state.door = DoorContext(config, ledger, forward, may_sleep)
     install_handlers(app)
     app.include_router(router)
-    app.mount("/", forward)
+    if config.page and config.api_keys:
+        app.router.routes.append(page.BareRoot())
+        app.mount("/", Page(forward))
+    else:
+        app.mount("/", forward)
     surround(app, config, Metrics(), access_log=False)  # replicas have the lines
     return app
+
+
+class Page:
+    """Answers who asks for the page, which needs no key: a replica might have to be started for them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """app: answers all others."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not asks_for_page(scope):
+            return await self._app(scope, receive, send)
+        request, name = Request(scope), route_path(scope).rpartition("/")[2]
+        answer = await page.file(name, request) if name else page.index(request)
+        await answer(scope, receive, send)

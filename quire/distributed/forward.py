@@ -123,7 +123,7 @@ class Forward:
                     admission.cancel()  # else it may still wait for a replica, and a replica then for its request
                 if life is None:
                     _watched(admission)
-        raise ApiError(503, "the replicas that were asked ended before they answered: try again.",
+        raise ApiError(503, "the replicas that were asked ended before they answered: try again.", code="replica_ended",
                        headers={"Retry-After": "1"})  # fmt: skip
 
     async def _asked(self, scope: Scope, body: bytes, told: Mapping[str, str]) -> aiohttp.ClientResponse:

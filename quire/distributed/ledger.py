@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, Literal
 
-from quire.distributed.changes import LEASE, NOTHING, Entry
-from quire.distributed.steps import Answer, Send
+from quire.distributed.steps import LEASE, NOTHING, Answer, Entry, Send
 from quire.server.responses.errors import ApiError
 
 logger = logging.getLogger("quire.distributed")

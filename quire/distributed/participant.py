@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from quire.distributed.changes import Entry, ReplicaAdapters
+from quire.distributed.changes import ReplicaAdapters
 from quire.distributed.ledger import BEAT
+from quire.distributed.steps import Entry
 
 logger = logging.getLogger("quire.distributed")
 

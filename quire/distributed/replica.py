@@ -17,10 +17,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.distributed.changes import Entry, ReplicaAdapters
+from quire.distributed.changes import ReplicaAdapters
 from quire.distributed.hints import tag_of
 from quire.distributed.participant import Participant
-from quire.distributed.steps import SECRET, STEPS, TICKET
+from quire.distributed.steps import SECRET, STEPS, TICKET, Entry
 from quire.errors import QuireError
 from quire.server.http.server import HttpServer
 from quire.server.launch import Service, Task, load
@@ -63,7 +63,7 @@ class EngineReplica:
 
         self.name = serve.get_replica_context().replica_id.unique_id
         self._tickets: dict[str, _Ticket] = {}
-        service = await asyncio.to_thread(load, Task(options.settings, options.vllm))
+        service = await asyncio.to_thread(load, Task(options.settings, options.vllm), uploads=False)
         self._service = replace(
             service, config=replace(service.config, host=ray.util.get_node_ip_address(), **_OF_DOORS)
         )

@@ -23,6 +23,9 @@ from quire.distributed.replica import EngineReplica, ReplicaOptions
 from quire.distributed.router import ReplicaRouter
 from quire.distributed.steps import HttpSteps
 
+# Seconds between two looks at the ledger: how long until another is started if it has ended. Replicas refuse requests
+# with adapters after `LEASE`.
+_WATCHED = 0.5
 _QUIET = LoggingConfig(enable_access_log=False)  # calls between deployments; replicas log requests
 
 
@@ -35,7 +38,11 @@ def application(wanted: Deployment) -> Application:
     """The deployments, bound to each other."""
     secret = secrets.token_hex(32)
     ledger = serve.deployment(AdapterLedger).options(
-        num_replicas=1, max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0}, logging_config=_QUIET
+        num_replicas=1,
+        max_ongoing_requests=10_000,
+        ray_actor_options={"num_cpus": 0},
+        logging_config=_QUIET,
+        health_check_period_s=_WATCHED,
     )
     options = ReplicaOptions(wanted.settings, wanted.vllm, secret)
     bound = ledger.bind(HttpSteps(secret))

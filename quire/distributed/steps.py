@@ -1,4 +1,7 @@
-"""What doors, the ledger and replicas say to each other over HTTP, beside clients' requests."""
+"""What doors, the ledger and replicas say to each other, beside clients' requests.
+
+It imports no engine: the ledger would take seconds longer to begin, and requests with adapters wait for it.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,22 @@ TICKET = "x-quire-ticket"  # of an admission, which ends with the request that b
 AGAIN = "x-quire-again"  # of an answer of a replica that is not certain of its adapters: another may be
 STEPS = "/.quire/"  # the path before the steps of a change
 
+LEASE = 5.0  # seconds without word of the ledger, after which a replica refuses requests with adapters
+
 _LONG = 600.0  # seconds that a replica may take to read an adapter, or to let go of one
 _SHORT = 10.0  # seconds that it may take for anything else
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a name stands for. version: of the change that made it so, counted by the ledger. body: what was asked for,
+    as `LoadAdapterRequest` has it; None: the name was unloaded."""
+
+    version: int
+    body: dict[str, Any] | None
+
+
+NOTHING = Entry(0, None)
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,7 @@ def create_app(
     """All routes. The engine starts and, if nobody has closed it, ends with the application.
 
     store: where uploaded adapters go (`adapter_store`), of which the engine may read adapters; it opens and closes with
-    the application. None: adapters are not changed over HTTP. Raises QuireError for a format of messages that there is
-    not.
+    the application. None: none is uploaded. Raises QuireError for a format of messages that there is not.
     """
 
     @asynccontextmanager

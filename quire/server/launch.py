@@ -117,8 +117,9 @@ def serve(task: Task) -> int:
     return _run(HttpServer(service.app, service.config), service.engine, service.config)
 
 
-def load(task: Task) -> Service:
-    """The application that options ask for, and the engine, which has not begun to step. Raises QuireError."""
+def load(task: Task, uploads: bool = True) -> Service:
+    """The application that options ask for, and the engine, which has not begun to step. uploads: adapters may be
+    uploaded, where they are changed at all. Raises QuireError."""
     begun = time.monotonic()
     launch = make(LaunchConfig, task.settings)
     configure(launch.log_format == "json", launch.log_level, launch.uvicorn_log_level)
@@ -130,7 +131,7 @@ def load(task: Task) -> Service:
     modules = _modules(launch, task.settings)
     requests = make(RequestDefaults, task.settings)
     server = make(ServerConfig, task.settings)
-    store = adapter_store(server)
+    store = adapter_store(server) if uploads else None
     config = _engine_config(task, modules, store)
     server = replace(server, **{name: getattr(requests, name) for name in _OF_CHAT})
     metrics = Metrics()

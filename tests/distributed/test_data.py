@@ -12,7 +12,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.demo import adapter_path
 from quire.distributed.data import Columns, Generate, Job, _begin, _lines, _read, run
-from quire.errors import QuireError
+from quire.errors import AdapterError, QuireError
 from quire.lora import LoRARequest
 
 SAMPLING = {"max_tokens": 6, "temperature": 0}
@@ -48,12 +48,54 @@ def test_a_stage_answers_rows_in_their_order(want: list[str]) -> None:
     assert set(found["why"]) <= {"length", "stop"}
     ids = stage({"prompt": [[5, 6, 7]], "lora": [None]})
     assert ids["generated_text"][0]
+
+
+REFUSED = [
+    ({"prompt": "a " * 400}, "maximum context length is 256 tokens. However, your prompt resulted in 402"),
+    ({"prompt": None}, "a text, or token ids, and not 'None'"),
+    ({"prompt": 3}, "a text, or token ids, and not '3'"),
+    ({"prompt": b"abc"}, "a text, or token ids"),
+    ({"prompt": [1, 2.5]}, "a text, or token ids"),
+    ({"prompt": ["a"]}, "a text, or token ids"),
+    ({"prompt": [1, 10**9]}, "prompt token 1 is 1000000000"),
+    ({"prompt": []}, "the prompt is empty"),
+    ({"prompt": "a", "lora": "german"}, "there is no adapter 'german'; there are french"),
+    ({"prompt": "a", "lora": 7}, "there is no adapter '7'"),
+]
+
+
+def test_a_row_that_is_refused_ends_nothing(want: list[str]) -> None:
+    """It says why, and the others have their answers."""
+    stage = Generate(**{**GENERATE, "llm": {**LLM_ARGUMENTS, "max_model_len": 256}})
+    rows = [row for pair in zip(ROWS, (one for one, _ in REFUSED), strict=True) for row in pair]
+    found = stage({name: [row.get(name) for row in rows] for name in ("prompt", "lora")})
+    assert list(found["generated_text"][0::2]) == want and set(found["error"][0::2]) == {None}
+    assert set(found["generated_text"][1::2]) == set(found["why"][1::2]) == {None}
+    for (_, why), told in zip(REFUSED, found["error"][1::2], strict=True):
+        assert why in told and "row " not in told
+    assert list(stage(columns_of(ROWS))["generated_text"]) == want  # nothing is left of the others
+    none = stage({"prompt": [None], "lora": [None]})
+    assert none["generated_text"].tolist() == [None] and none["error"].shape == (1,)
+
+
+def test_what_concerns_all_rows_is_raised(tmp_path: Path) -> None:
+    columns = Columns(lora="lora", error=None)
+    stage = Generate(LLM_ARGUMENTS, SAMPLING, columns, {**ADAPTERS, "lost": str(tmp_path / "lost")})
     with pytest.raises(QuireError, match="there is no column 'prompt'; there are text"):
         stage({"text": ["a"]})
-    with pytest.raises(QuireError, match="there is no adapter 'german'; there are french"):
-        stage({"prompt": ["a"], "lora": ["german"]})
+    with pytest.raises(QuireError, match="there is no column 'lora'; there are prompt"):
+        stage({"prompt": ["a"]})
     with pytest.raises(QuireError, match="there is a column 'generated_text'"):
         stage({"prompt": ["a"], "lora": [""], "generated_text": ["mine"]})
+    with pytest.raises(AdapterError, match="lost"):
+        stage({"prompt": ["a", "b"], "lora": ["", "lost"]})
+    with pytest.raises(QuireError, match="a row has no answer: the prompt is empty"):
+        stage({"prompt": ["a", []], "lora": ["", ""]})
+    assert stage({"prompt": ["a"], "lora": [""], "error": ["mine"]})["error"] == ["mine"]
+    with pytest.raises(QuireError, match="there is a column 'error'"):
+        Generate(LLM_ARGUMENTS, SAMPLING)({"prompt": ["a"], "error": ["mine"]})
+    with pytest.raises(QuireError, match="max_tokens"):
+        Generate(LLM_ARGUMENTS, {"max_tokens": -1})
 
 
 def test_a_source_is_read_once_for_all_places(tmp_path: Path) -> None:
@@ -87,11 +129,14 @@ def test_a_job_goes_on_where_it_was_stopped(want: list[str], tmp_path: Path) -> 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         source = tmp_path / "rows.jsonl"
-        source.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+        refused = {"id": 10, "prompt": "a", "lora": "german"}
+        source.write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, refused]))
         job = Job(source, tmp_path / "out", GENERATE, rows=4, concurrency=2)
         parts = run(job)
         rows = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
-        assert [row["id"] for row in rows] == list(range(10)) and [row["generated_text"] for row in rows] == want
+        assert [row["id"] for row in rows[:10]] == list(range(10))
+        assert [row["generated_text"] for row in rows] == [*want, None]
+        assert [row["error"] is None for row in rows] == [True] * 10 + [False] and "german" in rows[10]["error"]
         kept = parts[0].stat().st_mtime_ns
         parts[1].unlink()  # as if it had been stopped in the midst of this one
         (tmp_path / "out" / ".part-000001.jsonl.77").write_text('{"id": 4')

@@ -18,6 +18,28 @@ from tests.distributed.test_inside import SETTINGS, serving
 pytestmark = pytest.mark.ray
 
 KEY = {"authorization": "Bearer key"}
+HTML = {"accept": "text/html", "authorization": ""}
+KEYLESS: list[tuple[str, str, dict[str, str], int]] = [
+    ("GET", "/", HTML, 200),
+    ("HEAD", "/", HTML, 200),
+    ("GET", "/", {**HTML, "authorization": "Bearer wrong"}, 200),
+    ("GET", "", HTML, 307),
+    ("GET", "/page/page.js", {}, 200),
+    ("GET", "/page/none.js", {}, 401),
+    ("GET", "/", {}, 401),
+    ("POST", "/", HTML, 401),
+    ("GET", "/v1/models", HTML, 401),
+    ("GET", "/v1/models", {"authorization": "Bearer wrong"}, 401),
+    ("GET", "/v1/adapters", {}, 401),
+    ("POST", "/v1/completions", {}, 401),
+    ("POST", "/v1/load_lora_adapter", {}, 401),
+    ("DELETE", "/v1/adapters/x", {}, 401),
+    ("OPTIONS", "/v1/completions", {}, 401),
+    ("GET", "/metrics", {}, 401),
+    ("GET", "/health", {}, 200),
+    ("DELETE", "/health", {}, 405),
+    ("GET", "/nowhere", {}, 401),
+]
 
 
 class Admission:
@@ -92,6 +114,14 @@ def test_a_door_hands_requests_on_and_asks_for_its_clients() -> None:
                 assert 'replica="one"' in (await client.get("/metrics")).text
                 answer = await client.post("/reset_prefix_cache", headers={"expect": "100-continue"})
                 assert answer.status_code == 200 and "reset" in answer.text
+                listed = (await client.get("/v1/adapters")).json()
+                assert listed["runtime_changes"] and set(listed["uploads"].values()) == {0}
+                assert (await client.post("/v1/adapters", content=b"x")).status_code == 501
+                for path in ("/", "/page/page.js"):
+                    shown, want = [await one.get(path, headers=HTML) for one in (client, replica.client)]
+                    assert shown.content == want.content and sorted(shown.headers) == sorted(want.headers)
+                    tag = {**HTML, "if-none-match": shown.headers["etag"]}
+                    assert (await client.get(path, headers=tag)).status_code == 304
                 handle.full = True
                 with pytest.raises(httpx.ReadTimeout):
                     await client.post("/v1/completions", json=body, timeout=0.5)
@@ -100,5 +130,29 @@ def test_a_door_hands_requests_on_and_asks_for_its_clients() -> None:
                 assert (await client.get("/health", headers={"authorization": ""})).status_code == 200
                 assert (await client.get("/metrics", headers={"authorization": ""})).status_code == 401
             await door.stop(1.0)
+
+    asyncio.run(asyncio.wait_for(test(), 120))
+
+
+def test_nobody_starts_a_replica_without_a_key() -> None:
+    """Nor does who asks for the page, which needs none: the door has it."""
+    from quire.distributed.door import door_app
+    from quire.distributed.forward import Forward
+
+    async def test() -> None:
+        handle = Handle("", {})
+        config = make(ServerConfig, {**SETTINGS, "api_key": ["key"], "root_path": "/quire"})
+        door = HttpServer(door_app(config, Forward(handle, "secret", ["demo"]), handle, True), config)
+        await door.start()
+        async with httpx.AsyncClient(base_url=door.address, timeout=60) as client:
+            for method, path, headers, status in KEYLESS:
+                answer = await client.request(method, f"/quire{path}", headers=headers, content=b"{}")
+                assert answer.status_code == status, (method, path, answer.text)
+            assert not handle.admissions
+            handle.full = True
+            with pytest.raises(httpx.ReadTimeout):
+                await client.get("/quire/v1/models", headers=KEY, timeout=0.5)
+            assert len(handle.admissions) == 1
+        await door.stop(1.0)
 
     asyncio.run(asyncio.wait_for(test(), 120))

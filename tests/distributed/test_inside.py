@@ -14,9 +14,9 @@ import pytest
 
 from quire.demo import adapter_path
 from quire.distributed import changes
-from quire.distributed.changes import Entry, ReplicaAdapters
+from quire.distributed.changes import ReplicaAdapters
 from quire.distributed.replica import Inside, ReplicaOptions, _Ticket
-from quire.distributed.steps import SECRET, STEPS, TICKET
+from quire.distributed.steps import SECRET, STEPS, TICKET, Entry
 from quire.server.http.server import HttpServer
 from quire.server.launch import Task, load
 from quire.server.responses.errors import ApiError
@@ -59,7 +59,7 @@ class Replica:
 
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[Replica]:
-    service, tickets = load(Task({**SETTINGS, **settings}, {})), dict[str, _Ticket]()
+    service, tickets = load(Task({**SETTINGS, **settings}, {}), uploads=False), dict[str, _Ticket]()
     adapters = ReplicaAdapters(service.app.state.context.served)
     adapters.heard(FAR)
     service.app.add_middleware(Inside, secret="secret", tickets=tickets, adapters=adapters)

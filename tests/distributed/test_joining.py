@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire.distributed.changes import Entry
+from quire.distributed.steps import Entry
 from quire.server.responses.errors import ApiError
 from tests.distributed.world import World, body, run, until
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from dataclasses import dataclass
 from itertools import count
 
@@ -75,6 +77,12 @@ def test_a_new_ledger_learns_what_there_is() -> None:
         assert (await world.begin("three")).served.names == {"a": "p2"}
 
     run(test)
+
+
+def test_a_ledger_begins_without_what_engines_need() -> None:
+    """Which takes seconds, in which replicas come to refuse requests."""
+    told = "import sys, quire.distributed.ledger; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", told], timeout=120, check=False).returncode == 0
 
 
 def test_a_replica_that_ends_is_left_out_of_a_change() -> None:

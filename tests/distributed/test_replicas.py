@@ -8,6 +8,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -24,6 +26,7 @@ from tests.server.api_server import ServerProcess
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
+CHURN = float(os.environ.get("QUIRE_TEST_CHURN", "30"))  # seconds
 ADAPTERS = Path(adapter_path("french")).parent
 OPTIONS = {"allow_runtime_lora": True, "lora_root": [str(ADAPTERS)], "served_model_name": ["demo"],
            "response_store_bytes": 1 << 20}  # fmt: skip
@@ -246,6 +249,27 @@ def test_a_stream_whose_replica_is_killed_ends_with_an_error(fleet: Fleet) -> No
     assert fleet.text()
 
 
+def test_a_file_of_requests_is_answered_though_a_replica_is_killed(fleet: Fleet, tmp_path: Path) -> None:
+    """Each line once, with the answer of an undisturbed request."""
+    fields = [{"model": name, "max_tokens": 200, "ignore_eos": True} for name in ("demo", "french")]
+    want = [fleet.text(**one) for one in fields]
+    file, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    asked = {"method": "POST", "url": "/v1/completions"}
+    lines = [{"custom_id": str(place), **asked, "body": {**BODY, **fields[place % 2]}} for place in range(120)]
+    refused = {"custom_id": "refused", **asked, "body": {**BODY, "model": "nobody"}}
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, refused]))
+    command = [sys.executable, "-m", "quire", "run-batch", str(file), str(out), "--url", fleet.address]
+    with subprocess.Popen([*command, "--max-concurrency", "12"]) as process:
+        fleet.wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") > 3)
+        os.kill(fleet.processes()[0], signal.SIGKILL)
+    assert process.returncode == 3  # one of them is refused
+    found = {one["custom_id"]: one["response"] for one in map(json.loads, out.read_text().splitlines())}
+    assert len(found) == 121 == out.read_bytes().count(b"\n") and found.pop("refused")["status_code"] == 404
+    for name, one in found.items():
+        assert one["status_code"] == 200 and one["body"]["choices"][0]["text"] == want[int(name) % 2]
+    fleet.wait_for(lambda: fleet.count() == 2 == len(fleet.processes()))
+
+
 def test_the_ledger_is_killed(fleet: Fleet) -> None:
     """Requests go on, and the new one knows what there is."""
     assert fleet.load("before", "shout").status_code == 200
@@ -258,14 +282,16 @@ def test_the_ledger_is_killed(fleet: Fleet) -> None:
     assert fleet.unload("before").status_code == 200 == fleet.unload("after").status_code
 
 
+@pytest.mark.timeout(600 + CHURN)
 def test_churn(fleet: Fleet) -> None:
     """Versions of an adapter come and go, and replicas and the ledger are killed: each answer is wholly of one version,
     and none is of an older one than an answer before it. QUIRE_TEST_CHURN: for so many seconds."""
     texts = {fleet.text(model="french", max_tokens=32): "french", fleet.text(model="shout", max_tokens=32): "shout"}
-    end = time.monotonic() + float(os.environ.get("QUIRE_TEST_CHURN", "30"))
+    end = time.monotonic() + CHURN
     changes: list[tuple[float, float, str]] = []  # asked, answered, what it stands for then
     seen: list[tuple[float, float, str]] = []
-    refused: Counter[int] = Counter()
+    refused: Counter[str] = Counter()
+    kills: Counter[str] = Counter()
 
     def asking() -> None:
         while time.monotonic() < end:
@@ -276,7 +302,7 @@ def test_churn(fleet: Fleet) -> None:
                 seen.append((began, time.monotonic(), texts.get(text, text)))
             else:
                 assert answer.status_code == 503, answer.text
-                refused[answer.status_code] += 1
+                refused["requests"] += 1
 
     def changing(draw: random.Random) -> None:
         while time.monotonic() < end:
@@ -287,7 +313,7 @@ def test_churn(fleet: Fleet) -> None:
             else:  # perhaps it was made, perhaps not
                 assert answer.status_code == 503, answer.text
                 changes.append((began, float("inf"), wanted))
-                refused[answer.status_code] += 1
+                refused["changes"] += 1
 
     def killing(draw: random.Random) -> None:
         """One after the other: what all of them had is gone where all end before another has it."""
@@ -296,10 +322,11 @@ def test_churn(fleet: Fleet) -> None:
             time.sleep(0.5)
             made = any(began > killed and ended < float("inf") for began, ended, _ in list(changes))
             if made and time.monotonic() - killed > 6 and fleet.count() == 2 == len(fleet.processes()):
-                found = fleet.processes(draw.choice(["EngineReplica", "EngineReplica", "AdapterLedger"]))
-                if found:
+                kind = draw.choice(["EngineReplica", "EngineReplica", "AdapterLedger"])
+                if found := fleet.processes(kind):
                     os.kill(draw.choice(found), signal.SIGKILL)
                     killed = time.monotonic()
+                    kills[kind] += 1
 
     with ThreadPoolExecutor(10) as pool:
         running = [pool.submit(asking) for _ in range(8)]
@@ -311,7 +338,7 @@ def test_churn(fleet: Fleet) -> None:
         before = max((one for one in changes if one[1] < began), default=(0.0, 0.0, ""))
         possible = {before[2]} | {one[2] for one in changes if one[0] < ended and one[1] > before[0]}
         assert what in possible, (began, ended, what, before)
-    print(f"{len(seen)} answers, {len(changes)} changes, {dict(refused)} refused")
+    print(f"{len(seen)} answers, {len(changes)} changes, refused: {dict(refused)}, killed: {dict(kills)}")
     fleet.wait_for(lambda: fleet.count() == 2 == len(fleet.processes()))
     fleet.wait_for(lambda: fleet.load("y", "shout", again=True).status_code == 200)
     assert {fleet.text(model="y", max_tokens=32) for _ in range(8)} == {next(t for t in texts if texts[t] == "shout")}

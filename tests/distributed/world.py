@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.distributed.changes import Entry, ReplicaAdapters
+from quire.distributed.changes import ReplicaAdapters
 from quire.distributed.ledger import AdapterLedger
 from quire.distributed.participant import Participant
-from quire.distributed.steps import Answer
+from quire.distributed.steps import Answer, Entry
 from quire.server.responses.errors import ApiError
 
 

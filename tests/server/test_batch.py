@@ -6,16 +6,17 @@ import asyncio
 import json
 import tracemalloc
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.errors import EngineClosedError
 from quire.server.batch.answers import Answered, AnswerFile
+from quire.server.batch.in_process import ask
 from quire.server.batch.plan import make_plan
 from quire.server.batch.requests import BatchRequest, read_request
-from quire.server.batch.run import BatchRun
+from quire.server.batch.run import BatchEndedError, BatchRun
 
 _MOST = 1 << 20  # bytes of a body
 
@@ -55,12 +56,12 @@ def requests(number: int, text: str = "") -> Iterator[BatchRequest]:
 
 def ran(app: Application, path: Path, asked: Iterator[BatchRequest], bytes_of_one: int = _MOST) -> BatchRun:
     with AnswerFile(path) as file:
-        run = BatchRun(app, file, 4, bytes_of_one, lambda tally: None)
+        run = BatchRun(partial(ask, app), file, 8, bytes_of_one, lambda tally: None)
         asyncio.run(asyncio.wait_for(run.run(asked), 60))
     return run
 
 
-def test_twice_as_many_are_in_flight_as_the_engine_runs(tmp_path: Path) -> None:
+def test_so_many_are_in_flight_and_no_more(tmp_path: Path) -> None:
     app = Application()
     run = ran(app, tmp_path / "out", requests(50))
     assert app.most == 8 and app.asked == 50
@@ -86,7 +87,7 @@ def test_where_there_is_no_room_it_asks_again(tmp_path: Path, room: int) -> None
 
 
 def test_an_engine_that_ends_ends_the_batch(tmp_path: Path) -> None:
-    with pytest.raises(EngineClosedError):
+    with pytest.raises(BatchEndedError):
         ran(Application(status=503), tmp_path / "out", requests(20))
     assert not (tmp_path / "out").exists()  # nothing was answered
 

@@ -52,7 +52,11 @@ export function AddAdapter({ list, replacing, done, said }: Props) {
             </button>
           )}
         </div>
-        <UploadForm {...{ list, replacing, loaded }} />
+        {list.uploads.max_bytes > 0 ? (
+          <UploadForm {...{ list, replacing, loaded }} />
+        ) : (
+          <p class="hint">This server takes no files: they lie where it can read them.</p>
+        )}
       </div>
       <div class="sheet">
         <h2>From the server's folders</h2>

@@ -1,31 +1,26 @@
-"""`quire run-batch`, once its files have been looked at: from options to the last answer."""
+"""`quire run-batch`, once its files have been looked at: from the first request to the last answer, or to a signal."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import EngineClosedError
-from quire.server.batch.answers import AnswerFile
 from quire.server.batch.plan import Plan
-from quire.server.batch.run import BatchRun, Tally
-from quire.server.launch import Service, Task, load
+from quire.server.batch.run import BatchEndedError, BatchRun, Tally
 
 _KILLED = 128  # and a signal's number: the exit code of what it ended, as shells have it
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a batch ended. signal: that ended it before its time. error: why the engine did."""
+    """How a batch ended. signal: that ended it before its time. error: why no more answers came."""
 
     tally: Tally
     seconds: float
@@ -33,32 +28,19 @@ class Outcome:
     error: str | None = None
 
 
-def run_batch(task: Task, plan: Plan, file: AnswerFile, on_answer: Callable[[Tally], object]) -> Outcome:
-    """Load what the options ask for, and answer the requests that have no answer. Raises QuireError."""
-    service = load(task)
-    gc.freeze()  # as the server does
-    outcome = asyncio.run(_run(service, plan, file, on_answer))
-    if service.engine.step_loop.stuck:  # its thread would hold the process
-        logging.shutdown()
-        os._exit(1)
-    return outcome
-
-
-async def _run(service: Service, plan: Plan, file: AnswerFile, on_answer: Callable[[Tally], object]) -> Outcome:
-    max_num_seqs = service.engine.llm_engine.config.scheduler.max_num_seqs
-    run = BatchRun(service.app, file, max_num_seqs, service.config.max_request_bytes, on_answer)
+async def answer_all(run: BatchRun, plan: Plan) -> Outcome:
+    """Answer the requests that have no answer, until a signal comes. Raises QuireError for a file that has changed."""
     begun = time.monotonic()
     error: str | None = None
-    async with service.app.router.lifespan_context(service.app):
-        work = asyncio.ensure_future(run.run(plan.open_requests()))
-        with _ended_by_signals(work) as came:
-            try:
-                await work
-            except asyncio.CancelledError:
-                if not came:
-                    raise
-            except EngineClosedError as failure:
-                error = str(failure)
+    work = asyncio.ensure_future(run.run(plan.open_requests()))
+    with _ended_by_signals(work) as came:
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not came:
+                raise
+        except BatchEndedError as failure:
+            error = str(failure)
     return Outcome(run.tally, time.monotonic() - begun, came[0] if came else None, error)
 
 

@@ -1,29 +1,56 @@
-"""A batch through the application: each request as a client would send it, without a socket between."""
+"""Many requests of a batch at once, and their answers written as they come; who answers them is `ask`'s to know."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic_core import from_json
-from starlette.types import ASGIApp, Message
 
-from quire.errors import EngineClosedError
 from quire.server.batch.answers import Answer, AnswerFile
 from quire.server.batch.requests import BatchRequest
 
 logger = logging.getLogger("quire.server")
 
-_ENDED = (503, 529)  # what routes answer when the engine takes no requests
 # What routes call a prompt's tokens, and an answer's: each has one of these, or parts of it.
 _PROMPT = ("prompt_tokens", "input_tokens", "cache_read_input_tokens")
 _OUTPUT = ("completion_tokens", "output_tokens")
 _BODIES = 4  # of the largest size, that are in flight at once: the server would take 8
-_AHEAD = 2  # requests in flight for each that the engine runs: what follows is tokenized while these are computed
+_PATIENCE = 600.0  # seconds without an answer, after which none is waited for
+_PAUSES = (0.5, 30.0)  # seconds before a request is asked again: the first time, and at most
+_QUIET = 10.0  # seconds between two lines of the log about that
+_ALONE = 2  # times that a request was being answered when that ended, from which on it is asked beside no other such
+_MOST_BROKEN = 5  # of these times
+
+
+class BatchEndedError(RuntimeError):
+    """No further request of a batch is answered."""
+
+
+@dataclass(frozen=True)
+class Later:
+    """A request that has no answer yet, and may have one later. why: in words.
+
+    full: there was no room for it. broken: it was being answered when that ended. seconds: to wait before it is asked
+    again; None, where it is full: until another request of the batch has ended. answer: what it has if it is not asked
+    again.
+    """
+
+    why: str
+    full: bool = False
+    broken: bool = False
+    seconds: float | None = None
+    answer: Answer | None = None
+
+
+# Answers a request. Raises BatchEndedError where none is answered any more.
+Ask = Callable[[BatchRequest], Awaitable[Answer | Later]]
 
 
 @dataclass
@@ -36,9 +63,9 @@ class Tally:
 
     def add(self, answer: Answer) -> None:
         self.statuses[answer.status] += 1
-        usage = from_json(answer.body).get("usage") or {}
-        self.prompt_tokens += sum(usage.get(name) or 0 for name in _PROMPT)
-        self.output_tokens += sum(usage.get(name) or 0 for name in _OUTPUT)
+        usage = _usage(answer)
+        self.prompt_tokens += sum(_number(usage.get(name)) for name in _PROMPT)
+        self.output_tokens += sum(_number(usage.get(name)) for name in _OUTPUT)
 
     @property
     def answers(self) -> int:
@@ -49,85 +76,43 @@ class Tally:
         return self.answers - self.statuses[200]
 
 
-async def ask(app: ASGIApp, request: BatchRequest) -> Answer:
-    """One request's answer."""
-    parts: list[Message] = []
-    body: Message | None = {"type": "http.request", "body": request.body, "more_body": False}
-
-    async def receive() -> Message:
-        nonlocal body
-        if body is None:
-            await asyncio.Event().wait()  # the client stays until it has its answer
-        taken, body = body, None
-        assert taken is not None
-        return taken
-
-    async def send(message: Message) -> None:
-        parts.append(message)
-
-    try:
-        await app(_scope(request), receive, send)
-    except Exception:
-        if not parts:  # else it has been answered, and is raised for a server's log
-            raise
-    status = parts[0]["status"]
-    headers = dict(parts[0]["headers"])
-    answered = b"".join(part.get("body", b"") for part in parts[1:])
-    return Answer(status, headers[b"x-request-id"].decode(), answered)
+def _usage(answer: Answer) -> dict[str, object]:
+    """Of an answer of any server's."""
+    body = from_json(answer.body)
+    usage = body.get("usage") if isinstance(body, dict) else None
+    return usage if isinstance(usage, dict) else {}
 
 
-def _scope(request: BatchRequest) -> dict[str, Any]:
-    headers = {
-        "host": "batch",
-        "content-type": "application/json",
-        "content-length": str(len(request.body)),
-        "x-request-id": request.id,
-    }
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": request.url,
-        "raw_path": request.url.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        "server": None,
-        "client": None,
-        "state": {},
-    }
+def _number(given: object) -> int:
+    return given if isinstance(given, int) else 0
 
 
 class BatchRun:
     """Asks for the answers to many requests, some of them at once, and has them written as they come.
 
-    on_answer: called after each has been written.
+    most: requests in flight. max_request_bytes: of the largest body. on_answer: called after each has been written.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        file: AnswerFile,
-        max_num_seqs: int,
-        max_request_bytes: int,
-        on_answer: Callable[[Tally], object],
+        self, ask: Ask, file: AnswerFile, most: int, max_request_bytes: int, on_answer: Callable[[Tally], object]
     ) -> None:
         self.tally = Tally()
-        self._app = app
+        self._ask = ask
         self._file = file
-        self._most = _AHEAD * max_num_seqs
+        self._most = most
         self._most_bytes = _BODIES * max_request_bytes
         self._on_answer = on_answer
         self._running: set[asyncio.Task[None]] = set()
         self._bytes = 0  # of their bodies
-        self._waiting = 0  # of those: there was no room for their sequences
+        self._waiting = 0  # of those: there was no room for them
         self._news = asyncio.Event()  # one has ended
+        self._alone = asyncio.Lock()
+        self._answered = time.monotonic()  # when one was last
+        self._next_warning = 0.0
         self._failure: BaseException | None = None
 
     async def run(self, requests: Iterable[BatchRequest]) -> None:
-        """Until all are answered. Raises EngineClosedError if the engine ends before; when cancelled, what runs is
+        """Until all are answered. Raises BatchEndedError if no more answers come before; when cancelled, what runs is
         given up.
         """
         try:
@@ -168,24 +153,66 @@ class BatchRun:
             raise self._failure
 
     async def _answer(self, request: BatchRequest) -> None:
-        answer = await ask(self._app, request)
-        if answer.status == 429:
-            answer = await self._when_there_is_room(request)
-        if answer.status in _ENDED:
-            raise EngineClosedError("the engine has ended before the batch has; the log says why")
+        said = await self._ask(request)
+        answer = await self._in_the_end(request, said) if isinstance(said, Later) else said
         self._file.add(request, answer)
         self.tally.add(answer)
+        self._answered = time.monotonic()
         self._on_answer(self.tally)
 
-    async def _when_there_is_room(self, request: BatchRequest) -> Answer:
-        """Ask again when another has ended; meanwhile no further requests are begun."""
-        self._waiting += 1
+    # -- asking again ----------------------------------------------------------------------------------------------
+
+    async def _in_the_end(self, request: BatchRequest, said: Later) -> Answer:
+        """Ask until there is an answer; while there is no room for it, no further requests are begun."""
+        since, tries, broken, full = time.monotonic(), 0, 0, False
         try:
             while True:
-                if len(self._running) > self._waiting:  # else what was in the way is gone already
-                    await self._one_ends()
-                answer = await ask(self._app, request)
-                if answer.status != 429:
-                    return answer
+                self._warn(request, said)
+                broken += said.broken
+                if said.full and not full:
+                    full, self._waiting = True, self._waiting + 1
+                if given_up := self._given_up(said, since, broken):
+                    return given_up
+                async with self._beside_others(broken):
+                    await self._pause(said, tries)
+                    again = await self._ask(request)
+                if isinstance(again, Answer):
+                    return again
+                said, tries = again, tries + 1
         finally:
-            self._waiting -= 1
+            self._waiting -= full
+
+    def _given_up(self, said: Later, since: float, broken: int) -> Answer | None:
+        """What it has instead of an answer, if it is not asked again. Raises BatchEndedError where no request has had
+        an answer for long.
+
+        One that was broken off often is to blame itself: the others of such are asked one by one.
+        """
+        if broken >= _MOST_BROKEN and said.answer is not None:
+            return said.answer
+        if said.seconds is None or (said.full and len(self._running) > self._waiting):
+            return None  # others of the batch are being answered: then there is room
+        now = time.monotonic()
+        if now - max(since, self._answered) > _PATIENCE:
+            raise BatchEndedError(f"no request was answered for {_PATIENCE:g} s: {said.why}")
+        refused_alone = self._answered - since > _PATIENCE / 2  # and not with all others
+        return said.answer if now - since > _PATIENCE and refused_alone and not said.full else None
+
+    def _warn(self, request: BatchRequest, said: Later) -> None:
+        if said.seconds is not None and time.monotonic() >= self._next_warning:
+            self._next_warning = time.monotonic() + _QUIET
+            logger.warning("%r is asked again: %s", request.custom_id[:64], said.why)
+
+    def _beside_others(self, broken: int) -> AbstractAsyncContextManager[object]:
+        """Of requests that may be what ends their server, one at a time: else the others would be blamed with it."""
+        return self._alone if broken >= _ALONE else nullcontext()
+
+    async def _pause(self, said: Later, tries: int) -> None:
+        if said.seconds is None:
+            if len(self._running) > self._waiting:  # else what was in the way is gone already
+                await self._one_ends()
+            return
+        first, most = _PAUSES
+        longer = min(first * 2.0 ** min(tries, 10), most)
+        wanted = said.seconds if said.full and said.seconds else max(said.seconds, longer)
+        await asyncio.sleep(min(wanted, most) * random.uniform(1.0, 1.25))

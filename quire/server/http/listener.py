@@ -16,13 +16,13 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.http.connection import Connection, Times
+from quire.server.http.descriptors import SPARE
 from quire.server.middleware import OPEN
 from quire.server.paths import route_path
 from quire.server.responses.errors import ApiError
 
 logger = logging.getLogger("quire.server")
 
-SPARE = 32  # connections beyond the limit: for probes, and to tell others that there is no room
 _AT_ONCE = 8  # that are accepted before what they ask is looked at
 _SHARE = 32  # this part of the connections goes at once, the longest idle first, when there is no room
 _YOUNG = 0.5  # seconds in which a connection is not idle: what it asks may be here, and not yet read

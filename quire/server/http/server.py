@@ -17,13 +17,12 @@ from fastapi import FastAPI
 from quire.config import ServerConfig
 from quire.errors import QuireError
 from quire.server.http.connection import Times
-from quire.server.http.listener import SPARE, Listener
+from quire.server.http.descriptors import room_for
+from quire.server.http.listener import Listener
 
 logger = logging.getLogger("quire.server")
 
 _BACKLOG = 1024  # connections that the system holds until they are accepted
-_FILES = 48  # descriptors for everything else: adapters, images, the sandbox of templates
-_FEWEST = 8  # connections, whatever the limit of descriptors
 _TICK = 0.1  # seconds
 
 
@@ -148,22 +147,3 @@ def _unix(path: str) -> socket.socket:
         one.close()
         raise
     return one
-
-
-def room_for(most: int) -> int:
-    """So many connections, or as many as the process may have descriptors for; raises that limit where it can."""
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return most
-    used = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 2 * _FILES
-    wanted = most + SPARE + used + _FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return most
-    room = max(_FEWEST, soft - SPARE - used - _FILES)
-    logger.warning("%d connections at most, not %d: the limit of open files is %d (ulimit -n)", room, most, soft)
-    return room

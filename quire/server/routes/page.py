@@ -74,7 +74,14 @@ async def root(request: Request) -> Response:
     elif spec is not None:
         answer = Response(_BARE.format(about(spec)), media_type="text/html", headers=_HEADERS)
     else:
-        answer = _answer(request, "index.html")
+        return index(request)
+    answer.headers["Vary"] = "Accept"
+    return answer
+
+
+def index(request: Request) -> Response:
+    """The page."""
+    answer = _answer(request, "index.html")
     answer.headers["Vary"] = "Accept"
     return answer
 

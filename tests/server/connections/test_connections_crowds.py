@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from quire.server.http.listener import SPARE
-from quire.server.http.server import room_for
+from quire.server.http.descriptors import SPARE, room_for
 from tests.server.api_server import ONE_THREAD, ServerProcess
 from tests.server.connections.helpers import GET, PATIENT, SLACK, _until, config
 from tests.server.wire import InThread, message
