@@ -64,6 +64,7 @@ class Worker:
         self, config: EngineConfig, path: Path, shard: Shard | None = None, stage: Stage | None = None
     ) -> None:
         kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
+        huge_pages.keep_freed()
         device = devices.choose(config.model.device)
         self.weights: Callable[[int], Adapter] | None = None
         self.reader: AdapterReader | None = None

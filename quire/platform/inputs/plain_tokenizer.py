@@ -20,6 +20,7 @@ from quire.platform.inputs.rebuilt import Uncertain
 
 _CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_INPUTS = ("input_ids", "attention_mask")  # what transformers' classes of these tokenizers say that a model takes
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 # Fields of tokenizer_config.json that change nothing of what is read here, by the types that they may have.
 _SILENT: dict[str, tuple[type, ...]] = {
@@ -44,8 +45,17 @@ class PlainTokenizer:
     share one object of the `tokenizers` library, and from then on one chat template.
     """
 
-    def __init__(self, path: Path, backend: Any, named: Mapping[str, str], extra: Sequence[str], template: Any) -> None:
+    def __init__(
+        self,
+        path: Path,
+        backend: Any,
+        named: Mapping[str, str],
+        extra: Sequence[str],
+        template: Any,
+        inputs: Sequence[str] = _INPUTS,
+    ) -> None:
         self.backend_tokenizer = backend
+        self.model_input_names = list(inputs)
         self._path, self._named, self._extra, self._template = path, dict(named), list(extra), template
         self._full: Any = None
         self._lock = threading.Lock()
@@ -188,7 +198,7 @@ def _read(path: Path) -> PlainTokenizer:
     if backend.post_processor is None:
         backend.post_processor = processors.TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
     backend.encode_special_tokens = False
-    return PlainTokenizer(path, backend, named, extra, template)
+    return PlainTokenizer(path, backend, named, extra, template, config.get("model_input_names", _INPUTS))
 
 
 def _settings(path: Path, config: Mapping[str, Any], backend: Any) -> tuple[dict[str, str], list[str], Any]:

@@ -159,7 +159,7 @@ def test_what_it_says_of_itself_is_the_same(folder: Path) -> None:
     for name in (
         "bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token", "bos_token_id",
         "eos_token_id", "unk_token_id", "pad_token_id", "mask_token_id", "all_special_tokens", "all_special_ids",
-        "special_tokens_map", "chat_template",
+        "special_tokens_map", "chat_template", "model_input_names",
     ):  # fmt: skip
         assert getattr(plain, name) == getattr(real, name), name
     assert {number: repr(token) for number, token in plain.added_tokens_decoder.items()} == {
@@ -176,6 +176,18 @@ def test_what_it_says_of_itself_is_the_same(folder: Path) -> None:
     assert plain._full is None
     assert plain.model_max_length == real.model_max_length and plain.padding_side == real.padding_side
     assert plain.init_kwargs.keys() == real.init_kwargs.keys()
+
+
+def test_the_inputs_that_a_file_names_are_the_same(tmp_path: Path) -> None:
+    folder = save(byte_level, tmp_path)
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    for given in (names, names[:1]):
+        file.write_text(json.dumps({**config, "model_input_names": given}))
+        plain, real = both(folder)
+        assert plain.model_input_names == real.model_input_names == given
+        assert plain._full is None
 
 
 def test_learned_words_and_typed_specials_are_the_same(folder: Path) -> None:
