@@ -259,8 +259,8 @@ class Scheduler:
         """Take a sequence's blocks. What they hold goes to main memory, or is computed anew, but for what the prefix
         index still knows. keep: it is right."""
         self.num_preemptions += 1
-        # One that will have ended when the running step is done needs its blocks no more.
-        keep = keep and not sequence.last_pending
+        # Not of one that will have ended when the running step is done; nor of a step that may fail yet.
+        keep = keep and not sequence.last_pending and not self._flights.names(sequence.id)
         self.num_swaps += self.kv.preempt(sequence.id, sequence.num_computed if keep else 0)
         self._leave(sequence)
         sequence.preempt()
