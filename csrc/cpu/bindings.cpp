@@ -41,24 +41,6 @@ void set_isa(const std::string& name) {
   throw std::invalid_argument("unknown instruction set '" + name + "'; this build has " + known);
 }
 
-// What function() gives, whose kernels all run on one team: see keep_team. Others may run Python while the team begins
-// and ends, which takes as long as its threads need to get a core.
-py::object one_team(const py::function& function) {
-  struct Call {
-    const py::function& function;
-    py::object result;
-  } call{function, {}};
-  py::gil_scoped_release release;
-  keep_team(
-      [](void* data) {
-        Call& call = *static_cast<Call*>(data);
-        py::gil_scoped_acquire acquire;
-        call.result = call.function();
-      },
-      &call);
-  return std::move(call.result);
-}
-
 // weights: (data, bias, rows) for each weight, flat; bias 0: none. tables: (entries, slots) for each, flat, or empty;
 // entries 0: no adapter changes its product.
 void linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const py::tuple& weights, uintptr_t y,
@@ -360,7 +342,6 @@ PYBIND11_MODULE(_C, module) {
   module.def("set_thread_count", &set_thread_count);
   module.def("uses_openmp", &uses_openmp);
   module.def("max_threads", &max_threads);
-  module.def("one_team", &one_team);
 
   module.def("linear", &linear);
   module.def("paged_attention", &paged_attention);

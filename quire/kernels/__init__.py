@@ -7,7 +7,7 @@ answers: the compiled kernels of the CPU (`native.py`) or of a GPU (`cuda.py`), 
 
 from __future__ import annotations
 
-from quire.kernels.backends import backend, backend_of, cuda_backend, one_team
+from quire.kernels.backends import backend, backend_of, cuda_backend
 from quire.kernels.expert_ops import combine, grouped_linear, route, sort_by_expert
 from quire.kernels.ops import linear, paged_attention, write_kv
 from quire.kernels.quantized import QuantizedWeight, RowKind, RowLayout, quantize_rows
@@ -60,7 +60,6 @@ __all__ = [
     "likeliest",
     "linear",
     "multiply_rows",
-    "one_team",
     "paged_attention",
     "quantize_rows",
     "quantized_embedding",

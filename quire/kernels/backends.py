@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from quire.errors import QuireError
 
 if TYPE_CHECKING:
     import torch
-
-_T = TypeVar("_T")
 
 _CSRC = Path(__file__).parents[2] / "csrc"  # there where these are the sources, and not what was installed
 _HERE = (
@@ -73,16 +70,6 @@ def backend_of(x: torch.Tensor) -> ModuleType:
     if x.is_cpu:
         return backend()
     return _without_numbers() if x.is_meta else cuda_backend()
-
-
-def one_team(x: torch.Tensor, function: Callable[[], _T]) -> _T:
-    """What `function` gives, which computes with tensors where x is, by kernels above all: on a CPU they share one team
-    of threads (`native.one_team`)."""
-    home = backend_of(x)
-    if not hasattr(home, "one_team"):
-        return function()
-    result: _T = home.one_team(function)
-    return result
 
 
 def _without_numbers() -> ModuleType:

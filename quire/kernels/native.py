@@ -11,7 +11,6 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -22,8 +21,6 @@ from quire.kernels.binding import Numbers, column
 from quire.kernels.experts import ExpertWeights
 from quire.kernels.quantized import QuantizedWeight
 from quire.kernels.quantized_experts import QuantizedExpertWeights
-
-_T = TypeVar("_T")
 
 # B of an adapter lies packed (`adapters.pack`).
 ROW_MAJOR_B = False
@@ -68,13 +65,6 @@ def num_threads() -> int:
 def thread_pool() -> str:
     """Whose threads the kernels run on."""
     return "torch's OpenMP" if _C.uses_openmp() else "own threads"
-
-
-def one_team(function: Callable[[], _T]) -> _T:
-    """What `function` gives. Its kernels share one team, whose threads wait awake from one kernel to the next: none
-    waits for a thread that has no core. torch's own operations are the calling thread's alone meanwhile."""
-    result: _T = _C.one_team(function)
-    return result
 
 
 def _linear(

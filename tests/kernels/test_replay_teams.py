@@ -1,4 +1,4 @@
-"""The calls of a replay, or of a function, share one team of threads, which changes no bit and ends with them."""
+"""The calls of a replay share one team of threads, which changes no bit and ends with the replay."""
 
 from __future__ import annotations
 
@@ -84,64 +84,6 @@ def test_replays_in_several_threads_at_once() -> None:
             replayed.replay()
             same.append(same_bits(replayed.results, expected))
         return all(same)
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(same_each_time, range(8)))
-
-
-def called(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The same calls from Python, each of which may want a team."""
-    y = native.rms_norm(native.linear(native.embedding(rows, x), [WIDE], [None]), GAIN, 1e-5)
-    y = native.activation(y, "silu") + 0.0  # an operation of torch's between them
-    out: torch.Tensor = native.linear(y, [NARROW], [None])
-    return out
-
-
-@torch.inference_mode()
-def test_the_team_of_a_function_changes_no_bit(restore_threads: None) -> None:
-    rows = torch.arange(600)
-    torch.set_num_threads(1)
-    expected = called(X, rows)
-    replayed = recorded(X, rows)
-    for threads in (1, 2, 3, 8, 2):
-        torch.set_num_threads(threads)
-        for _ in range(3):
-            assert same_bits(native.one_team(lambda: called(X, rows)), expected)
-            within = native.one_team(lambda: native.one_team(lambda: called(X, rows)))
-            assert same_bits(within, expected)
-            replayed.results.fill_(torch.nan)
-            native.one_team(replayed.replay)
-            assert same_bits(replayed.results, expected)
-
-
-@torch.inference_mode()
-def test_an_error_ends_the_team_of_a_function(restore_threads: None) -> None:
-    rows = torch.arange(600)
-    torch.set_num_threads(2)
-    expected = called(X, rows)
-    wrong = torch.full((600,), 600)
-
-    def interrupted() -> None:
-        called(X, rows)
-        raise KeyboardInterrupt
-
-    for _ in range(3):
-        with pytest.raises(IndexError):
-            native.one_team(lambda: called(X, wrong))
-        with pytest.raises(KeyboardInterrupt):
-            native.one_team(interrupted)
-        assert same_bits(native.one_team(lambda: called(X, rows)), expected)
-        assert same_bits(called(X, rows), expected)
-
-
-@torch.inference_mode()
-def test_teams_of_functions_in_several_threads_at_once() -> None:
-    rows = torch.arange(600)
-    expected = called(X, rows)
-
-    @torch.inference_mode()
-    def same_each_time(_: int) -> bool:
-        return all([same_bits(native.one_team(lambda: called(X, rows)), expected) for _ in range(5)])
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(same_each_time, range(8)))

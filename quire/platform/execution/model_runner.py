@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -161,10 +160,7 @@ class ModelRunner:
             return self._running(plan, self._sample(chunks, sequences, logits, best), ((),) * len(chunks))
         inputs = self._inputs(chunks, sequences)
         with self._with_adapters((sequence.adapters, chunk.length) for chunk, sequence in both):
-            embedded = self._embed(inputs, chunks, sequences)
-            # A model that never decodes takes long steps of nothing but kernels, of which no two have one shape.
-            call = partial(self.model, *embedded, self.caches)
-            hidden = call() if self._pooling is None else kernels.one_team(embedded[0], call)
+            hidden = self.model(*self._embed(inputs, chunks, sequences), self.caches)
         if not self._ends:
             return HandedOn(plan)
         if self._pooling is not None:
