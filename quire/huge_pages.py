@@ -78,7 +78,7 @@ def keep_freed() -> None:
     """Have the C library keep up to 62 MB of what is freed for what is asked for next.
 
     A step frees its tensors; where their pages go back to the system, the next step gets new ones, and zeroing them
-    takes 2 to 8 % of the time of a step of a thousand tokens. The GNU library keeps twice the largest block that it has
+    takes 2 to 5 % of the time of a step of a thousand tokens. The GNU library keeps twice the largest block that it has
     mapped and got back, of those up to 32 MB; others do as they please.
     """
     block = torch.empty(_KEPT // 2, dtype=torch.uint8)
