@@ -170,8 +170,8 @@ def test_serve_takes_by_the_table(served: Served) -> None:
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        (["--pipeline-parallel-size", "2"], "pipeline_parallel_size=2"),
-        (["-pp", "2"], "pipeline_parallel_size=2"),
+        (["--data-parallel-size", "2"], "data_parallel_size=2"),
+        (["-dp", "2"], "data_parallel_size=2"),
         (["--kv_cache_dtype_skip_layers=0"], "kv_cache_dtype_skip_layers="),
         (["--no-enable-chunked-prefill"], "enable_chunked_prefill=False"),
         (["--enable-chunked-prefill=False"], "enable_chunked_prefill=False"),
@@ -187,8 +187,8 @@ def test_serve_refuses_by_the_table(served: Served, line: list[str], name: str) 
 
 
 def test_serve_takes_short_flags(served: Served) -> None:
-    taken = served("-tp", "1", "-pp=1", "MODEL", "-ep=false")
-    assert taken.vllm == {"pipeline_parallel_size": 1, "enable_expert_parallel": False}
+    taken = served("-tp", "1", "-dp=1", "MODEL", "-ep=false")
+    assert taken.vllm == {"data_parallel_size": 1, "enable_expert_parallel": False}
     assert taken.settings["model"] == "MODEL" and taken.settings["tensor_parallel_size"] == 1
 
 
@@ -221,11 +221,11 @@ def test_flags_come_before_the_file_here_too(served: Served) -> None:
 
 def test_the_server_says_what_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner().invoke(
-        app, ["serve", "--pipeline-parallel-size", "1", "--disable-log-requests", "--chat-template", "/nowhere"]
+        app, ["serve", "--data-parallel-size", "1", "--disable-log-requests", "--chat-template", "/nowhere"]
     )
-    assert "pipeline_parallel_size=1, disable_log_requests=True" in result.stderr
-    with pytest.raises(QuireError, match="pipeline_parallel_size=3"):
-        serve.serve(serve.Task(vllm={"pipeline_parallel_size": 3}))
+    assert "data_parallel_size=1, disable_log_requests=True" in result.stderr
+    with pytest.raises(QuireError, match="data_parallel_size=3"):
+        serve.serve(serve.Task(vllm={"data_parallel_size": 3}))
 
 
 @pytest.mark.parametrize("arguments", [EngineArgs, AsyncEngineArgs])

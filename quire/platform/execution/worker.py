@@ -90,17 +90,14 @@ class Worker:
             self.reader = AdapterReader(model, config.lora.max_lora_rank, most)
             adapter_slots = AdapterSlots(model, self._adapter)
         spec = replace(model.kv_spec.within(max_model_len), int8=_keeps_int8(config, device), own=model.own_layers)
-        windows = spec.group_windows
-        size, settings = config.cache.block_size, config.model
+        windows, size, settings = spec.group_windows, config.cache.block_size, config.model
         drafts = draft_model(config, model, spec, max_model_len, weight.device)
         more = block_bytes(drafts.spec, size, drafts.model.dtype.itemsize) if drafts is not None else 0
-        num_blocks, num_swap_blocks, num_states, pool_bytes = _count_blocks(
-            config, model, spec, max_model_len, more, shard, stage
-        )
+        counts = _count_blocks(config, model, spec, max_model_len, more, shard, stage)
+        num_blocks, num_swap_blocks, num_states, pool_bytes = counts
+        eager = settings.enforce_eager
         caches = allocate_cache(spec, num_blocks, size, model.dtype, weight.device, num_states)
-        draft = (
-            None if drafts is None else _draft_runner(drafts, num_blocks, size, weight.device, settings.enforce_eager)
-        )
+        draft = None if drafts is None else _draft_runner(drafts, num_blocks, size, weight.device, eager)
         pool = [*caches, *(draft.caches if draft is not None else ())]
         if config.debug:
             poison(pool)
@@ -109,7 +106,7 @@ class Worker:
             model,
             caches,
             weight.device,
-            settings.enforce_eager,
+            eager,
             adapter_slots,
             settings.exact_products,
             windows,

@@ -139,7 +139,7 @@ ENGINE = {
     "the hub's token as a number": ({"hf_token": 5}, "hf_token"),
     "sampling's folder": ({"generation_config": "/nowhere"}, "generation_config='/nowhere'"),
     "a template that is not there": ({"chat_template": "/nowhere.jinja"}, "cannot be read"),
-    "two hosts": ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: one process computes"),
+    "two hosts": ({"data_parallel_size": 2}, "data_parallel_size=2: one process computes"),
     "smells": ({"limit_mm_per_prompt": {"image": 1, "smell": 1}}, "must be {'image': a number}, or 'video' or"),
     "model length": ({"max_model_len": 10_000}, "positions for 256"),
     "no block": ({"kv_cache_memory_bytes": 10}, "not one block"),

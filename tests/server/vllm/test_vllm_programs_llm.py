@@ -223,8 +223,8 @@ def test_engine_arguments_from_a_command_line(plain_model: Path) -> None:
     for llm in (LLM(**dataclasses.asdict(made)), LLM(**vars(args)), LLM.from_engine_args(made)):
         assert llm.llm_engine.config.scheduler.max_num_seqs == 3 and llm.generate("ab", GREEDY, use_tqdm=False)
     assert "secret" not in repr(EngineArgs(hf_token="secret"))
-    with pytest.raises(quire.QuireError, match="pipeline_parallel_size=2"):
-        LLMEngine.from_engine_args(EngineArgs(pipeline_parallel_size=2))
+    with pytest.raises(quire.QuireError, match="data_parallel_size=2"):
+        LLMEngine.from_engine_args(EngineArgs(data_parallel_size=2))
     with pytest.raises(TypeError, match="max_model_length"):
         EngineArgs(max_model_length=5)
 
