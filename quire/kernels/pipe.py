@@ -17,7 +17,7 @@ import torch
 from quire.kernels.exchange import ExchangeError
 
 _HEADER_BYTES = 64  # number of the step, bytes behind the header, whether the stage has failed, as int64; then nothing
-_MOST_UNDER_WAY = 4  # messages that wait for the next stage to take them
+_MOST_UNDER_WAY = 2  # messages that are kept until the next stage has taken them
 
 
 class StageError(RuntimeError):
@@ -113,9 +113,8 @@ class Pipe:
     def _send(self, message: torch.Tensor) -> None:
         """Nobody waits for it to arrive, unless several have not."""
         self._sent = True
-        while self._under_way and (len(self._under_way) >= _MOST_UNDER_WAY or self._under_way[0][0].is_completed()):
-            self._wait(self._under_way[0][0])
-            self._under_way.popleft()
+        while len(self._under_way) >= _MOST_UNDER_WAY:
+            self._wait(self._under_way.popleft()[0])  # before that, gloo does not tell whether it was taken
         try:
             self._under_way.append((self._group.send([message], self._stage + 1, 0), message))
         except RuntimeError as error:  # torch has no narrower one

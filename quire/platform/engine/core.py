@@ -40,7 +40,10 @@ class EngineCore:
         self.failed: list[Request] = []
         self.num_ended = 0
         self._in_flight: deque[Execution] = deque()  # the oldest first
-        self._suspects: set[int] = set()  # sequences of a step that failed while others ran: they are waited for now
+        # Sequences of a step that failed while others ran, and how many of each one's tokens it would have computed:
+        # until a step has, each is waited for.
+        self._suspects: dict[int, int] = {}
+        self._left: StepPlan | None = None  # the last plan, where nothing is left to be done about it
         self._step_interrupted = False  # whether the last step ended by an exception
         self._not_started: StepPlan | None = None  # the plan that was prepared, until it was started too
 
@@ -123,15 +126,22 @@ class EngineCore:
         return execution
 
     def finish_in_flight(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:
-        """Commit steps that were in flight, so that beside one that was started there are no more than may be; where
-        none was, the oldest."""
-        if plan.chunks and execution is None:  # it is run again, chunk by chunk
-            return self.finish_all()
-        if execution is None:
-            return self._finish_oldest() if self._in_flight else []
+        """Leave the step that was started in flight where others may run meanwhile; and commit those that were in
+        flight before, so that no more are than may be. Where none was started, the oldest."""
         advanced: list[SequenceState] = []
-        while self._in_flight and len(self._in_flight) + 1 >= self.executor.steps_at_once:
-            advanced += self._finish_oldest()
+        if execution is None and not plan.chunks:
+            return self._finish_oldest() if self._in_flight else []
+        if execution is not None and self.executor.steps_at_once > 1 and not self._suspects:
+            self.scheduler.hold(plan)
+            self._in_flight.append(execution)
+            self._left = plan
+            while len(self._in_flight) >= self.executor.steps_at_once:
+                advanced += self._finish_oldest()
+            return advanced
+        advanced = self.finish_all()
+        if self._suspects and execution is None:  # it was to go on from what has failed
+            self.scheduler.begin_again(plan)
+            self._left = plan
         return advanced
 
     def finish_all(self) -> list[SequenceState]:
@@ -158,7 +168,7 @@ class EngineCore:
                 self._recovery.give_up(execution.plan, error)
             else:
                 logger.exception("a step failed; its sequences, and those of steps that run, begin again")
-                self._suspects.update(chunk.sequence_id for chunk in execution.plan.chunks)
+                self._suspects.update({chunk.sequence_id: chunk.known_end for chunk in execution.plan.chunks})
                 self.scheduler.begin_again(self._in_flight.popleft().plan)
                 self._begin_again()
             return []
@@ -174,19 +184,25 @@ class EngineCore:
     def commit(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:
         """Leave a step in flight, or wait for it and take its tokens. Returns the sequences that got some."""
         advanced: list[SequenceState] = []
-        if execution is not None and execution.known_there:
+        if plan is self._left:
+            pass
+        elif execution is not None and execution.known_there:
             self.scheduler.advance_early(plan)
-            self._in_flight.append(execution)
-        elif execution is not None and self.executor.steps_at_once > 1 and not self._suspects:
-            self.scheduler.hold(plan)
             self._in_flight.append(execution)
         elif plan.chunks:
             advanced = self._wait_and_commit(plan, execution)
-            self._suspects.difference_update(chunk.sequence_id for chunk in plan.chunks)
-        if self._suspects:
-            self._suspects = {one for one in self._suspects if self.scheduler.request_of(one) is not None}
-        self._step_interrupted, self._not_started = False, None
+            self._clear(plan)
+        self._step_interrupted, self._not_started, self._left = False, None, None
         return advanced
+
+    def _clear(self, plan: StepPlan) -> None:
+        """A step was waited for: sequences that have come past the place that failed before are not suspected any more,
+        and those that have ended."""
+        for chunk in plan.chunks if self._suspects else ():
+            if chunk.known_end >= self._suspects.get(chunk.sequence_id, 0):
+                self._suspects.pop(chunk.sequence_id, None)
+        live = {one: end for one, end in self._suspects.items() if self.scheduler.request_of(one) is not None}
+        self._suspects = live
 
     def _wait_and_commit(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:
         if execution is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 
 from quire import kernels
 from quire.kernels.adapters import LoraSegments
+from quire.kernels.pipe import StageError
 from quire.kernels.transfer import send
 from quire.layers.stages import Stage
 from quire.lora import AdapterMix, AdapterSlots
@@ -111,11 +112,17 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> RunningStep | HandedOn:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
-        ahead = self._ahead or nullcontext()
-        if self._ahead is not None:
-            self._ahead.take(chunk.block_ids for chunk in plan.chunks)
-        with torch.inference_mode(), self._on_device(), ahead, self._in_step(plan):
-            return self._execute(plan)
+        with self._in_step(plan):
+            ahead = self._ahead or nullcontext()
+            if self._ahead is not None:
+                self._ahead.take(chunk.block_ids for chunk in plan.chunks)
+            with torch.inference_mode(), self._on_device(), ahead:
+                return self._execute(plan)
+
+    def skip(self, plan: StepPlan) -> None:
+        """In the place of `execute`, where that cannot begin: other stages make the step."""
+        with suppress(StageError), self._in_step(plan):
+            raise StageError
 
     @contextmanager
     def _in_step(self, plan: StepPlan) -> Iterator[None]:

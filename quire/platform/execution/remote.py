@@ -31,11 +31,12 @@ from quire.lora.adapter import Bound
 from quire.models.base import CausalLM
 from quire.models.loader import load_structure
 from quire.platform.execution.executor import WorkerFacts
-from quire.platform.execution.wire import pack, pack_plan, unpack, unpack_result
+from quire.platform.execution.remote_step import RemoteStep
+from quire.platform.execution.wire import pack, pack_plan, unpack
 from quire.platform.execution.worker import purpose_of
 from quire.platform.execution.worker_process import Answer, Place, Start
 from quire.platform.kv.connector import TransferReport
-from quire.platform.scheduling.plan import StepPlan, StepResult
+from quire.platform.scheduling.plan import StepPlan
 
 if TYPE_CHECKING:
     from quire.platform.sampling.structured.constraint import CompiledConstraint
@@ -46,6 +47,7 @@ logger = logging.getLogger("quire")
 # A worker that has not answered for so long hangs: longer than any step, and reading weights again, should take.
 ANSWER_SECONDS = 600.0
 _LOOK_SECONDS = 1.0  # between two looks at whether it lives
+_SMALL_BYTES = 32 << 10  # of a message: a socket has room for as many of them as stages have steps in flight
 _LAST_SECONDS = 5.0  # between the end of its connection and what is known of its own
 _ERRANDS = {"read": "read an adapter", "vocabulary": "take a vocabulary", "grammar": "compile a grammar"}
 
@@ -62,21 +64,6 @@ class RemoteAdapter:
     ranks: tuple[int, ...]
     mixable: bool
     bound: Bound
-
-
-class RemoteStep:
-    """A step that the worker runs. It is not looked past: its tokens come with its answer."""
-
-    known_there = False
-
-    def __init__(self, plan: StepPlan, number: int, answer: Callable[[int], Any]) -> None:
-        """number: of the message that starts it; answer: what answers the message of a number."""
-        self.plan = plan
-        self.number = number
-        self._answer = answer
-
-    def result(self) -> StepResult:
-        return unpack_result(self._answer(self.number), self.plan)
 
 
 class ProcessGrammars:
@@ -141,6 +128,7 @@ class RemoteExecutor:
         self._steps = link.steps
         self._number = 0  # of the last message that wants an answer
         self._answers: dict[int, Answer] = {}  # that nobody has asked for yet
+        self._waiting: set[int] = set()  # numbers of messages that are not answered yet
         self._outbox: list[bytes] = []
         self._forgotten: deque[int] = deque()  # handles of adapters that nobody has here any more
         self._weights: Callable[[int], RemoteAdapter] | None = None
@@ -305,8 +293,22 @@ class RemoteExecutor:
 
     def _send(self, number: int | None) -> None:
         messages, self._outbox = self._outbox, []
+        data = pack((number, messages))
+        if len(data) > _SMALL_BYTES:
+            self._take_answers()
         with self._watched():
-            self._steps.send_bytes(pack((number, messages)))
+            self._steps.send_bytes(data)
+        if number is not None:
+            self._waiting.add(number)
+
+    def _take_answers(self) -> None:
+        """Wait for all that the worker still has to say: it takes no large message while it says something large."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while self._waiting:
+            self.look_for(min(self._waiting), _LOOK_SECONDS)
+            if self._waiting and time.monotonic() > deadline:
+                self._end_silent()
+                raise WorkerDiedError(str(self._broken))
 
     def _wait_for(self, number: int, seconds: float | None = None) -> Any:
         """What answers a message. An interrupt while this waits loses nothing."""
@@ -317,8 +319,7 @@ class RemoteExecutor:
             elif self.health_error() is not None:
                 raise WorkerDiedError(str(self._broken))
             elif time.monotonic() > deadline:
-                self._broken = f"the worker's process has not answered for {ANSWER_SECONDS:g} s and was ended"
-                self.link.end()
+                self._end_silent()
         answer = self._answers.pop(number)
         if answer.lost is not None:
             self._broken = answer.lost
@@ -328,10 +329,15 @@ class RemoteExecutor:
             raise unpack(answer.error)
         return answer.value
 
+    def _end_silent(self) -> None:
+        self._broken = f"the worker's process has not answered for {ANSWER_SECONDS:g} s and was ended"
+        self.link.end()
+
     def _receive(self) -> None:
         with self._watched():
             answer: Answer = unpack(self._steps.recv_bytes())
         self._answers[answer.number] = answer
+        self._waiting.discard(answer.number)
         for record in answer.logs:
             if logging.getLogger(record.name).isEnabledFor(record.levelno):
                 logging.getLogger(record.name).handle(record)

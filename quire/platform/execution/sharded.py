@@ -25,7 +25,8 @@ from quire.models.base import CausalLM
 from quire.platform.execution import device, remote
 from quire.platform.execution.numa import processors_for
 from quire.platform.execution.process import ProcessExecutor
-from quire.platform.execution.remote import RemoteAdapter, RemoteExecutor, RemoteStep
+from quire.platform.execution.remote import RemoteAdapter, RemoteExecutor
+from quire.platform.execution.remote_step import RemoteStep
 from quire.platform.execution.wire import unpack
 from quire.platform.execution.worker_process import Answer, Place
 from quire.platform.kv.connector import MergedReports, TransferReport
@@ -138,18 +139,21 @@ class ShardedExecutor:
 
     def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
         self._check()
-        self._tell_all(lambda worker: worker.take_pixels(digest, inputs))
+        first = self._workers[: len(self._workers) // self.steps_at_once]  # the stage that encodes
+        self._tell_all(lambda worker: worker.take_pixels(digest, inputs), first)
 
     def execute(self, plan: StepPlan) -> ShardedStep:
         self._check()
         steps = self._tell_all(lambda worker: worker.execute(plan))
         return ShardedStep(plan, lambda: self._result(steps))
 
-    def _tell_all(self, tell: Callable[[RemoteExecutor], _Told]) -> list[_Told]:
+    def _tell_all(
+        self, tell: Callable[[RemoteExecutor], _Told], workers: Sequence[RemoteExecutor] | None = None
+    ) -> list[_Told]:
         """Where one hears of it and another does not, they are not in step any more, and all end."""
         told: list[_Told] = []
         try:
-            for worker in self._workers:
+            for worker in self._workers if workers is None else workers:
                 told.append(tell(worker))
         except BaseException as error:
             if told or not isinstance(error, Exception):
@@ -251,7 +255,8 @@ class ShardedExecutor:
 
     def _result(self, steps: Sequence[RemoteStep]) -> StepResult:
         """Of the last stage. Raises what went wrong in the first process that something went wrong in."""
-        self._wait_for_all([step.number for step in steps])
+        if not any(step.is_answered for step in steps):  # else an interrupt has come behind that
+            self._wait_for_all([step.number for step in steps])
         results: list[StepResult | None] = []
         errors: list[Exception | None] = []
         for step in steps:
@@ -285,12 +290,11 @@ class ShardedExecutor:
         nothing. Raises WorkerDiedError where one never will, or what has failed before."""
         waiting = dict(zip(self._workers, numbers, strict=True))
         seconds = remote.ANSWER_SECONDS if seconds is None else seconds
-        if behind is None:  # a later stage may have a step before this one to make
-            behind = _BEHIND_SECONDS if self.steps_at_once == 1 else seconds
-        deadline = time.monotonic() + seconds
+        behind = _BEHIND_SECONDS if behind is None else behind
+        deadlines = dict.fromkeys(self._workers, time.monotonic() + seconds)
         failed: RemoteExecutor | None = None
         while waiting:
-            if time.monotonic() > deadline:
+            if time.monotonic() > min(deadlines[worker] for worker in waiting):
                 self._end_late(f"has not answered for {seconds:g} s", failed, numbers)
             for worker, number in list(waiting.items()):
                 try:
@@ -305,7 +309,9 @@ class ShardedExecutor:
                     continue
                 del waiting[worker]
                 if failed is None and (answer.error is not None or answer.lost is not None):
-                    failed, deadline = worker, min(deadline, time.monotonic() + behind)
+                    failed = worker
+                    for one in self._stage_of(worker):  # another stage may have a step before this one to make
+                        deadlines[one] = min(deadlines[one], time.monotonic() + behind)
 
     def _end_late(self, why: str, failed: RemoteExecutor | None, numbers: Sequence[int]) -> None:
         """failed: the first that something went wrong in; None: why says what is wrong. Raises that."""
@@ -313,6 +319,11 @@ class ShardedExecutor:
         if failed is not None:
             failed.answer(self._number_of(failed, numbers))
         raise WorkerDiedError(str(self._broken))
+
+    def _stage_of(self, worker: RemoteExecutor) -> Sequence[RemoteExecutor]:
+        size = len(self._workers) // self.steps_at_once
+        first = self._workers.index(worker) // size * size
+        return self._workers[first : first + size]
 
     def _number_of(self, worker: RemoteExecutor, numbers: Sequence[int]) -> int:
         return numbers[self._workers.index(worker)]

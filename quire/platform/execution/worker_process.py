@@ -256,6 +256,7 @@ class _Served:
         from quire.platform.execution.wire import pack_result
 
         if self._failure is not None:
+            self._worker.runner.skip(self._plan)
             raise self._failure
         return pack_result(self._worker.runner.execute(self._plan).result())
 

@@ -14,7 +14,7 @@ class Flights:
     def __init__(self) -> None:
         self._numbers: set[int] = set()
         self._named: Counter[int] = Counter()  # sequences, by id: so many held plans compute something of each
-        self._owed: set[int] = set()  # those that get something
+        self.owed: set[int] = set()  # those that wait for what one of them gives
 
     def __bool__(self) -> bool:
         return bool(self._numbers)
@@ -26,25 +26,23 @@ class Flights:
         """As `begin`, for a plan whose sequences wait for it."""
         self.begin(plan)
         self._named.update(chunk.sequence_id for chunk in plan.chunks)
-        self._owed.update(chunk.sequence_id for chunk in plan.chunks if _gives(chunk))
+        self.owed.update(chunk.sequence_id for chunk in plan.chunks if _gives(chunk))
 
     def end(self, plan: StepPlan) -> bool:
         """A plan runs no more. False: it was none of these."""
         if plan.number not in self._numbers:
             return False
         self._numbers.remove(plan.number)
+        if not self._named:
+            return True
         for chunk in plan.chunks:
             if self._named[chunk.sequence_id] <= 1:
                 del self._named[chunk.sequence_id]
             else:
                 self._named[chunk.sequence_id] -= 1
             if _gives(chunk):
-                self._owed.discard(chunk.sequence_id)
+                self.owed.discard(chunk.sequence_id)
         return True
-
-    def owes(self, sequence_id: int) -> bool:
-        """Whether a sequence waits for what one of them gives."""
-        return sequence_id in self._owed
 
     def names(self, sequence_id: int) -> bool:
         """Whether one of them computes something of a sequence."""

@@ -186,15 +186,15 @@ class Scheduler:
         builder.add(sequence, count, self._worker.new_tokens(sequence), self.kv.new_blocks(sequence.id), drafts)
 
     def _continue_running(self, builder: PlanBuilder) -> None:
-        drafts: Drafts = {}
+        drafts, owed = Drafts(), self._flights.owed
         # Those who wait come first, be it for tokens of the step or for blocks.
         if self.drafting is not None and not (self.waiting and len(self.running) < self.config.max_num_seqs):
-            free = [sequence for sequence in self.running if not self._flights.owes(sequence.id)]
+            free = [one for one in self.running if one.id not in owed] if owed else self.running
             drafts = self.drafting.choose(free[: builder.sequences_left], builder.tokens_left)
         for sequence in list(self.running):
             if builder.full:
                 break
-            if self._flights.owes(sequence.id) or (sequence.pending and sequence.last_pending):
+            if (owed and sequence.id in owed) or (sequence.pending and sequence.last_pending):
                 continue
             start = sequence.num_computed
             count = min(len(sequence.token_ids) - start, builder.tokens_left, self._most_at_once)

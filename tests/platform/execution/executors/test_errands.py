@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def test_a_process_that_hangs(settings: dict[str, Any], tiny_path: Path, monkeyp
     monkeypatch.setattr(remote, "_LOOK_SECONDS", 0.05)
     pids, executor = pids_of(llm), llm.llm_engine.executor
     os.kill(pids[0], signal.SIGSTOP)
+    while "\nState:\tT" not in Path(f"/proc/{pids[0]}/status").read_text():
+        time.sleep(0.01)
     with pytest.raises(WorkerDiedError, match="asked to read an adapter, and was ended"):
         executor.adapter_reader().read(tiny_path / "adapter")
     assert "asked to read an adapter" in str(executor.health_error())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from quire import LLM, BeamSearchParams, LoRARequest, QuireError, SamplingParams
 from quire.errors import UnsupportedModelError
+from quire.platform.execution import remote
 from quire.platform.sampling.structured.params import StructuredOutputsParams
 from tests.lora import adapter_files
 from tests.models.tiny import build
@@ -56,10 +58,9 @@ def test_families(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -
         {"quantization": "int4", "kv_cache_dtype": "int8"},
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
         {"max_num_batched_tokens": 7, "num_gpu_blocks_override": 12},
-        {"max_num_batched_tokens": 7, "num_gpu_blocks_override": 12, "swap_space": 1},
         {"max_num_seqs": 3},
     ],
-    ids=["int8", "int4", "drafts", "chunks and preemptions", "swaps", "few at a time"],
+    ids=["int8", "int4", "drafts", "chunks and preemptions", "few at a time"],
 )
 @pytest.mark.parametrize("stages", [2, 3])
 def test_settings(tmp_path: Path, more: dict[str, Any], stages: int) -> None:
@@ -168,21 +169,162 @@ def test_adapters(tiny_path: Path, tmp_path: Path) -> None:
     llm.llm_engine.close()
 
 
-def test_a_step_that_fails_in_a_later_stage(tiny_path: Path) -> None:
-    """The stages go on in step, the others' answers are right, and what fails by itself ends alone."""
+# What `sitecustomize` makes of a worker: its stage fails where a rule says so, instead of its part of a step.
+FAILING = """
+import os
+from importlib.util import find_spec
+from importlib.abc import MetaPathFinder
+import sys
+
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "quire.platform.execution.model_runner":
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            execute = module.ModelRunner._execute
+            state = {"left": int(os.environ["QUIRE_TEST_FAILURES"])}
+
+            def failing(self, plan):
+                stage, position = map(int, os.environ["QUIRE_TEST_FAILS_AT"].split())
+                here = self._stage is not None and self._stage.number == stage and state["left"]
+                if here and any(c.start <= position < c.start + c.length for c in plan.chunks):
+                    state["left"] -= 1
+                    raise MemoryError("there is none")
+                return execute(self, plan)
+
+            module.ModelRunner._execute = failing
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+CHUNKED = {
+    "skip_tokenizer_init": True,
+    "dtype": "bfloat16",
+    "max_num_batched_tokens": 8,
+    "num_gpu_blocks_override": 100,
+}
+
+
+@pytest.fixture
+def failing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """failing(stage, position, times): workers that are started from here on fail in steps that compute this position."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "sitecustomize.py").write_text(FAILING)
+
+    def fail(stage: int, position: int, times: int) -> None:
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.setenv("QUIRE_TEST_FAILS_AT", f"{stage} {position}")
+        monkeypatch.setenv("QUIRE_TEST_FAILURES", str(times))
+
+    return fail
+
+
+def long_and_short(llm: LLM) -> list[Any]:
+    prompts = [{"prompt_token_ids": [3 + 7 * i % 50 for i in range(length)]} for length in (30, 5)]
+    params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0, logprobs=2)
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    llm.llm_engine.check_integrity()
+    return [(one.finish_reason, one.token_ids, one.logprobs) for one in outputs]
+
+
+@pytest.mark.parametrize("debug", [False, True], ids=["", "poisoned"])
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("position", [3, 20, 31], ids=["at once", "amid a prompt", "at a token"])
+def test_a_stage_that_fails_once(
+    tmp_path: Path, failing: Callable[..., None], stage: int, position: int, debug: bool
+) -> None:
+    """What went on from the failed step, the next chunk of its prompt above all, is thrown away with it."""
+    build("LlamaForCausalLM", "gqa", tmp_path, **WIDE)
+    expected = long_and_short(LLM(str(tmp_path), **CHUNKED))
+    failing(stage, position, 1)
+    llm = LLM(str(tmp_path), pipeline_parallel_size=2, debug=debug, **CHUNKED)
+    again = []
+    begin_again = llm.llm_engine.scheduler.begin_again
+    llm.llm_engine.scheduler.begin_again = lambda plan: (again.append(plan), begin_again(plan))
+    assert long_and_short(llm) == expected and again
+    assert llm.llm_engine.executor.health_error() is None
+    llm.llm_engine.close()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_stage_that_fails_again_and_again(tmp_path: Path, failing: Callable[..., None], cached: bool) -> None:
+    """Its request ends, and the other goes on."""
+    build("LlamaForCausalLM", "gqa", tmp_path, **WIDE)
+    expected = long_and_short(LLM(str(tmp_path), **CHUNKED))
+    failing(1, 29, 10**6)
+    llm = LLM(str(tmp_path), pipeline_parallel_size=2, enable_prefix_caching=cached, **CHUNKED)
+    found = long_and_short(llm)
+    assert found[0][0] == "error" and found[1] == expected[1]
+    llm.llm_engine.close()
+
+
+def test_a_large_answer_and_a_large_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that says more than a socket takes is heard before it is told as much."""
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 30.0)
+    long = 220_000
+    build("LlamaForCausalLM", "gqa", tmp_path, max_position_embeddings=long + 100)
+    settings = {"skip_tokenizer_init": True, "max_num_batched_tokens": 3000, "max_num_seqs": 4}
+    llm = LLM(str(tmp_path), pipeline_parallel_size=2, kv_cache_memory_bytes=400 << 20, **settings)
+    engine = llm.llm_engine
+    scored = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=20)
+    engine.add_request("a", {"prompt_token_ids": [5 + i % 80 for i in range(2990)]}, scored)
+    engine.step()
+    engine.add_request("b", {"prompt_token_ids": [7 + i % 80 for i in range(long)]}, SamplingParams(max_tokens=1))
+    ended_: dict[str, Any] = {}
+    while "a" not in ended_:
+        ended_.update({one.request_id: one for one in engine.step() if one.finished})
+    assert len(ended_["a"].prompt_logprobs) == 2990 and engine.executor.health_error() is None
+    engine.abort_request(["b"])
+    engine.close()
+
+
+def test_an_interrupt_between_two_answers(tiny_path: Path) -> None:
+    """A step in flight is not lost."""
+    expected = LLM(str(tiny_path)).generate("Once upon", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    llm = LLM(str(tiny_path), pipeline_parallel_size=2)
+    engine = llm.llm_engine
+    second, answers = processes(llm)[1], iter(range(100))
+    answer = second.answer
+
+    def interrupted(number: int) -> Any:
+        if next(answers) == 1:
+            raise KeyboardInterrupt
+        return answer(number)
+
+    second.answer = interrupted
+    for name in "abc":
+        engine.add_request(name, "Once upon", GREEDY)
+    with pytest.raises(KeyboardInterrupt):
+        adapter_files.drive(engine)
+    outputs = adapter_files.drive(engine)
+    assert next(answers) > 2
+    assert outputs["c"].outputs[0].token_ids == expected and engine.executor.health_error() is None
+    engine.close()
+
+
+def test_a_message_that_fails_in_a_later_stage(tiny_path: Path) -> None:
+    """The stage makes no step then, and the others do not wait for it."""
     expected = LLM(str(tiny_path)).generate(["One", "Two", "Three"], GREEDY, use_tqdm=False)
     llm = LLM(str(tiny_path), pipeline_parallel_size=2)
     engine = llm.llm_engine
     last = processes(llm)[-1]
     execute, count = last.execute, iter(range(100))
 
-    def failing(plan: Any) -> Any:
-        """Once: as if memory had not sufficed in the middle of it."""
+    def once(plan: Any) -> Any:
         if next(count) == 3:
+            last._post("pixels", b"digest", (), b"no tensors")
             last._post("memory", "no such thing")
+            last._send(None)
         return execute(plan)
 
-    last.execute = failing
+    last.execute = once
     outputs = llm.generate(["One", "Two", "Three"], GREEDY, use_tqdm=False)
     assert [one.outputs[0].token_ids for one in outputs] == [one.outputs[0].token_ids for one in expected]
     assert next(count) > 3 and engine.executor.health_error() is None
