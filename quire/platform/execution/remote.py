@@ -123,7 +123,7 @@ class RemoteExecutor:
     ) -> None:
         """place: of the worker among several; its facts come with `take_facts` then. threads: its own; 0: as many as
         this process's."""
-        self._config, self._path = config, path
+        self.config, self._path = config, path
         self.link = link
         self._steps = link.steps
         self._number = 0  # of the last message that wants an answer
@@ -191,9 +191,9 @@ class RemoteExecutor:
         return RemoteStep(plan, self._ask("execute"), self.answer)
 
     def structure(self) -> CausalLM:
-        model = self._config.model
+        model = self.config.model
         return load_structure(
-            self._path, model.load_format, model.hf_overrides, model.model_impl, purpose_of(self._config)
+            self._path, model.load_format, model.hf_overrides, model.model_impl, purpose_of(self.config)
         )
 
     # -- adapters -------------------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ class ShardedExecutor:
         self.steps_at_once = stages
         self._workers = list(workers)
         self._reports = MergedReports(len(workers))
+        self._most_adapter_bytes = min(workers[0].config.lora.host_bytes, workers[0].config.lora.device_bytes)
         self._wait_for_all([0] * len(workers), seconds=float("inf"))  # weights may have to be read
         for worker in self._workers:
             worker.take_facts()
@@ -178,7 +179,13 @@ class ShardedExecutor:
 
     def read(self, directory: Path) -> ShardedAdapter:
         """Have every process read an adapter. Any thread may call this. Raises AdapterError."""
-        return ShardedAdapter.of([worker.read(directory) for worker in self._workers], self.steps_at_once)
+        adapter = ShardedAdapter.of([worker.read(directory) for worker in self._workers], self.steps_at_once)
+        if adapter.nbytes > self._most_adapter_bytes:  # its parts are less
+            raise AdapterError(
+                f"{directory}: takes {adapter.nbytes:,} bytes, and at most {self._most_adapter_bytes:,} are given to "
+                "adapters at once."
+            )
+        return adapter
 
     # -- grammars -------------------------------------------------------------------------------------------------
 

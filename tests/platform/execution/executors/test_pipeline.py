@@ -204,17 +204,12 @@ class Finder(MetaPathFinder):
 
 sys.meta_path.insert(0, Finder())
 """
-CHUNKED = {
-    "skip_tokenizer_init": True,
-    "dtype": "bfloat16",
-    "max_num_batched_tokens": 8,
-    "num_gpu_blocks_override": 100,
-}
+CHUNKED = {**settings_of(""), "max_num_batched_tokens": 8}
 
 
 @pytest.fixture
 def failing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """failing(stage, position, times): workers that are started from here on fail in steps that compute this position."""
+    """failing(stage, position, times): workers that start from here on fail in steps that compute this position."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(FAILING)
 
