@@ -158,20 +158,27 @@ class EngineCore:
         execution = self._in_flight[0]
         try:
             result = execution.result()  # an interrupt here leaves it in flight
-            self._in_flight.popleft()
-            return self.scheduler.commit(execution.plan, result)
         except Exception as error:
+            self._in_flight.popleft()
             if execution.known_there or self.executor.health_error() is not None:
                 # It cannot be run again: what was started behind it reads its tokens, or nobody is left to do so.
-                self._in_flight.popleft()
-                logger.exception("a step failed, and its requests with it")
-                self._recovery.give_up(execution.plan, error)
-            else:
-                logger.exception("a step failed; its sequences, and those of steps that run, begin again")
-                self._suspects.update({chunk.sequence_id: chunk.known_end for chunk in execution.plan.chunks})
-                self.scheduler.begin_again(self._in_flight.popleft().plan)
-                self._begin_again()
+                self._give_up(execution.plan, error)
+                return []
+            logger.exception("a step failed; its sequences, and those of steps that run, begin again")
+            self._suspects.update({chunk.sequence_id: chunk.known_end for chunk in execution.plan.chunks})
+            self.scheduler.begin_again(execution.plan)
+            self._begin_again()
             return []
+        self._in_flight.popleft()
+        try:
+            return self.scheduler.commit(execution.plan, result)
+        except Exception as error:
+            self._give_up(execution.plan, error)
+            return []
+
+    def _give_up(self, plan: StepPlan, error: Exception) -> None:
+        logger.error("a step failed, and its requests with it", exc_info=error)
+        self._recovery.give_up(plan, error)
 
     def _begin_again(self) -> None:
         """A step has failed, and those behind it may have gone on from what it has left: let them end, and begin their
