@@ -118,7 +118,10 @@ def _server(context: typer.Context, given: dict[str, Any], of_vllm: dict[str, An
     concurrency = CONCURRENCY if given["max_concurrency"] is None else given["max_concurrency"]
     if concurrency < 1:
         raise typer.BadParameter(f"--max-concurrency {concurrency}: must be 1 at least.")
-    return _Server(api_url(given["url"]), given["api_key"], concurrency)
+    url = api_url(given["url"])
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise typer.BadParameter("--url has a name or a password in it: give the key by --api-key, or QUIRE_API_KEY.")
+    return _Server(url, given["api_key"], concurrency)
 
 
 def _is_chosen(context: typer.Context, name: str) -> bool:

@@ -62,8 +62,17 @@ class Generate:
         self._engine.read_request("of one token", {"prompt_token_ids": [0]}, self._params).discard()
 
     def __call__(self, batch: Batch) -> Batch:
-        """The batch with its answers. Raises QuireError for what concerns all rows: a column that there is not, or is
-        there already, an adapter that cannot be loaded."""
+        """What Ray takes: as `add_answers`, what is added as columns of text. A column that has nothing but None in one
+        batch would else be of another type in that batch's file."""
+        import pyarrow
+
+        answered = self.add_answers(batch)
+        text = {name: pyarrow.array(answered[name], pyarrow.string()) for name in answered if name not in batch}
+        return {**answered, **text}
+
+    def add_answers(self, batch: Batch) -> Batch:
+        """The batch with its answers, arrays of objects. Raises QuireError for what concerns all rows: a column that
+        there is not, or is there already, an adapter that cannot be loaded."""
         columns = self._columns
         for name in (columns.output, columns.finish_reason, columns.error):
             if name is not None and name in batch:
@@ -246,7 +255,7 @@ class _Part:
             job = self._job
             rows = [json.loads(line) for line in islice(_lines(job.source, int(place)), job.rows)]
             names = list(dict.fromkeys(name for row in rows for name in row))
-            answered = self._generate({name: [row.get(name) for row in rows] for name in names})
+            answered = self._generate.add_answers({name: [row.get(name) for row in rows] for name in names})
             added = [name for name in answered if name not in names]
             for place, row in enumerate(rows):
                 row.update({name: answered[name][place] for name in added})

@@ -34,6 +34,7 @@ _HOP = frozenset({b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-a
                   b"transfer-encoding", b"upgrade", b"date", b"expect"})  # fmt: skip
 _OURS = frozenset({SECRET.encode(), TICKET.encode(), b"content-length"})
 _KEYS = frozenset({b"authorization", b"x-api-key"})
+_NEVER_THERE = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)  # it had nothing of the request
 _AUTO = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")  # which aiohttp would add
 
 
@@ -97,7 +98,7 @@ class Forward:
 
     async def _serve(self, scope: Scope, body: bytes, send: Send) -> None:
         hints = hints_of(scope["path"], body, self._base)
-        avoid: list[str] = []
+        avoid, begun = list[str](), False  # begun: a replica that had the request has ended
         for tried in range(_TRIES):
             admission = self._admit.remote({**hints, "avoid": avoid})
             told, ended, life = None, False, None
@@ -117,14 +118,15 @@ class Forward:
                 return
             except (aiohttp.ClientConnectionError, ConnectionError) as error:
                 replica = told["replica"] if told is not None else None
+                begun = begun or (told is not None and not isinstance(error, _NEVER_THERE))
                 logger.warning("replica %s: %s, try %d", replica, type(error).__name__, tried + 1)
             finally:
                 if not ended:
                     admission.cancel()  # else it may still wait for a replica, and a replica then for its request
                 if life is None:
                     _watched(admission)
-        raise ApiError(503, "the replicas that were asked ended before they answered: try again.", code="replica_ended",
-                       headers={"Retry-After": "1"})  # fmt: skip
+        raise ApiError(503, "the replicas that were asked ended before they answered: try again.",
+                       code="replica_ended" if begun else None, headers={"Retry-After": "1"})  # fmt: skip
 
     async def _asked(self, scope: Scope, body: bytes, told: Mapping[str, str]) -> aiohttp.ClientResponse:
         assert self._http is not None

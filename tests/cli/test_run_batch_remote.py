@@ -39,7 +39,7 @@ def test_the_answers_are_the_servers(demo: ServerProcess, tmp_path: Path) -> Non
 
 
 def test_killed_it_goes_on_and_each_line_has_one_answer(demo: ServerProcess, tmp_path: Path) -> None:
-    more = {"max_tokens": 150, "temperature": 0, "ignore_eos": True}
+    more = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
     requests = [line(f"r{place}", TEXT, prompt=f"Once {place}", **more) for place in range(24)]
     file, out = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "quire", "run-batch", "-i", str(file), "-o", str(out), "--url", demo.url]
@@ -76,16 +76,23 @@ class Scripted:
     """A server that says to each prompt what its script says, one after the other, and the last of it forever.
 
     A text is sent as it is, with status 502; None: the connection ends. most: requests that it had at once. A prompt
-    "poison" ends all that runs.
+    "poison" ends all that runs. together: requests that are answered at once; their number is a multiple of it.
+    models: what it says to who asks for them: the status, and the body.
     """
 
-    def __init__(self, scripts: dict[str, list[Any]], models: int = 200) -> None:
+    def __init__(
+        self, scripts: dict[str, list[Any]], models: int = 200, list_of_them: bytes = b"{}", together: int = 1
+    ) -> None:
         self.scripts = scripts
+        self.list_of_them = list_of_them
+        self.together = threading.Barrier(together)
         self.models = models
         self.asked: Counter[str] = Counter()
         self.requests = 0
         self.keys: list[str | None] = []
         self.most = self.now = 0
+        self.connections = 0
+        self.away = range(0)  # which connections are closed at once
         self.ends = 0  # times that all that runs has ended
         self.lock = threading.Lock()
 
@@ -99,11 +106,21 @@ class Scripted:
             self.ends += prompt == "poison"
             before = self.ends
         if prompt != "poison":
+            self.together.wait(120)
             time.sleep(0.03)
         with self.lock:
             self.now -= 1
         script = self.scripts.get(prompt, [OK])
         return None if prompt == "poison" or self.ends != before else script[min(place, len(script) - 1)]
+
+
+class Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    scripted: Scripted
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        self.scripted.connections += 1
+        return self.scripted.connections not in self.scripted.away
 
 
 @contextmanager
@@ -113,7 +130,7 @@ def serving(scripted: Scripted) -> Iterator[str]:
 
         def do_GET(self) -> None:
             scripted.keys.append(self.headers["Authorization"])
-            self.send(scripted.models, b"{}", {"Location": "http://elsewhere/v1/models"})
+            self.send(scripted.models, scripted.list_of_them, {"Location": "http://elsewhere/v1/models"})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -135,7 +152,8 @@ def serving(scripted: Scripted) -> Iterator[str]:
         def log_message(self, *args: object) -> None:
             """Nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
+    server.scripted = scripted
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
@@ -202,8 +220,21 @@ def test_who_ends_the_server_is_found_and_the_others_have_their_answers(tmp_path
     assert found["poison"]["body"]["error"]["code"] == "no_answer" and scripted.asked["poison"] == 5
 
 
+@pytest.mark.usefixtures("soon")
+def test_lines_outlive_what_takes_connections_for_a_server_that_is_away(tmp_path: Path) -> None:
+    """As a tunnel does, or a container's port: it says nothing, and closes."""
+    names = [f"r{place}" for place in range(12)]
+    scripted, out = Scripted({}), tmp_path / "out.jsonl"
+    scripted.away = range(2, 60)  # connections, of which the first is that of who asks whether it is there
+    with serving(scripted) as url:
+        result = run(prompts(tmp_path / "in.jsonl", *names), out, "--url", url, "--max-concurrency", "4")
+    assert scripted.connections >= 60
+    assert result.exit_code == 0, result.output
+    assert {found["status_code"] for found in answers(out).values()} == {200} and len(answers(out)) == 12
+
+
 def test_requests_in_flight_are_bounded(tmp_path: Path) -> None:
-    scripted = Scripted({})
+    scripted = Scripted({}, together=5)
     file, out = prompts(tmp_path / "in.jsonl", *map(str, range(40))), tmp_path / "out.jsonl"
     with serving(scripted) as url:
         assert run(file, out, "--url", url, "--max-concurrency", "5").exit_code == 0
@@ -235,6 +266,13 @@ def test_a_key_that_is_not_taken_any_more_ends_the_run(tmp_path: Path) -> None:
     assert result.exit_code == 1 and "it wants another key" in result.stderr and set(answers(out)) == {"a"}
 
 
+def test_a_server_that_is_elsewhere_ends_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with serving(Scripted({"b": [(307, {}, {"Location": "http://elsewhere"})]})) as url:
+        result = run(prompts(tmp_path / "in.jsonl", "a", "b"), out, "--url", url, "--max-concurrency", "1")
+    assert result.exit_code == 1 and "--url http://elsewhere, perhaps" in result.stderr and set(answers(out)) == {"a"}
+
+
 def test_servers_that_are_none(tmp_path: Path) -> None:
     file, out = prompts(tmp_path / "in.jsonl", "a"), tmp_path / "out.jsonl"
 
@@ -250,11 +288,16 @@ def test_servers_that_are_none(tmp_path: Path) -> None:
         assert "it wants another key (--api-key" in refusal("--url", url)
     with serving(Scripted({}, models=307)) as url:
         assert "--url http://elsewhere/v1/models, perhaps" in refusal("--url", url)
+    with serving(Scripted({}, list_of_them=b"<html>")) as url:
+        assert "/v1/models answered 200, and no JSON object" in refusal("--url", url)
     told = refusal("--url", "localhost:1", "--api-key", "sec\nret")
     assert "characters that no header can have" in told and "ret" not in told.replace("characters", "")
+    assert "sec" not in refusal("--url", "localhost:1", "--api-key", " sec ")
 
 
 def test_the_key_is_taken_from_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("QUIRE_API_KEY", raising=False)
     file, scripted = prompts(tmp_path / "in.jsonl", "a"), Scripted({})
 
     def key(*words: str) -> str | None:
@@ -267,6 +310,7 @@ def test_the_key_is_taken_from_where_it_is(tmp_path: Path, monkeypatch: pytest.M
         assert key() == "Bearer one"
         monkeypatch.setenv("QUIRE_API_KEY", "two")
         assert key() == "Bearer two" and key("--api-key", "three") == "Bearer three"
+        assert key("--api-key", " four\n") == "Bearer four"
 
 
 def test_a_line_that_is_refused_for_long_beside_others_is_given_up(
@@ -281,11 +325,34 @@ def test_a_line_that_is_refused_for_long_beside_others_is_given_up(
     assert found["away"]["status_code"] == 503 and {found[name]["status_code"] for name in others} == {200}
 
 
+def test_lines_that_are_given_up_are_no_answers_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None
+) -> None:
+    """Else who is put off meanwhile would be given up beside them."""
+    cursed = [f"cursed {place}" for place in range(40)]
+    out, scripted = tmp_path / "out.jsonl", Scripted({"away": [AWAY], **{name: [BROKEN] for name in cursed}})
+    count_requests(monkeypatch, scripted)
+    with serving(scripted) as url:
+        result = run(prompts(tmp_path / "in.jsonl", "away", *cursed), out, "--url", url, "--max-concurrency", "3")
+    assert result.exit_code == 1 and "no request was answered for 40 s" in result.stderr
+    assert 0 < len(answers(out)) < 40 and "away" not in answers(out)
+
+
+def test_what_is_no_number_of_tokens_is_not_counted() -> None:
+    tally = batch.Tally()
+    for number in ("3", "true", "-5", "1.5", '"7"', "null", "9" * 400):
+        usage = f'{{"prompt_tokens":{number},"completion_tokens":{number}}}'
+        tally.add(batch.Answer(200, "id", b'{"usage":%s}' % usage.encode()))
+    assert (tally.answers, tally.prompt_tokens, tally.output_tokens) == (7, 3, 3)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--url", "a", "--model", "m"], "--model is for an engine"),
         (["--url", "a", "--max-num-seqs", "4"], "--max-num-seqs is for an engine"),
+        (["--url", "http://user:sesame@a"], "give the key by --api-key"),
+        (["--url", "user:sesame@a:1/v1"], "give the key by --api-key"),
         (["--url", "a", "--max-concurrency", "0"], "must be 1 at least"),
         (["--api-key", "k"], "--api-key is for a server that runs"),
         (["--max-concurrency", "4"], "--max-concurrency is for a server that runs"),
@@ -294,6 +361,7 @@ def test_a_line_that_is_refused_for_long_beside_others_is_given_up(
 def test_options_of_the_other_way_are_refused(tmp_path: Path, words: list[str], told: str) -> None:
     result = run(prompts(tmp_path / "in.jsonl", "a"), tmp_path / "out.jsonl", *words)
     assert result.exit_code == 2 and told in " ".join(result.stderr.replace("│", " ").split())
+    assert "sesame" not in result.stderr
 
 
 def test_variables_of_other_commands_are_no_options_of_this_one(

@@ -43,10 +43,10 @@ def columns_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_stage_answers_rows_in_their_order(want: list[str]) -> None:
     stage = Generate(**GENERATE)
-    found = stage(columns_of(ROWS))
+    found = stage.add_answers(columns_of(ROWS))
     assert list(found["generated_text"]) == want and found["id"] == list(range(10))
     assert set(found["why"]) <= {"length", "stop"}
-    ids = stage({"prompt": [[5, 6, 7]], "lora": [None]})
+    ids = stage.add_answers({"prompt": [[5, 6, 7]], "lora": [None]})
     assert ids["generated_text"][0]
 
 
@@ -68,13 +68,13 @@ def test_a_row_that_is_refused_ends_nothing(want: list[str]) -> None:
     """It says why, and the others have their answers."""
     stage = Generate(**{**GENERATE, "llm": {**LLM_ARGUMENTS, "max_model_len": 256}})
     rows = [row for pair in zip(ROWS, (one for one, _ in REFUSED), strict=True) for row in pair]
-    found = stage({name: [row.get(name) for row in rows] for name in ("prompt", "lora")})
+    found = stage.add_answers({name: [row.get(name) for row in rows] for name in ("prompt", "lora")})
     assert list(found["generated_text"][0::2]) == want and set(found["error"][0::2]) == {None}
     assert set(found["generated_text"][1::2]) == set(found["why"][1::2]) == {None}
     for (_, why), told in zip(REFUSED, found["error"][1::2], strict=True):
         assert why in told and "row " not in told
-    assert list(stage(columns_of(ROWS))["generated_text"]) == want  # nothing is left of the others
-    none = stage({"prompt": [None], "lora": [None]})
+    assert list(stage.add_answers(columns_of(ROWS))["generated_text"]) == want  # nothing is left of the others
+    none = stage.add_answers({"prompt": [None], "lora": [None]})
     assert none["generated_text"].tolist() == [None] and none["error"].shape == (1,)
 
 
@@ -82,18 +82,18 @@ def test_what_concerns_all_rows_is_raised(tmp_path: Path) -> None:
     columns = Columns(lora="lora", error=None)
     stage = Generate(LLM_ARGUMENTS, SAMPLING, columns, {**ADAPTERS, "lost": str(tmp_path / "lost")})
     with pytest.raises(QuireError, match="there is no column 'prompt'; there are text"):
-        stage({"text": ["a"]})
+        stage.add_answers({"text": ["a"]})
     with pytest.raises(QuireError, match="there is no column 'lora'; there are prompt"):
-        stage({"prompt": ["a"]})
+        stage.add_answers({"prompt": ["a"]})
     with pytest.raises(QuireError, match="there is a column 'generated_text'"):
-        stage({"prompt": ["a"], "lora": [""], "generated_text": ["mine"]})
+        stage.add_answers({"prompt": ["a"], "lora": [""], "generated_text": ["mine"]})
     with pytest.raises(AdapterError, match="lost"):
-        stage({"prompt": ["a", "b"], "lora": ["", "lost"]})
+        stage.add_answers({"prompt": ["a", "b"], "lora": ["", "lost"]})
     with pytest.raises(QuireError, match="a row has no answer: the prompt is empty"):
-        stage({"prompt": ["a", []], "lora": ["", ""]})
-    assert stage({"prompt": ["a"], "lora": [""], "error": ["mine"]})["error"] == ["mine"]
+        stage.add_answers({"prompt": ["a", []], "lora": ["", ""]})
+    assert stage.add_answers({"prompt": ["a"], "lora": [""], "error": ["mine"]})["error"] == ["mine"]
     with pytest.raises(QuireError, match="there is a column 'error'"):
-        Generate(LLM_ARGUMENTS, SAMPLING)({"prompt": ["a"], "error": ["mine"]})
+        Generate(LLM_ARGUMENTS, SAMPLING).add_answers({"prompt": ["a"], "error": ["mine"]})
     with pytest.raises(QuireError, match="max_tokens"):
         Generate(LLM_ARGUMENTS, {"max_tokens": -1})
 
@@ -147,3 +147,29 @@ def test_a_job_goes_on_where_it_was_stopped(want: list[str], tmp_path: Path) -> 
             run(Job(source, tmp_path / "out", GENERATE, rows=5))
     finally:
         ray.shutdown()
+
+
+@pytest.mark.ray
+def test_files_of_a_job_without_and_with_errors_have_one_schema(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+    import ray
+
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        long = "a " * 400
+        prompts = [{"prompt": prompt} for prompt in ["a", "b", long, long]]
+        rows = ray.data.from_items(prompts, override_num_blocks=2)
+        arguments = {"llm": {"max_model_len": 256}, "sampling": SAMPLING, "columns": Columns(finish_reason="why")}
+        answered = rows.map_batches(Generate, fn_constructor_kwargs=arguments, batch_size=2, concurrency=1, num_cpus=1)
+        answered.write_parquet(str(tmp_path / "answers"))
+    finally:
+        ray.shutdown()
+    files = sorted((tmp_path / "answers").iterdir())
+    assert len(files) == 2
+    for file in files:
+        schema = pyarrow.parquet.read_schema(file)
+        assert {schema.field(name).type for name in ("generated_text", "why", "error")} == {pyarrow.string()}
+    table = pyarrow.parquet.read_table(tmp_path / "answers").to_pydict()
+    assert [one is None for one in table["error"]] == [prompt != long for prompt in table["prompt"]]
+    assert [one is None for one in table["generated_text"]] == [prompt == long for prompt in table["prompt"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -150,9 +151,41 @@ def test_nobody_starts_a_replica_without_a_key() -> None:
                 assert answer.status_code == status, (method, path, answer.text)
             assert not handle.admissions
             handle.full = True
-            with pytest.raises(httpx.ReadTimeout):
-                await client.get("/quire/v1/models", headers=KEY, timeout=0.5)
+            asking = asyncio.create_task(client.get("/quire/v1/models", headers=KEY))
+            while not handle.admissions:
+                await asyncio.sleep(0.01)
+            asking.cancel()
             assert len(handle.admissions) == 1
         await door.stop(1.0)
+
+    asyncio.run(asyncio.wait_for(test(), 120))
+
+
+def test_a_request_is_said_to_have_ended_replicas_only_where_one_had_it() -> None:
+    """Who sends it again counts how often it did."""
+    from quire.distributed.door import door_app
+    from quire.distributed.forward import Forward
+
+    async def takes_and_closes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.close()
+
+    async def code(address: str) -> object:
+        handle = Handle(address, {})
+        config = make(ServerConfig, SETTINGS)
+        door = HttpServer(door_app(config, Forward(handle, "secret", ["demo"]), handle, False), config)
+        await door.start()
+        async with httpx.AsyncClient(base_url=door.address, timeout=60) as client:
+            answer = await client.post("/v1/completions", json={"model": "demo", "prompt": "Hi"})
+        await door.stop(1.0)
+        assert answer.status_code == 503 and len(handle.admissions) == 4
+        return answer.json()["error"]["code"]
+
+    async def test() -> None:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # and does not listen
+            assert await code(f"http://127.0.0.1:{nobody.getsockname()[1]}") is None
+        async with await asyncio.start_server(takes_and_closes, "127.0.0.1", 0) as server:
+            assert await code(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") == "replica_ended"
 
     asyncio.run(asyncio.wait_for(test(), 120))

@@ -29,6 +29,7 @@ _http: Any = sys.modules[_CLIENT.__module__.partition(".")[0]]
 _CONNECT = 10.0  # seconds; an answer may take as long as it takes
 _AWAY = frozenset({502, 503, 504, 529})  # that may be otherwise when it is asked again
 _LARGEST = 512 << 20  # bytes of an answer
+_LARGEST_LIST = 16 << 20  # bytes of the list of models
 # A machine that is gone closes no connection: after 30 s without a word the system asks, and after 60 s it is closed.
 _ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -63,6 +64,7 @@ class Remote:
     def __init__(self, url: str, key: str | None) -> None:
         """Raises QuireError for what is no URL, or no key."""
         self._url = url.removesuffix("/v1")
+        key = key.strip() if key else None  # h11 would tell a key with blanks in its error
         if key and not (key.isascii() and key.isprintable()):
             raise QuireError("the key has characters that no header can have (--api-key, or QUIRE_API_KEY).")
         headers = {"content-type": "application/json", **({"authorization": f"Bearer {key}"} if key else {})}
@@ -77,6 +79,7 @@ class Remote:
             )
         except Exception as error:  # whatever the transport makes of a URL or a key
             raise QuireError(f"{url}: {error}") from None
+        self._suspect = False  # a connection ended before its answer, and nothing has been heard since
 
     async def __aenter__(self) -> Remote:
         await self._client.__aenter__()
@@ -88,21 +91,32 @@ class Remote:
     async def check(self) -> None:
         """Before anything is asked. Raises QuireError for a server that is not there, or does not know the key."""
         try:
-            answer = await self._client.get("/v1/models")
+            async with self._client.stream("GET", "/v1/models") as answer:
+                body = await _read(answer, _LARGEST_LIST)
         except (_http.RequestError, _http.InvalidURL, ValueError) as error:
             raise QuireError(
                 f"{self._url} cannot be reached ({_said(error)}): does a server run there? (quire serve, quire deploy)"
             ) from None
         if answer.status_code in (401, 403):
             raise QuireError(self._no_key(answer.status_code))
-        if answer.has_redirect_location:
-            raise QuireError(f"{self._url} says that it is elsewhere: --url {answer.headers['location']}, perhaps.")
+        if answer.is_redirect:
+            raise QuireError(self._elsewhere(answer.status_code, answer.headers))
+        if answer.status_code < 500 and answer.status_code != 429 and (body is None or _object(body) is None):
+            raise QuireError(
+                f"{self._url}/v1/models answered {answer.status_code}, and no JSON object: is it OpenAI's API?"
+            )
 
     def _no_key(self, status: int) -> str:
         return f"{self._url} answered {status}: it wants another key (--api-key KEY, or QUIRE_API_KEY)"
 
+    def _elsewhere(self, status: int, headers: Any) -> str:
+        place = headers.get("location", "its address")
+        return f"{self._url} answered {status}, which says that it is elsewhere: --url {place}, perhaps."
+
     async def ask(self, request: BatchRequest) -> Answer | Later:
-        """One request's answer. Raises BatchEndedError if the key is not taken any more."""
+        """One request's answer. Raises BatchEndedError if the key is not taken any more, or the server is elsewhere."""
+        if self._suspect and (away := await self._still_away(request)):
+            return away
         headers = {"x-request-id": request.id}
         try:
             async with self._client.stream("POST", request.url, content=request.body, headers=headers) as response:
@@ -111,13 +125,27 @@ class Remote:
             why = f"{self._url} cannot be reached ({_said(error)})"
             return Later(why, seconds=0.0, answer=_none(request, 503, why))
         except _http.RequestError as error:
+            self._suspect = True
             why = f"the connection ended before the answer did ({_said(error)})"
             return Later(why, broken=True, seconds=0.0, answer=_none(request, 502, why))
         return self._read(request, response.status_code, response.headers, body)
 
+    async def _still_away(self, request: BatchRequest) -> Later | None:
+        """What forwards to a server that is not there takes connections, and ends them: no request is to blame."""
+        try:
+            async with self._client.stream("GET", "/v1/models"):
+                pass
+        except _http.RequestError as error:
+            why = f"{self._url} cannot be reached ({_said(error)})"
+            return Later(why, seconds=0.0, answer=_none(request, 503, why))
+        self._suspect = False
+        return None
+
     def _read(self, request: BatchRequest, status: int, headers: Any, body: bytes | None) -> Answer | Later:
         if status == 401:
             raise BatchEndedError(self._no_key(status))
+        if 300 <= status < 400:
+            raise BatchEndedError(self._elsewhere(status, headers))
         if body is None:
             return _none(request, 502, f"the answer (status {status}) has more than {_LARGEST} bytes.")
         given = _object(body)
@@ -133,12 +161,12 @@ class Remote:
         return Later(why, status == 429, _is_broken(given), _retry_after(headers), answer)
 
 
-async def _read(response: Any) -> bytes | None:
+async def _read(response: Any, most: int = _LARGEST) -> bytes | None:
     """The whole body; None: it is too large."""
     parts, size = [], 0
     async for part in response.aiter_bytes():
         size += len(part)
-        if size > _LARGEST:
+        if size > most:
             return None
         parts.append(part)
     return b"".join(parts)

@@ -84,7 +84,7 @@ def _usage(answer: Answer) -> dict[str, object]:
 
 
 def _number(given: object) -> int:
-    return given if isinstance(given, int) else 0
+    return given if type(given) is int and 0 <= given < 1 << 53 else 0
 
 
 class BatchRun:
@@ -107,7 +107,7 @@ class BatchRun:
         self._waiting = 0  # of those: there was no room for them
         self._news = asyncio.Event()  # one has ended
         self._alone = asyncio.Lock()
-        self._answered = time.monotonic()  # when one was last
+        self._answered = time.monotonic()  # when the server last answered one; one that is given up counts for nothing
         self._next_warning = 0.0
         self._failure: BaseException | None = None
 
@@ -154,10 +154,12 @@ class BatchRun:
 
     async def _answer(self, request: BatchRequest) -> None:
         said = await self._ask(request)
-        answer = await self._in_the_end(request, said) if isinstance(said, Later) else said
+        if isinstance(said, Later):
+            answer = await self._in_the_end(request, said)
+        else:
+            answer, self._answered = said, time.monotonic()
         self._file.add(request, answer)
         self.tally.add(answer)
-        self._answered = time.monotonic()
         self._on_answer(self.tally)
 
     # -- asking again ----------------------------------------------------------------------------------------------
@@ -173,10 +175,11 @@ class BatchRun:
                     full, self._waiting = True, self._waiting + 1
                 if given_up := self._given_up(said, since, broken):
                     return given_up
+                await self._pause(said, tries)
                 async with self._beside_others(broken):
-                    await self._pause(said, tries)
                     again = await self._ask(request)
                 if isinstance(again, Answer):
+                    self._answered = time.monotonic()
                     return again
                 said, tries = again, tries + 1
         finally:
