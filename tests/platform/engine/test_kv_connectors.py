@@ -18,7 +18,7 @@ from quire.platform.kv.connector import ConnectorCounts, MergedReports, Transfer
 from quire.platform.kv.transfers import TransferAccount
 from tests.platform.engine.kept import FaultyConnector, MemoryConnector, account, engine, on_disk
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "patient")
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, logprobs=2)
 TOLD = [{"role": "user", "content": "There is a red star and a blue circle by the lake. What color is the star?"}]
