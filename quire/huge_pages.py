@@ -75,7 +75,8 @@ def populate(tensor: torch.Tensor, first: int, end: int) -> bool:
 
 
 def keep_freed() -> None:
-    """Have the C library keep up to 62 MB of what is freed for what is asked for next.
+    """Have the C library keep up to 62 MB of what is freed for what is asked for next, in each arena of malloc's
+    (threads may have their own).
 
     A step frees its tensors; where their pages go back to the system, the next step gets new ones, and zeroing them
     takes 2 to 5 % of the time of a step of a thousand tokens. The GNU library keeps twice the largest block that it has

@@ -71,3 +71,11 @@ def tiny_llm(tiny_path):
     from quire import LLM
 
     return LLM(str(tiny_path), num_gpu_blocks_override=64, max_num_seqs=16, debug=True)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read and written of KV blocks is waited for, however slow the machine is: counts are exact."""
+    monkeypatch.setattr("quire.platform.kv.transfers.PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr("quire.platform.engine.core.WRITE_SECONDS", 60.0)
+    monkeypatch.setattr("quire.platform.execution.kv_transfer._CLOSE_SECONDS", 60.0)

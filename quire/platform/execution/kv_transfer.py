@@ -74,7 +74,7 @@ class KVTransfer:
         self._reads: dict[int, _Read] = {}
         self._lock = threading.Lock()  # of all below
         self._fetched: list[tuple[int, tuple[bool, ...]]] = []
-        self._news: _News = getattr(connector, "news", _no_news)
+        self._news: _News | None = getattr(connector, "news", None)
         self._stored: list[bytes] = list(connector.held())
         self._removed: list[bytes] = []
         self._storing = 0  # bytes
@@ -145,13 +145,22 @@ class KVTransfer:
                 if read.given_up:
                     break
                 read.there[place] = self._connector.read(keys[place], memoryview(rows[place]))
+                if not read.there[place]:
+                    self._missed([keys[place]])
         except Exception as error:  # a package's connector: the blocks are computed
             self._fail("reading", error)
+            self._missed([keys[place] for place in places if not read.there[place]])
         with self._lock:
             read.parts -= 1
             if not read.parts:
                 self._fetched.append((read.fetch.job, tuple(read.there)))
-                self._removed += [key for key, ok in zip(keys, read.there, strict=True) if not ok and not read.given_up]
+
+    def _missed(self, keys: Sequence[bytes]) -> None:
+        """What was to be read and is not there: told at once, as it may be there again before the job ends."""
+        if self._news is None:
+            with self._lock:
+                self._stored = [key for key in self._stored if key not in keys]
+                self._removed += keys
 
     def _write(self, keys: Sequence[bytes], packed: torch.Tensor, ready: Callable[[], object]) -> None:
         stored: list[bytes] = []
@@ -191,22 +200,20 @@ class KVTransfer:
         end = time.monotonic() + seconds
         while self._storing and time.monotonic() < end:
             time.sleep(0.002)
-        counts, (appeared, gone) = self._connector.counts(), self._news()
+        counts = self._connector.counts()
         with self._lock:
-            report = TransferReport(
-                tuple(self._fetched),
-                (*self._stored, *appeared),
-                (*self._removed, *gone),
-                replace(
-                    counts,
-                    loaded=self._loaded,
-                    loaded_bytes=self._loaded * self._blocks.bytes_a_block,
-                    failed=counts.failed + self._failed,
-                    dropped=self._dropped,
-                ),
-            )
+            fetched, stored, removed = self._fetched, self._stored, self._removed
             self._fetched, self._stored, self._removed = [], [], []
-        return report
+            counts = replace(
+                counts,
+                loaded=self._loaded,
+                loaded_bytes=self._loaded * self._blocks.bytes_a_block,
+                failed=counts.failed + self._failed,
+                dropped=self._dropped,
+            )
+        # After what was fetched: what a job has missed is told with it, or before.
+        appeared, gone = self._news() if self._news is not None else ((), ())
+        return TransferReport(tuple(fetched), (*stored, *appeared), (*removed, *gone), counts)
 
     def close(self) -> None:
         """End the threads; what waits to be written is given up. Where one hangs, it is left alone after a while, with
@@ -242,10 +249,6 @@ def _close_behind(reader: DaemonThreads, writer: DaemonThreads, connector: KVCon
     writer.end()
     reader.end()
     connector.close()
-
-
-def _no_news() -> tuple[Sequence[bytes], Sequence[bytes]]:
-    return (), ()
 
 
 def _logged(do: Callable[[], None]) -> None:

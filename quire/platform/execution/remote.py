@@ -220,7 +220,7 @@ class RemoteExecutor:
             while not channel.poll(_LOOK_SECONDS):  # a machine that has lost its power closes nothing
                 if self.health_error() is not None:
                     raise WorkerDiedError(str(self._broken))
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline and not channel.poll(0):  # this process may have been stopped itself
                     raise BlockingIOError
             value, error = unpack(channel.recv_bytes())
         except BlockingIOError:

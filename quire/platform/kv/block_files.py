@@ -52,28 +52,38 @@ class BlockFiles:
     def make_folders(self) -> None:
         """Raises QuireError where others may reach what is in it, and OSError."""
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_private(self.root)
+        self.check()
         (self.root / self.own).mkdir(mode=0o700, exist_ok=True)
+
+    def check(self) -> None:
+        """Raises QuireError where others may reach what is in it, and OSError."""
+        _check_private(self.root)
 
     def path(self, folder: str, name: str) -> Path:
         return self.root / folder / name[:2] / name
 
     def read(self, path: Path, key: bytes, into: memoryview) -> bool:
-        """Whether a file is the block that was written under a key, which is in `into` then. Raises OSError."""
+        """Whether a file is the block that this user has written under a key, which is in `into` then. Raises
+        OSError."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             if error.errno in _NO_FILE:
                 return False
             raise
-        with open(descriptor, "rb", buffering=0) as file:
+        try:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_size != _HEADER.size + self._bytes:
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                 return False
-            header = file.read(_HEADER.size) or b""
-            got = 0
-            while got < len(into) and (count := file.readinto(into[got:])):
-                got += count
+            if status.st_size != _HEADER.size + self._bytes:
+                return False
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                header = file.read(_HEADER.size) or b""
+                got = 0
+                while got < len(into) and (count := file.readinto(into[got:])):
+                    got += count
+        finally:
+            os.close(descriptor)
         return got == self._bytes and header == self._header(key, into)
 
     def write(self, path: Path, key: bytes, block: memoryview) -> None:

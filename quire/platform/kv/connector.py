@@ -37,7 +37,8 @@ class KVConnector(Protocol):
 
     An implementation answers a key with the very bytes that were written under it, of the same identity, or with
     nothing. One to which others write as well may have `news()` besides: (keys that can be read, keys that can no
-    longer) since it was asked last, without waiting for anything; any thread may ask.
+    longer) since it was asked last, without waiting for anything; any thread may ask. It alone says what is gone then,
+    what `read` did not find among it: told before `read` returns.
     """
 
     def held(self) -> Iterable[bytes]:

@@ -200,7 +200,6 @@ class TransferAccount:
             job = self._jobs.get(number)
             if job is not None:
                 job.there = {key: at for at, (key, ok) in enumerate(zip(job.keys, there, strict=True)) if ok}
-                self.held.difference_update(key for key, ok in zip(job.keys, there, strict=True) if not ok)
 
     def check_integrity(self, waiting: Container[int]) -> None:
         """Raise AssertionError unless each job is one waiting sequence's. waiting: ids of these."""

@@ -34,7 +34,7 @@ def account(llm: LLM) -> TransferAccount:
     """What the engine knows of its blocks on disk, as the worker tells it now."""
     transfers = llm.llm_engine.scheduler.kv.transfers
     assert transfers is not None
-    transfers.reported(llm.llm_engine.executor.take_transfers(10.0))
+    transfers.reported(llm.llm_engine.executor.take_transfers(60.0))
     return transfers
 
 

@@ -18,7 +18,7 @@ from quire.platform.kv.connector import ConnectorCounts, MergedReports, Transfer
 from quire.platform.kv.transfers import TransferAccount
 from tests.platform.engine.kept import FaultyConnector, MemoryConnector, account, engine, on_disk
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "patient")
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10, logprobs=2)
 TOLD = [{"role": "user", "content": "There is a red star and a blue circle by the lake. What color is the star?"}]
@@ -180,9 +180,12 @@ def test_an_account_of_what_is_read() -> None:
     plan = account.take()
     assert plan is not None and [fetch.keys for fetch in plan.fetch] == [tuple(keys[:3])], "one after the other"
     assert account.take() is None and account.is_reading and account.is_due()
+    account.reported(TransferReport(removed=(keys[1], keys[5])))
+    assert keys[1] not in account.held and keys[5] not in account.held
+    account.reported(TransferReport(stored=(keys[1], keys[5])))
     account.reported(TransferReport(fetched=((plan.fetch[0].job, (True, False, True)),)))
     assert not account.waits(2, list) and keys[0] in account.there(2) and keys[1] not in account.there(2)
-    assert keys[1] not in account.held
+    assert keys[1] in account.held, "it came again while the job went on"
     account.load(2, [(keys[0], 7)])
     plan = account.take()
     assert plan is not None and plan.load == ((1, 0, 7),) and plan.forget == (1,)

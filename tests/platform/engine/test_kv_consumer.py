@@ -22,7 +22,7 @@ from quire.platform.kv.disk_reader import DiskReader
 from tests.platform.engine import test_promise as promise
 from tests.platform.engine.kept import account, engine, files
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "patient")
 
 LONG = [3 + place % 300 for place in range(120)]
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=2, ignore_eos=True)

@@ -52,17 +52,23 @@ def generate(llm: LLM) -> Any:
     return llm.generate(LONG, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
 
 
-@pytest.mark.usefixtures("soon")
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("kind", ["read", "write"])
 def test_an_engine_ends(
-    kind: str, tiny_path: Path, hanging: type[HangingConnector], caplog: pytest.LogCaptureFixture
+    kind: str,
+    tiny_path: Path,
+    hanging: type[HangingConnector],
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
 ) -> None:
     expected = generate(LLM(str(tiny_path)))
     llm = LLM(str(tiny_path), **by("HangingConnector"))
     assert generate(llm) == expected
+    llm.llm_engine.executor.take_transfers(60.0)
     llm.llm_engine.close()
-    assert hanging.closed.is_set() and "not waited for" not in caplog.text
+    assert hanging.kept and hanging.closed.is_set() and "not waited for" not in caplog.text
     hanging.closed.clear()
+    request.getfixturevalue("soon")  # from now on: the first engine hangs in nothing
     if kind == "write":
         hanging.kept.clear()
     hanging.hangs.add(kind)
@@ -149,6 +155,7 @@ class Blocks:
         import torch
         return torch.zeros(len(blocks), 4, dtype=torch.uint8)
 Slow.held = lambda self: []
+kv_transfer.WRITE_SECONDS = 60.0
 moves = kv_transfer.KVTransfer(Slow(), Blocks(), 100)
 moves.store(kv_transfer.Transfers(store=((b"a", 0), (b"b", 1))))
 moves.store(kv_transfer.Transfers(store=((b"c", 0),)))

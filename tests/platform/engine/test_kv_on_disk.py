@@ -24,7 +24,7 @@ from tests.platform import windowed
 from tests.platform.engine import test_promise as promise
 from tests.platform.engine.kept import SlowReads, account, engine, files, on_disk
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "patient")
 
 SOME = list(range(promise.REQUESTS))
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 8 * 4  # layers, keys and values, heads, numbers of a head, tokens, bytes

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from quire import LLM
 from quire.config import EngineConfig, ModelConfig
 from quire.errors import WorkerDiedError
 from quire.platform.execution import remote
-from quire.platform.execution.wire import unpack
+from quire.platform.execution.wire import pack, unpack
 from quire.platform.execution.worker_process import Place
 from tests.platform.execution.executors.helpers import ended, pids_of
 from tests.platform.execution.executors.test_executors_life import LostLink
@@ -45,6 +47,27 @@ def test_a_worker_that_does_not_answer_an_errand(executor: remote.RemoteExecutor
     assert "asked to read an adapter" in str(executor.health_error()) and executor.link.gone == "it was killed"
     with pytest.raises(WorkerDiedError, match="asked to read an adapter"):
         executor.check_memory()
+
+
+def test_an_engine_that_was_stopped_itself(
+    executor: remote.RemoteExecutor, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer came while it could not look."""
+    channel = executor._idle.get()
+
+    class Stopped:
+        send_bytes, recv_bytes = channel.send_bytes, channel.recv_bytes
+
+        def poll(self, seconds: float) -> bool:
+            if seconds == 0 or channel.poll(0):
+                return channel.poll(0)
+            executor.link.there.send_bytes(pack(((1, "handle"), None)))
+            monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: math.inf))
+            return False
+
+    executor._idle.put(Stopped())  # type: ignore[arg-type]
+    assert executor._errand("read", "folder") == (1, "handle")
+    assert executor.health_error() is None
 
 
 def test_one_that_takes_nothing(executor: remote.RemoteExecutor) -> None:
