@@ -93,6 +93,7 @@ class RecordingRunner:
 
     model = None  # the engine may put one to sleep
     facts = SimpleNamespace(feature_bytes=1, pooling=None)
+    steps_at_once = 1
 
     def __init__(self, pool: BlockPool, budget: int, luck: random.Random, faults: float) -> None:
         self.size, self.budget, self.luck, self.faults = pool.block_size, budget, luck, faults
