@@ -24,6 +24,8 @@ BLOCK = 4
 # Those whose layers are not called one after the other with a residual stream, or have states.
 REFUSED = {"BloomForCausalLM", "OPTForCausalLM", "FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM"}
 
+QUICK = {"LlamaForCausalLM", "GPT2LMHeadModel", "Gemma2ForCausalLM", "GptOssForCausalLM", "DeepseekV2ForCausalLM"}
+
 
 class Pipe:
     """In one process: what a stage sends, the next receives."""
@@ -80,7 +82,10 @@ def check(path: Path, count: int, dtype: str) -> None:
     assert all(count == 1 for name, count in read.items() if name.startswith(tuple(within)))
 
 
-@pytest.mark.parametrize("architecture", sorted(rows.all_rows()))
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK | REFUSED)) for one in sorted(rows.all_rows())],
+)
 def test_two_stages(checkpoint: Callable[[str, str], Path], architecture: str) -> None:
     path = checkpoint(architecture, next(iter(rows.entry(architecture)[2])))
     if architecture in REFUSED:

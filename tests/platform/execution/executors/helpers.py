@@ -41,7 +41,8 @@ def ended(pid: int, seconds: float = 60.0) -> bool:
     return False
 
 
-KINDS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("messages", "both"))) for kind in ELSEWHERE]
+QUICK = ("executor", "tensor_parallel_size")
+KINDS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in QUICK)) for kind in ELSEWHERE]
 
 
 @contextmanager
