@@ -98,14 +98,13 @@ def test_two_stages(checkpoint: Callable[[str, str], Path], architecture: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "variant"),
-    [(architecture, variant) for architecture in sorted(rows.all_rows()) for variant in rows.entry(architecture)[2]],
+    [(one, variant) for one in sorted(rows.all_rows().keys() - REFUSED) for variant in rows.entry(one)[2]],
 )
 def test_every_variant(checkpoint: Callable[[str, str], Path], architecture: str, variant: str) -> None:
     path = checkpoint(architecture, variant)
     layers = load_model(path).layers_in_order
-    if architecture not in REFUSED:
-        assert layers is not None
-        check(path, min(3, len(layers)), "bfloat16")
+    assert layers is not None
+    check(path, min(3, len(layers)), "bfloat16")
 
 
 def test_more_stages_than_layers(checkpoint: Callable[[str, str], Path]) -> None:
