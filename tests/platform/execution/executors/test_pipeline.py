@@ -21,7 +21,7 @@ from tests.multimodal.open_engine import nothing_left
 from tests.multimodal.tiny_vision import FAMILIES
 from tests.multimodal.tiny_vision import build as build_vision
 from tests.platform.execution.executors.helpers import GREEDY, ended, pids_of, processes
-from tests.platform.execution.executors.test_sharded import WIDE, answers, settings_of
+from tests.platform.execution.executors.test_sharded import SETTINGS, WIDE, answers, settings_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -51,17 +51,7 @@ def test_families(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -
     llm.llm_engine.close()
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"quantization": "int8"},
-        {"quantization": "int4", "kv_cache_dtype": "int8"},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-        {"max_num_batched_tokens": 7, "num_gpu_blocks_override": 12},
-        {"max_num_seqs": 3},
-    ],
-    ids=["int8", "int4", "drafts", "chunks and preemptions", "few at a time"],
-)
+@pytest.mark.parametrize("more", [*SETTINGS.values(), {"max_num_seqs": 3}], ids=[*SETTINGS, "few at a time"])
 @pytest.mark.parametrize("stages", [2, 3])
 def test_settings(tmp_path: Path, more: dict[str, Any], stages: int) -> None:
     build("LlamaForCausalLM", "gqa", tmp_path, **WIDE)

@@ -37,6 +37,13 @@ CASES = {
     "states": ("GraniteMoeHybridForCausalLM", None, {}, 2),
     "transformers' own modules": ("LlamaForCausalLM", "gqa", WIDE, 2),
 }
+# Beside a model's own.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4", "kv_cache_dtype": "int8"},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    "chunks and preemptions": {"max_num_batched_tokens": 7, "num_gpu_blocks_override": 12},
+}
 
 
 def answers(llm: LLM, count: int = 6) -> list[Any]:
@@ -91,16 +98,7 @@ def compare_families(tmp_path: Path, name: str) -> None:
     llm.llm_engine.close()
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"quantization": "int8"},
-        {"quantization": "int4", "kv_cache_dtype": "int8"},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
-        {"max_num_batched_tokens": 7, "num_gpu_blocks_override": 12},
-    ],
-    ids=["int8", "int4", "drafts", "chunks and preemptions"],
-)
+@pytest.mark.parametrize("more", SETTINGS.values(), ids=SETTINGS)
 def test_settings(both: None, tmp_path: Path, more: dict[str, Any]) -> None:
     build("LlamaForCausalLM", "gqa", tmp_path, **WIDE)
     settings = {**settings_of(""), **more}
