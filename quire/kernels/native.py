@@ -26,7 +26,7 @@ from quire.kernels.quantized_experts import QuantizedExpertWeights
 ROW_MAJOR_B = False
 
 
-def _share_threads() -> None:
+def _share_threads() -> Callable[[], None]:
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
 
     def address(name: str) -> int:
@@ -36,10 +36,19 @@ def _share_threads() -> None:
     _C.use_openmp(address("GOMP_parallel"))
     _C.use_thread_count(address("_ZN2at15get_num_threadsEv"))  # int at::get_num_threads()
 
+    def compute_alone() -> None:
+        torch.get_num_threads()  # torch sets the number of a new thread when it is first asked
+        library.omp_set_num_threads(1)
+
+    return compute_alone
+
+
+# From then on the calling thread does by itself all that it calls, be it a kernel or torch's. None: it cannot.
+compute_alone: Callable[[], None] | None = None
 
 _C.set_thread_count(torch.get_num_threads())
 with contextlib.suppress(OSError, AttributeError):  # in another build of torch, the extension's own threads serve
-    _share_threads()
+    compute_alone = _share_threads()
 if os.environ.get("QUIRE_ISA"):
     try:
         _C.set_isa(os.environ["QUIRE_ISA"])

@@ -135,7 +135,7 @@ class EngineCore:
             self.scheduler.hold(plan)
             self._in_flight.append(execution)
             self._left = plan
-            while len(self._in_flight) >= self.executor.steps_at_once:
+            while len(self._in_flight) >= self.executor.steps_at_once or (self._in_flight and self._in_flight[0].ready):
                 advanced += self._finish_oldest()
             return advanced
         advanced = self.finish_all()

@@ -56,7 +56,7 @@ class Execution(Protocol):
     """A step that was started.
 
     known_there: all that it draws will be on the device, so that the step after it can be started before anybody has
-    looked.
+    looked. ready: `result` is known not to wait.
     """
 
     @property
@@ -64,6 +64,9 @@ class Execution(Protocol):
 
     @property
     def known_there(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool: ...
 
     def result(self) -> StepResult:
         """Wait for it. Raises what went wrong. May be asked again after an interrupt."""

@@ -12,8 +12,8 @@ from quire.errors import WorkerDiedError
 from quire.lora import AdapterReader
 from quire.lora.adapter import Adapter
 from quire.models.base import CausalLM
-from quire.platform.execution.executor import lost_plan
-from quire.platform.execution.running_step import HandedOn, RunningStep
+from quire.platform.execution.executor import Execution, lost_plan
+from quire.platform.execution.side_by_side import side_by_side
 from quire.platform.execution.worker import Worker
 from quire.platform.kv.connector import TransferReport
 from quire.platform.scheduling.plan import StepPlan
@@ -22,18 +22,21 @@ from quire.platform.scheduling.plan import StepPlan
 class InProcessExecutor:
     """Calls the worker. What its methods mean, `Executor` says."""
 
-    steps_at_once = 1
-
     def __init__(self, config: EngineConfig, path: Path) -> None:
         self.worker = Worker(config, path)
         self.runner = self.worker.runner
         self.facts = self.worker.facts
+        self._side = side_by_side(self.runner)
+        # One waits for the first thread that is done.
+        self.steps_at_once = 1 if self._side is None else self._side.count + 1
         self._broken: str | None = None
 
     def prepare(self, plan: StepPlan) -> None:
         if self._broken is not None:
             raise WorkerDiedError(self._broken)
         try:
+            if self._side is not None:
+                self._side.prepare(plan)
             self.runner.prepare(plan)
         except BaseException as error:
             if plan.moves:  # nobody knows how far it came, and blocks may not hold what their sequences take them for
@@ -43,8 +46,8 @@ class InProcessExecutor:
     def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
         self.runner.take_pixels(digest, inputs)
 
-    def execute(self, plan: StepPlan) -> RunningStep | HandedOn:
-        return self.runner.execute(plan)
+    def execute(self, plan: StepPlan) -> Execution:
+        return self.runner.execute(plan) if self._side is None else self._side.execute(plan)
 
     def structure(self) -> CausalLM:
         return self.worker.model
@@ -70,6 +73,8 @@ class InProcessExecutor:
         self.worker.memory.check()
 
     def give_memory_back(self) -> None:
+        if self._side is not None:  # steps whose requests were aborted
+            self._side.wait()
         self.worker.memory.give_back()
 
     def take_blocks(self) -> None:
@@ -82,4 +87,6 @@ class InProcessExecutor:
         return self._broken
 
     def close(self) -> None:
+        if self._side is not None:
+            self._side.close()
         self.worker.close()

@@ -99,6 +99,7 @@ class ModelRunner:
         if stage is not None:
             self._row_bytes = model.embed(torch.zeros(1, dtype=torch.int64, device=device)).nbytes
         self.encoder = EncoderRunner(model, device, adapter_slots)
+        self.pools = isinstance(model, PoolingModel)  # and generates nothing
         self._pooling = (
             PoolingRunner(model, self._with_adapters, self.encoder.features)
             if isinstance(model, PoolingModel)
@@ -112,12 +113,21 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> RunningStep | HandedOn:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
+        return self.compute(plan, self.sequences(plan))
+
+    def sequences(self, plan: StepPlan) -> list[WorkerSequence]:
+        """Of a plan's chunks."""
+        return [self._sequences[chunk.sequence_id] for chunk in plan.chunks]
+
+    def compute(self, plan: StepPlan, sequences: Sequence[WorkerSequence]) -> RunningStep | HandedOn:
+        """`execute`; of a model that pools, several threads may compute plans that have no block, adapter or image in
+        common."""
         with self._in_step(plan):
             ahead = self._ahead or nullcontext()
             if self._ahead is not None:
                 self._ahead.take(chunk.block_ids for chunk in plan.chunks)
             with torch.inference_mode(), self._on_device(), ahead:
-                return self._execute(plan)
+                return self._execute(plan, sequences)
 
     def skip(self, plan: StepPlan) -> None:
         """In the place of `execute`, where that cannot begin: other stages make the step."""
@@ -145,9 +155,8 @@ class ModelRunner:
         kernels.cuda_backend().set_exact_products(self._exact)
         return torch.cuda.device(self.device)
 
-    def _execute(self, plan: StepPlan) -> RunningStep | HandedOn:
+    def _execute(self, plan: StepPlan, sequences: Sequence[WorkerSequence]) -> RunningStep | HandedOn:
         chunks = plan.chunks
-        sequences = [self._sequences[chunk.sequence_id] for chunk in chunks]
         if self._draft is not None:
             chunks = tuple(self._draft.propose(chunks, sequences))
         both = list(zip(chunks, sequences, strict=True))

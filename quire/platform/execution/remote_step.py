@@ -12,7 +12,7 @@ from quire.platform.scheduling.plan import StepPlan, StepResult
 class RemoteStep:
     """A step that the worker runs. It is not looked past: its tokens come with its answer."""
 
-    known_there = False
+    known_there = ready = False
 
     def __init__(self, plan: StepPlan, number: int, answer: Callable[[int], Any]) -> None:
         """number: of the message that starts it; answer: what answers the message of a number."""

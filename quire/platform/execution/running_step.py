@@ -37,6 +37,11 @@ class RunningStep:
     known_there: bool = False
     pooled: tuple[np.ndarray | None, ...] = ()
 
+    @property
+    def ready(self) -> bool:
+        """Where nothing is drawn: it was pooled by then."""
+        return self._sampling is None
+
     def result(self) -> StepResult:
         """Wait for it."""
         if isinstance(self._sampling, CheckedSampling):
@@ -55,7 +60,7 @@ class HandedOn:
     """A step of which the next stage of a pipeline computes the rest: nothing is drawn here."""
 
     plan: StepPlan
-    known_there = False
+    known_there = ready = False
 
     def result(self) -> StepResult:
         """As many empty places as there are chunks."""

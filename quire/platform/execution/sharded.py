@@ -69,7 +69,7 @@ def _fields(part: RemoteAdapter) -> dict[str, Any]:
 class ShardedStep:
     """A step that every process runs."""
 
-    known_there = False
+    known_there = ready = False
 
     def __init__(self, plan: StepPlan, result: Callable[[], StepResult]) -> None:
         self.plan = plan

@@ -114,7 +114,8 @@ class EncodeImage(NamedTuple):
 class StepPlan:
     """One step. A worker first takes it in (`prepare`: all but chunks and images), then computes it (`execute`).
 
-    number: of the step; a later plan has a larger one.
+    number: of the step; a later plan has a larger one. others_wait: there are sequences for another step right behind
+    this one.
     """
 
     chunks: tuple[Chunk, ...] = ()
@@ -134,6 +135,7 @@ class StepPlan:
     forks: tuple[ForkedSequence, ...] = ()
     ended: tuple[int, ...] = ()
     number: int = 0
+    others_wait: bool = False
 
     @property
     def moves(self) -> bool:

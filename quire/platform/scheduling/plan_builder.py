@@ -99,9 +99,11 @@ class PlanBuilder:
         if request.media:
             self.used.update(media.item.digest for media in request.media_in(start, end))
 
-    def build(self, number: int, release: tuple[bytes, ...], adapters: Changes, news: News) -> StepPlan:
+    def build(
+        self, number: int, release: tuple[bytes, ...], adapters: Changes, news: News, others_wait: bool
+    ) -> StepPlan:
         """The plan, with the features to let go of, the adapters to put on the device and to take off it, and what the
-        worker is to know of sequences."""
+        worker is to know of sequences. others_wait: for another step."""
         installed, dropped = adapters
         new, forks, ended = news
         return StepPlan(
@@ -119,6 +121,7 @@ class PlanBuilder:
             forks=forks,
             ended=ended,
             number=number,
+            others_wait=others_wait,
         )
 
 

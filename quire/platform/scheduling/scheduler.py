@@ -171,7 +171,7 @@ class Scheduler:
         self._number += 1
         builder.take_transfers(self.kv)
         released, changes = self.encoder.features.take_evicted(), self.adapters.settle()
-        plan = builder.build(self._number, released, changes, self._worker.news())
+        plan = builder.build(self._number, released, changes, self._worker.news(), bool(self.waiting))
         if self.drafting is not None:
             self.drafting.planned(plan, time.monotonic())
         return plan

@@ -1,0 +1,231 @@
+"""Steps of prompts that generate nothing, computed by a thread each at the same time."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, LoRARequest, PoolingParams
+from quire.platform.execution.model_runner import ModelRunner
+from quire.platform.scheduling.plan import StepPlan
+from tests.lora import adapter_files
+from tests.models.pooling.worlds import engine, given, prompts
+from tests.platform.pooling.test_pooling_promise import bert, llama, vectors
+
+POOLED: dict[str, Any] = {"runner": "pooling", "pooler_config": {"pooling_type": "MEAN"}}
+SECONDS = 60  # that something is waited for which comes at once, unless it never does
+NAME = "quire-step"
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return bert(tmp_path / "bert", torch.float32)
+
+
+class Watch:
+    """Around `ModelRunner.compute`: what is done first, and by which thread, of each step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, first: Callable[[StepPlan], object] | None = None) -> None:
+        self.names: list[str] = []
+        compute = ModelRunner.compute
+
+        def watched(runner: ModelRunner, plan: StepPlan, sequences: Sequence[Any]) -> Any:
+            self.names.append(threading.current_thread().name)
+            if first is not None:
+                first(plan)
+            return compute(runner, plan, sequences)
+
+        monkeypatch.setattr(ModelRunner, "compute", watched)
+
+    @property
+    def beside(self) -> list[bool]:
+        """Of each step, whether a thread computed it alone."""
+        return [name.startswith(NAME) for name in self.names]
+
+
+def test_they_are_computed_at_the_same_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for two others before it begins."""
+    llm = engine(path, max_num_seqs=64, max_num_batched_tokens=64, **POOLED)
+    assert llm.llm_engine.executor.steps_at_once == 4
+    batch = prompts(300, [60] * 6)
+    expected = vectors(llm, batch)
+    meeting = threading.Barrier(3)
+
+    def meet(plan: StepPlan) -> None:
+        if threading.current_thread().name.startswith(NAME):
+            meeting.wait(SECONDS)
+
+    watch = Watch(monkeypatch, meet)
+    assert all(map(torch.equal, vectors(llm, batch), expected))
+    assert watch.beside == [True] * 6
+
+
+def test_one_alone_has_all_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = engine(path, **POOLED)
+    watch = Watch(monkeypatch)
+    vectors(llm, prompts(300, [60]))
+    assert watch.beside == [False]
+
+
+@pytest.mark.parametrize("make", [bert, llama])
+def test_the_same_bits(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of texts that fit a step and such that do not, with beginnings in common, and with little room."""
+    path = make(tmp_path, torch.bfloat16)
+    start, *rest = prompts(300, [30, *range(1, 40)])
+    batch = [*rest, *(start + one[:20] for one in rest)]
+    torch.set_num_threads(1)
+    alone = engine(path, enable_prefix_caching=False, **POOLED)
+    assert alone.llm_engine.executor.steps_at_once == 1
+    expected = vectors(alone, batch)
+    torch.set_num_threads(3)
+    watch = Watch(monkeypatch)
+    for more in ({}, {"num_gpu_blocks_override": 40}, {"max_num_batched_tokens": 25}):
+        llm = engine(path, max_num_seqs=16, debug=True, **{"max_num_batched_tokens": 128, **more}, **POOLED)
+        for found in (vectors(llm, batch), vectors(llm, batch[::-1])[::-1]):
+            assert all(map(torch.equal, found, expected))
+        llm.llm_engine.check_integrity()
+    assert any(watch.beside)
+
+
+def test_what_reads_others_blocks_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a prompt that is longer than a step."""
+    llm = engine(llama(tmp_path, torch.float32), max_num_batched_tokens=20, enable_prefix_caching=False, **POOLED)
+    inside: list[int] = []
+    begins: list[bool] = []  # of the steps that a thread computes alone: whether all their chunks begin a prompt
+
+    def look(plan: StepPlan) -> None:
+        begin = not any(chunk.start for chunk in plan.chunks)
+        if threading.current_thread().name.startswith(NAME):
+            begins.append(begin)
+            inside.append(plan.number)
+            time.sleep(0.02)
+            inside.remove(plan.number)
+        else:
+            assert begin or not inside
+
+    Watch(monkeypatch, look)
+    batch = prompts(300, [50, 50, 50, 50, 18, 18])
+    vectors(llm, batch)
+    assert begins and all(begins)
+
+
+def test_adapters_are_one_steps_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = llama(tmp_path / "llama", torch.float32)
+    llm = engine(path, enable_lora=True, max_num_batched_tokens=32, **POOLED)
+    llm.load_lora_adapter("one", str(adapter_files.plain(tmp_path / "adapter", 1)))
+    batch = prompts(300, [30] * 8)
+    named = [LoRARequest("one") if place % 2 else None for place in range(8)]
+    params = PoolingParams()
+
+    def ask() -> list[torch.Tensor]:
+        outputs = llm.encode(given(batch), params, use_tqdm=False, lora_request=named)
+        return [one.outputs.data for one in outputs]
+
+    watch = Watch(monkeypatch)
+    found = ask()
+    for place, one in enumerate(named):
+        alone = llm.encode(given([batch[place]]), params, use_tqdm=False, lora_request=one)[0].outputs.data
+        assert torch.equal(alone, found[place])
+    assert not torch.equal(found[0], found[1]) and False in watch.beside
+
+
+def test_blocks_of_an_aborted_request_are_not_written_twice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step that computes it goes on; who gets its blocks waits."""
+    llm = engine(path, max_num_batched_tokens=64, num_gpu_blocks_override=16, block_size=8, debug=True, **POOLED)
+    batch = prompts(300, [60] * 5)
+    expected = vectors(llm, batch)
+    go, begun = threading.Event(), threading.Event()
+    llm_engine = llm.llm_engine
+
+    def hold(plan: StepPlan) -> None:
+        if threading.current_thread().name.startswith(NAME) and not go.is_set():
+            begun.set()
+            assert go.wait(SECONDS)
+
+    Watch(monkeypatch, hold)
+    for name, ids in zip("abcde", batch, strict=True):
+        llm_engine.add_request(name, {"prompt_token_ids": ids}, PoolingParams())
+    llm_engine.step()
+    assert begun.wait(SECONDS)
+    llm_engine.abort_request(["a", "b"])
+    threading.Timer(0.2, go.set).start()
+    found = {}
+    while llm_engine.has_unfinished_requests():
+        for output in llm_engine.step():
+            found[output.request_id] = output.outputs.data
+    assert sorted(found) == ["c", "d", "e"]
+    assert all(torch.equal(found[name], expected["abcde".index(name)]) for name in "cde")
+    llm_engine.check_integrity()
+
+
+def test_one_that_fails_harms_no_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = engine(path, max_num_batched_tokens=64, **POOLED)
+    batch = prompts(300, [60, 58, 57, 56, 55, 54])
+    expected = vectors(llm, batch)
+
+    def fail(plan: StepPlan) -> None:
+        if any(chunk.length == 57 for chunk in plan.chunks):
+            raise RuntimeError("this one is cursed")
+
+    watch = Watch(monkeypatch, fail)
+    outputs = llm.encode(given(batch), PoolingParams(), use_tqdm=False)
+    assert "cursed" in str(outputs[2].failure)
+    assert all(torch.equal(outputs[i].outputs.data, expected[i]) for i in (0, 1, 3, 4, 5))
+    assert any(watch.beside)
+    llm.llm_engine.check_integrity()
+
+
+def test_memory_is_not_given_back_under_a_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests were aborted, and what computes them has not ended."""
+    llm = engine(path, max_num_batched_tokens=64, **POOLED)
+    batch = prompts(300, [60] * 5)
+    expected = vectors(llm, batch)
+    ended: list[float] = []
+
+    def slow(plan: StepPlan) -> None:
+        if threading.current_thread().name.startswith(NAME):
+            time.sleep(0.2)
+            ended.append(time.monotonic())
+
+    with monkeypatch.context() as patch:
+        Watch(patch, slow)
+        for name, ids in zip("abcde", batch, strict=True):
+            llm.llm_engine.add_request(name, {"prompt_token_ids": ids}, PoolingParams())
+        llm.llm_engine.step()
+        llm.llm_engine.abort_request(list("abcde"))
+        llm.sleep(level=1)
+        assert ended and ended[-1] <= time.monotonic()
+        llm.wake_up()
+    assert all(map(torch.equal, vectors(llm, batch), expected))
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_threads_end_with_the_engine(path: Path, closes: bool) -> None:
+    before = set(threading.enumerate())
+    llm: LLM | None = engine(path, max_num_batched_tokens=64, **POOLED)
+    assert llm is not None
+    vectors(llm, prompts(300, [60] * 5))
+    own = [one for one in threading.enumerate() if one not in before and one.name.startswith(NAME)]
+    assert len(own) == 3
+    if closes:
+        llm.llm_engine.close()
+    llm = None
+    gc.collect()
+    for thread in own:
+        thread.join(SECONDS)
+    assert not any(thread.is_alive() for thread in own)
