@@ -8,6 +8,7 @@
 
 #include "cpu/common/calls.h"
 #include "cpu/common/exchange.h"
+#include "cpu/common/simulated_team.h"
 #include "cpu/common/threads.h"
 
 namespace quire {
@@ -342,6 +343,11 @@ PYBIND11_MODULE(_C, module) {
   module.def("set_thread_count", &set_thread_count);
   module.def("uses_openmp", &uses_openmp);
   module.def("max_threads", &max_threads);
+  module.def("simulate_team", &simulate_team);
+  module.def("simulated_time", [] {
+    const SimulatedTime time = simulated_time();
+    return py::make_tuple(time.regions, time.work, time.last);
+  });
 
   module.def("linear", &linear);
   module.def("paged_attention", &paged_attention);

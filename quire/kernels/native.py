@@ -67,6 +67,18 @@ def thread_pool() -> str:
     return "torch's OpenMP" if _C.uses_openmp() else "own threads"
 
 
+def simulate_team(threads: int) -> None:
+    """Simulate teams of so many threads from now on (csrc/cpu/common/simulated_team.h); 0: no more. Only while no
+    kernel runs. Results stay the same, and take much longer."""
+    _C.simulate_team(threads)
+
+
+def simulated_time() -> tuple[int, float, float]:
+    """Since `simulate_team`: parallel regions; seconds for which threads have worked in them; seconds that the regions
+    would have taken."""
+    return _C.simulated_time()
+
+
 def _linear(
     numbers: Numbers,
     weights: Sequence[torch.Tensor],

@@ -178,6 +178,15 @@ def test_kernels(call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert capsys.readouterr().out.count("64x32") == 6
 
 
+def test_balance(llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with imported("balance") as balance:
+        monkeypatch.setattr(balance, "CASES", {"decode": (1, 20), "batch": (3, 20), "prefill": (1, 300)})
+        call(balance, llama, "--threads", 2, 8, "--case", "decode", "batch", "prefill")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["decode", "batch", "prefill"]
+    assert all(0 < float(line.split()[1]) <= 1 for line in lines[-3:])
+
+
 def test_roofline(llama: Path, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with imported("roofline") as roofline:
         small_machine(monkeypatch)

@@ -45,6 +45,12 @@ void locate(const AttentionArgs& args, const AttentionItem& item, int64_t first,
   const S* any_value = seen.empty() ? values : tile.values[seen.begin];
   for (int i = 0; i < seen.begin; ++i) tile.keys[i] = any_key, tile.values[i] = any_value;
   for (int i = seen.end; i < kKeyTile; ++i) tile.keys[i] = any_key, tile.values[i] = any_value;
+  if (!asks_by_turns()) return;
+  for (int i = 0, to = 0; i < kLanes; ++i)
+    for (int key = i; key < kKeyTile; key += kLanes, ++to) {
+      tile.by_turns[0][to] = tile.keys[key];
+      tile.by_turns[1][to] = tile.values[key];
+    }
 }
 
 // Where a thread goes on when it has done an item, or a span of one.
@@ -204,23 +210,26 @@ class Attention {
     }
   }
 
-  // Of the next tile, a part for each head: a block's keys of all heads, its values, those of the block behind it, as they
-  // lie. Where keys and values have not the same size, by heads.
+  // Of the next tile, a part for each head: a block's keys of all heads, its values, those of the block behind it, as
+  // they lie. Or the head's own: where that is faster, or keys and values have not the same size.
   Ahead<S> ahead(int64_t head, const TileRows<S>& next) const {
     constexpr int kParts = Ahead<S>::kParts;
     const int64_t from_key = args_.block_size * args_.key_stride, from_value = args_.block_size * args_.value_stride;
+    const bool by_turns = asks_by_turns(), own = by_turns || args_.head_dim != args_.value_dim;
+    const S* const* keys = by_turns ? next.by_turns[0] : next.keys;
+    const S* const* values = by_turns ? next.by_turns[1] : next.values;
     Ahead<S> parts;
     for (int i = 0; i < 2 * kParts; ++i) {
       HeadRows<S>& part = i < kParts ? parts.while_scored[i] : parts.while_weighed[i - kParts];
-      const int64_t place = args_.head_dim == args_.value_dim ? head * 2 * kParts + i : 0;
+      const int64_t place = own ? 0 : head * 2 * kParts + i;
       const int64_t number = place / item_.kv_heads, of_head = place % item_.kv_heads;
       const int64_t first = number / 2 * kLanes;
-      if (args_.head_dim != args_.value_dim)
-        part = i < kParts ? HeadRows<S>{next.keys + i * kLanes, head * from_key}
-                          : HeadRows<S>{next.values + (i - kParts) * kLanes, head * from_value};
+      if (own)
+        part = i < kParts ? HeadRows<S>{keys + i * kLanes, head * from_key}
+                          : HeadRows<S>{values + (i - kParts) * kLanes, head * from_value};
       else
-        part = number % 2 == 0 ? HeadRows<S>{next.keys + first, of_head * from_key}
-                               : HeadRows<S>{next.values + first, of_head * from_value};
+        part = number % 2 == 0 ? HeadRows<S>{keys + first, of_head * from_key}
+                               : HeadRows<S>{values + first, of_head * from_value};
     }
     return parts;
   }
@@ -237,10 +246,15 @@ template <class T, class S>
 void attend(const AttentionArgs& args) {
   const AttentionPlan plan(args, Attention<T, S>::layout(args).size());
   if (!plan.split) {
-    parallel_for(plan.count, plan.grain, [&](int64_t begin, int64_t end) {
+    const int64_t pieces = (plan.count + plan.grain - 1) / plan.grain;
+    parallel_for_ahead(pieces, pieces, [&](int64_t piece, int64_t after) {
       const FlushDenormals<T> flush;
-      for (int64_t i = begin; i < end; ++i)
-        Attention<T, S>(args, plan.items[i], {i + 1 < end ? &plan.items[i + 1] : nullptr, 0}).run();
+      const int64_t begin = piece * plan.grain, whole = begin + plan.grain;
+      const int64_t end = whole < plan.count ? whole : plan.count;
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t next = i + 1 < end ? i + 1 : after * plan.grain;
+        Attention<T, S>(args, plan.items[i], {next < 0 ? nullptr : &plan.items[next], 0}).run();
+      }
     });
     return;
   }

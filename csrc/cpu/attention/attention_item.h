@@ -23,7 +23,8 @@ template <class S>
 struct TileRows {
   const S* keys[kKeyTile];
   const S* values[kKeyTile];
-  TileRange seen;  // by any of the item's tokens
+  const S* by_turns[2][kKeyTile];  // keys, values: the first of each sixteen, the second ..; where `asks_by_turns`
+  TileRange seen;                  // by any of the item's tokens
 };
 
 struct ItemRows {

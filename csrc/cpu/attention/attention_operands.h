@@ -53,12 +53,25 @@ struct HeadRows {
   HeadRows from(int64_t i) const { return {rows + i, offset}; }
 };
 
-// Into the second-level cache: the first is full of the tile at hand. Spread over the work, one line here and there:
+// Into the first-level cache, from which it soon goes on to the second. Spread over the work, one line here and there:
 // in bursts, prefetches wait for one another and the loads wait for them.
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+// Whether a head's rows of the next tile are asked for by turns, one of each sixteen, rather than block by block as
+// memory has them. On AMD's processors of family 26, the more it goes in memory's order, the slower: one thread takes
+// 8.4 ms line by line, 6.1 block by block, 4.7 head by head and 4.3 by turns (16 streams at 3,500 tokens). On those
+// before them memory's order was the fastest.
+inline bool asks_by_turns() {
+#if defined(__x86_64__)
+  static const bool newer = __builtin_cpu_is("amd") && !__builtin_cpu_is("amdfam17h") && !__builtin_cpu_is("amdfam19h");
+  return newer;
+#else
+  return false;
+#endif
+}
 
 // What is asked for while a head's part of a tile is worked on: sixteen rows for every sixteen keys that are scored, then
-// sixteen for every sixteen values. In the order in which they lie in memory, where processors go on by themselves.
+// sixteen for every sixteen values.
 template <class S>
 struct Ahead {
   static constexpr int kParts = kKeyTile / kLanes;

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/common/simulated_team.h"
 #include "cpu/common/threads.h"
 
 namespace quire {
@@ -144,7 +145,10 @@ OwnThreads& own_threads() {
 
 }  // namespace
 
-void yield_thread() { std::this_thread::yield(); }
+void yield_thread() {
+  if (simulated_threads() > 0) return simulated_wait();
+  std::this_thread::yield();
+}
 
 void use_openmp(uintptr_t parallel) { gomp_parallel = reinterpret_cast<GompParallel>(parallel); }
 void use_thread_count(uintptr_t function) { torch_num_threads = reinterpret_cast<int (*)()>(function); }
@@ -153,6 +157,7 @@ bool uses_openmp() { return gomp_parallel != nullptr; }
 
 int max_threads() {
   if (alone) return 1;
+  if (const int simulated = simulated_threads()) return simulated;
   return torch_num_threads ? torch_num_threads() : fixed_num_threads.load();
 }
 
@@ -160,6 +165,7 @@ int64_t teams_asked_for() { return asked_for; }
 
 void run_team(int threads, void (*task)(void*), void* data) {
   ++asked_for;
+  if (simulated_threads() > 0) return run_simulated(threads, task, data);
   if (KeptTeam* team = kept) {
     kept = nullptr;  // a region within the task is its thread's own
     team->run(threads, task, data);
@@ -172,7 +178,7 @@ void run_team(int threads, void (*task)(void*), void* data) {
 
 void keep_team(void (*calls)(void*), void* data) {
   const int threads = max_threads();
-  if (!gomp_parallel || threads <= 1 || kept) return calls(data);
+  if (!gomp_parallel || threads <= 1 || kept || simulated_threads() > 0) return calls(data);
   struct Shared {
     void (*calls)(void*);
     void* data;

@@ -23,8 +23,15 @@ void run_team(int threads, void (*task)(void*), void* data);
 void yield_thread();
 // How many threads a team of the calling thread may have: torch.get_num_threads().
 int max_threads();
+// Called by a thread that is about to claim a piece, where a team is simulated (simulated_team.h); else null.
+extern void (*between_pieces)();
 
 namespace QUIRE_ISA {
+
+inline int64_t claim(int64_t* next, int64_t count) {
+  if (__builtin_expect(between_pieces != nullptr, 0)) between_pieces();
+  return __atomic_fetch_add(next, count, __ATOMIC_RELAXED);
+}
 
 template <class Body>
 inline void parallel_for(int64_t n, int64_t grain, const Body& body) {
@@ -44,7 +51,7 @@ inline void parallel_for(int64_t n, int64_t grain, const Body& body) {
       [](void* data) {
         Shared& shared = *static_cast<Shared*>(data);
         for (;;) {
-          const int64_t begin = __atomic_fetch_add(&shared.next, shared.grain, __ATOMIC_RELAXED);
+          const int64_t begin = claim(&shared.next, shared.grain);
           if (begin >= shared.n) return;
           const int64_t end = begin + shared.grain;
           shared.body(begin, end < shared.n ? end : shared.n);
@@ -66,13 +73,12 @@ inline void parallel_for_ahead(int64_t n, int64_t max_team, const Body& body) {
     const Body& body;
     const int64_t n;
     int64_t next;
-    int64_t claim() { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); }
   } shared{body, n, 0};
   const auto task = [](void* data) {
     Shared& shared = *static_cast<Shared*>(data);
-    int64_t piece = shared.claim();
+    int64_t piece = claim(&shared.next, 1);
     while (piece < shared.n) {
-      const int64_t next = shared.claim();
+      const int64_t next = claim(&shared.next, 1);
       shared.body(piece, next < shared.n ? next : -1);
       piece = next;
     }

@@ -1,9 +1,9 @@
 // The linear kernel on registers of 512 bits for many tokens, with the very sums of linear_dot.h.
 //
 // There, the sixteen partial sums of one product fill a register. Here a register has one partial sum of each of sixteen
-// rows: a tile of kColumnTokens tokens and kColumnRows rows makes the first partial sum of all its products along the
-// features, then the next one, and adds them up in between by the tree of reduce4, so that nothing is moved about within
-// a register. In return both factors are turned first: tokens once a call, a block's rows once for all tokens of a part.
+// rows: a tile of kColumnTokens tokens and kColumnRows rows makes one or two partial sums of all its products along the
+// features, then the next, and adds them up in between by the tree of reduce4, so that nothing is moved about within a
+// register. In return both factors are turned first: tokens once a call, a block's rows once for all tokens of a part.
 #pragma once
 
 #if defined(__AVX512F__)
@@ -72,6 +72,7 @@ class ColumnProducts {
   void run(const LinearBlock<T, Out>& block, const LinearBlock<T, Out>* next) const {
     const int64_t first = tiles_ * block.part / parts_, last = tiles_ * (block.part + 1) / parts_;
     const int64_t ahead = next ? next->rows * row_bytes() / (last - first) : 0;  // bytes for each tile
+    const auto run_tile = steps_ > kPairSteps ? &ColumnProducts::multiply<1> : &ColumnProducts::multiply<2>;
     float* w = scratch<float, TurnedRows>(turned_rows(steps_));
     for (int64_t row = 0; row < block.rows; row += kColumnRows) {
       const int64_t left = block.rows - row, rows = left < kColumnRows ? left : kColumnRows;
@@ -87,8 +88,8 @@ class ColumnProducts {
       for (int64_t t = first; t < last; ++t) {
         if (row == 0) prefetch(next, (t - first) * ahead, ahead);
         const int64_t token = t * kColumnTokens, tokens = args_.tokens - token;
-        multiply(x_ + t * tile_size(steps_), w, bias, block.y + token * block.y_stride + row, block.y_stride,
-                 static_cast<int>(tokens < kColumnTokens ? tokens : kColumnTokens), static_cast<int>(rows));
+        (this->*run_tile)(x_ + t * tile_size(steps_), w, bias, block.y + token * block.y_stride + row, block.y_stride,
+                          static_cast<int>(tokens < kColumnTokens ? tokens : kColumnTokens), static_cast<int>(rows));
       }
     }
   }
@@ -97,7 +98,9 @@ class ColumnProducts {
   struct TurnedRows;
   using Sums = Vec[kColumnTokens][kColumnVecs];
   static constexpr int kLevels = 4, kChains = 1 << kLevels;
-  // Measured: the other kernels take less time of halves for longer.
+  // Measured: two chains at a time pay up to so many steps, of longer ones they want more than the first-level cache
+  // holds; and the other kernels take less time of halves for longer.
+  static constexpr int64_t kPairSteps = 32;
   static constexpr int64_t kLeastTokens = sizeof(T) == 4 ? 121 : 241, kBlocksEach = 4;
   // Of a part's tokens, and of a block's rows, turned.
   static constexpr int64_t kTokenBytes = 2 << 20, kLeastTiles = 8, kRowBytes = 640 << 10;
@@ -145,43 +148,72 @@ class ColumnProducts {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows + at, 0, 2);
   }
 
-  static inline __attribute__((always_inline)) void add_steps(Sums& sums, const float* x, const float* w,
-                                                              int64_t steps) {
+  // What fills the registers: a chain of all of a tile's tokens, or two of half of them, so that the first addition of
+  // the tree needs no memory.
+  template <int kTogether>
+  using Registers = Vec[kTogether][kColumnTokens / kTogether][kColumnVecs];
+
+  template <int kTogether>
+  static inline __attribute__((always_inline)) void add_steps(Registers<kTogether>& sums, const float* x,
+                                                              const float* w, int64_t steps) {
+    const int64_t next_x = chain_tokens(steps), next_w = chain_rows(steps);
     for (int64_t s = 0; s < steps; ++s, x += kColumnTokens, w += kColumnRows) {
-      const Operand own[kColumnVecs] = {D::load_floats(w), D::load_floats(w + kLanes)};
-#pragma GCC unroll 16
-      for (int i = 0; i < kColumnTokens; ++i) {
-        const Operand factor = set1(x[i]).v;
+      Operand own[kTogether][kColumnVecs];
 #pragma GCC unroll 2
-        for (int v = 0; v < kColumnVecs; ++v) sums[i][v].v = D::multiply_add(sums[i][v].v, factor, own[v]);
+      for (int c = 0; c < kTogether; ++c)
+#pragma GCC unroll 2
+        for (int v = 0; v < kColumnVecs; ++v) own[c][v] = D::load_floats(w + c * next_w + v * kLanes);
+#pragma GCC unroll 16
+      for (int i = 0; i < kColumnTokens / kTogether; ++i) {
+#pragma GCC unroll 2
+        for (int c = 0; c < kTogether; ++c) {
+          const Operand factor = set1(x[c * next_x + i]).v;
+#pragma GCC unroll 2
+          for (int v = 0; v < kColumnVecs; ++v) sums[c][i][v].v = D::multiply_add(sums[c][i][v].v, factor, own[c][v]);
+        }
       }
     }
   }
 
+  // Chains up to number `last` of the tokens from `first` on, and what is in front of them in the tree: into the branch
+  // that waits for what follows.
+  template <int kTogether>
+  static inline __attribute__((always_inline)) void multiply_chains(const float* x, const float* w, int64_t steps,
+                                                                    int last, int first, Sums* branches) {
+    constexpr int kTokens = kColumnTokens / kTogether;
+    Registers<kTogether> sums;
+#pragma GCC unroll 16
+    for (int i = 0; i < kTokens; ++i)
+#pragma GCC unroll 2
+      for (int c = 0; c < kTogether; ++c)
+#pragma GCC unroll 2
+        for (int v = 0; v < kColumnVecs; ++v) sums[c][i][v] = zero();
+    add_steps<kTogether>(sums, x, w, steps);
+    const auto add_to_first = [&](const Vec(*more)[kColumnVecs], bool before) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kTokens; ++i)
+#pragma GCC unroll 2
+        for (int v = 0; v < kColumnVecs; ++v)
+          sums[0][i][v] = before ? add(more[i][v], sums[0][i][v]) : add(sums[0][i][v], more[i][v]);
+    };
+    if (kTogether == 2) add_to_first(sums[kTogether - 1], false);
+    int level = kTogether / 2;
+    for (; level < kLevels && (last >> level & 1); ++level) add_to_first(branches[level] + first, true);
+    Vec(*kept)[kColumnVecs] = branches[level < kLevels ? level : 0] + first;
+#pragma GCC unroll 16
+    for (int i = 0; i < kTokens; ++i)
+#pragma GCC unroll 2
+      for (int v = 0; v < kColumnVecs; ++v) kept[i][v] = sums[0][i][v];
+  }
+
   // y of a tile, of whose tokens and rows so many exist.
+  template <int kTogether>
   void multiply(const float* x, const float* w, const T* bias, Out* y, int64_t y_stride, int tokens, int rows) const {
     Sums branches[kLevels];  // of the tree: sums of 1, 2, 4 and 8 chains; in the end the first has all
-    const int64_t steps = steps_;
-    for (int chain = 0; chain < kChains; ++chain, x += chain_tokens(steps), w += chain_rows(steps)) {
-      Sums sums;
-#pragma GCC unroll 16
-      for (int i = 0; i < kColumnTokens; ++i)
-#pragma GCC unroll 2
-        for (int v = 0; v < kColumnVecs; ++v) sums[i][v] = zero();
-      add_steps(sums, x, w, steps);
-      int level = 0;
-      for (; level < kLevels && (chain >> level & 1); ++level) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kColumnTokens; ++i)
-#pragma GCC unroll 2
-          for (int v = 0; v < kColumnVecs; ++v) sums[i][v] = add(branches[level][i][v], sums[i][v]);
-      }
-      Vec* kept = branches[level < kLevels ? level : 0][0];
-#pragma GCC unroll 16
-      for (int i = 0; i < kColumnTokens; ++i)
-#pragma GCC unroll 2
-        for (int v = 0; v < kColumnVecs; ++v) kept[i * kColumnVecs + v] = sums[i][v];
-    }
+    const int64_t steps = steps_, next_x = kTogether * chain_tokens(steps), next_w = kTogether * chain_rows(steps);
+    for (int last = kTogether - 1; last < kChains; last += kTogether, x += next_x, w += next_w)
+      for (int first = 0; first < kColumnTokens; first += kColumnTokens / kTogether)
+        multiply_chains<kTogether>(x + first, w, steps, last, first, branches);
     put(branches[0], bias, y, y_stride, tokens, rows);
   }
 

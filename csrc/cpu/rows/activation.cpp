@@ -42,6 +42,30 @@ struct Gelu {
   }
 };
 
+// The same for bf16, where the result becomes bf16 again: max(x, 0) - z N(z), of z = |x| and the tail N of the normal
+// distribution. N is 2^q(z), and 2^f on |f| <= 1/2 is p(f). Both were fitted at Chebyshev nodes, relative error 6e-5,
+// and moved by last bits until every bf16 got what is nearest to the true value, as by Gelu. N(14.1) leaves nothing.
+// Several registers go side by side: one after the other, they would wait for their polynomials.
+template <int kCount>
+void short_gelu(Vec (&x)[kCount]) {
+  constexpr float q[] = {-0.999994516f,   -1.15135241f,   -0.458015233f,   -0.0545600578f, 0.00889682863f,
+                         -0.00106986403f, 8.97789578e-5f, -4.91456149e-6f, 1.56537581e-7f, -2.19037766e-9f};
+  constexpr float p[] = {0.999999285f, 0.693121791f, 0.240247473f, 0.0559178554f, 0.00957002398f};
+  Vec z[kCount], log[kCount], n[kCount], power[kCount];
+  const auto each = [](const auto& step) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kCount; ++j) step(j);
+  };
+  each([&](int j) { z[j] = min(set1(14.1f), abs(x[j])), log[j] = set1(q[9]); });
+#pragma GCC unroll 16
+  for (int i = 8; i >= 0; --i) each([&](int j) { log[j] = fma(log[j], z[j], set1(q[i])); });
+  each([&](int j) { n[j] = round(log[j]); });
+  each([&](int j) { log[j] = sub(log[j], n[j]), power[j] = set1(p[4]); });
+#pragma GCC unroll 16
+  for (int i = 3; i >= 0; --i) each([&](int j) { power[j] = fma(power[j], log[j], set1(p[i])); });
+  each([&](int j) { x[j] = sub(max(zero(), x[j]), mul(z[j], scale_by_power(power[j], n[j]))); });
+}
+
 struct Relu2 {
   Vec operator()(Vec x) const {
     const Vec positive = max(zero(), x);
@@ -88,12 +112,39 @@ void rows(const ActivationArgs& args, const Function& function) {
   });
 }
 
+// For each row of x without a second half.
+void short_gelu_rows(const ActivationArgs& args) {
+  constexpr int kCount = 4, kWidth = kCount * kLanes;
+  parallel_for(args.tokens, kGrainElements / (args.channels + 1), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const bf16* x = static_cast<const bf16*>(args.x) + t * args.x_stride;
+      bf16* y = static_cast<bf16*>(args.y) + t * args.channels;
+      int64_t c = 0;
+      for (; c + kWidth <= args.channels; c += kWidth) {
+        Vec v[kCount];
+        for (int j = 0; j < kCount; ++j) v[j] = load(x + c + j * kLanes);
+        short_gelu(v);
+        for (int j = 0; j < kCount; ++j) store(y + c + j * kLanes, v[j]);
+      }
+      for (; c < args.channels; c += kLanes) {
+        const int n = static_cast<int>(args.channels - c < kLanes ? args.channels - c : kLanes);
+        Vec v[] = {load_first(x + c, n)};
+        short_gelu(v);
+        store_first(y + c, v[0], n);
+      }
+    }
+  });
+}
+
 template <class T>
 void activation_as(const ActivationArgs& args) {
   switch (args.kind) {
     case Activation::silu: return rows<T>(args, Silu{});
     case Activation::relu: return rows<T>(args, Relu{});
-    case Activation::gelu: return rows<T>(args, Gelu{});
+    case Activation::gelu:
+      if constexpr (__is_same(T, bf16))
+        if (!args.gated) return short_gelu_rows(args);
+      return rows<T>(args, Gelu{});
     case Activation::gelu_tanh: return rows<T>(args, GeluTanh{});
     case Activation::quick_gelu: return rows<T>(args, QuickGelu{});
     case Activation::relu2: return rows<T>(args, Relu2{});

@@ -131,12 +131,14 @@ def load(config: EngineConfig, notify: Callable[[], object]) -> Parts:
         registry,
         adapter_budget,
         swap,
-        _transfers(config, executor, index is not None),
+        _transfers(config, executor, index is not None, notify),
         facts.windows,
     )
 
 
-def _transfers(config: EngineConfig, executor: Executor, caches: bool) -> TransferAccount | None:
+def _transfers(
+    config: EngineConfig, executor: Executor, caches: bool, notify: Callable[[], object]
+) -> TransferAccount | None:
     """The account of blocks beside the pool, with those that are there; None: there are to be none."""
     if config.cache.kv_transfer_config is None:
         return None
@@ -156,6 +158,7 @@ def _transfers(config: EngineConfig, executor: Executor, caches: bool) -> Transf
         settings.role != CONSUMER,
     )
     account.reported(executor.take_transfers())
+    executor.connect_transfers(notify)
     return account
 
 

@@ -42,7 +42,7 @@ AnyParams = SamplingParams | BeamSearchParams | PoolingParams
 
 # How long a step with nothing to compute waits for an image or an adapter to be ready.
 _POLL_SECONDS = 0.1
-_READ_SECONDS = 0.001  # the same for blocks from beside the pool, which come from a process that tells nobody
+_READ_SECONDS = 0.004  # the same for blocks from beside the pool, as a worker in another process tells nobody of them
 
 
 class LLMEngine:
@@ -216,10 +216,9 @@ class LLMEngine:
         """Nothing can be computed before an image or an adapter is ready."""
         self.media.reprocess(self.scheduler.encoder.take_images_to_reprocess())
         self.media.take_ready()
-        if self.core.is_reading:
-            time.sleep(_READ_SECONDS)
-        elif (self.media.is_busy or self.lora.is_reading) and not self.core.failed:
-            self._wakeup.wait(_POLL_SECONDS)
+        reading = self.core.is_reading
+        if (reading or self.media.is_busy or self.lora.is_reading) and not self.core.failed:
+            self._wakeup.wait(_READ_SECONDS if reading else _POLL_SECONDS)
             self._wakeup.clear()  # not before: a call since the last step must not be slept over
             self.media.take_ready()
 

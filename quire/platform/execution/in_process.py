@@ -59,6 +59,10 @@ class InProcessExecutor:
     def remote_grammars(self) -> None:
         return None
 
+    def connect_transfers(self, told: Callable[[], object]) -> None:
+        if self.runner.transfers is not None:
+            self.runner.transfers.told = told
+
     def take_transfers(self, seconds: float = 0.0) -> TransferReport:
         return TransferReport() if self.runner.transfers is None else self.runner.transfers.report(seconds)
 

@@ -61,9 +61,12 @@ class KVTransfer:
     """Carries out what plans say of blocks beside the pool.
 
     blocks: the pool's. most_storing: bytes that wait to be written; what comes beyond is dropped.
+
+    told: called when what a plan fetches has been read.
     """
 
     def __init__(self, connector: KVConnector, blocks: PoolBlocks, most_storing: int) -> None:
+        self.told: Callable[[], object] = _nobody
         self._connector = connector
         self._blocks = blocks
         self._most_storing = most_storing
@@ -92,6 +95,7 @@ class KVTransfer:
                 self._fail("reading", error)
                 with self._lock:
                     self._fetched.append((fetch.job, (False,) * len(fetch.keys)))
+                self.told()
                 continue
             for part in range(_PARTS):
                 self._reader.submit(partial(_logged, partial(self._read, read, range(part, len(fetch.keys), _PARTS))))
@@ -152,8 +156,10 @@ class KVTransfer:
             self._missed([keys[place] for place in places if not read.there[place]])
         with self._lock:
             read.parts -= 1
-            if not read.parts:
-                self._fetched.append((read.fetch.job, tuple(read.there)))
+            if read.parts:
+                return
+            self._fetched.append((read.fetch.job, tuple(read.there)))
+        self.told()
 
     def _missed(self, keys: Sequence[bytes]) -> None:
         """What was to be read and is not there: told at once, as it may be there again before the job ends."""
@@ -228,6 +234,10 @@ class KVTransfer:
         else:
             behind = partial(_close_behind, self._reader, self._writer, self._connector)
             threading.Thread(target=behind, name="quire-kv-close", daemon=True).start()
+
+
+def _nobody() -> None:
+    pass
 
 
 def _end(reader: DaemonThreads, writer: DaemonThreads, connector: KVConnector, seconds: float) -> bool:

@@ -32,7 +32,9 @@ class PoolBlocks:
         for tensor in tensors:
             blocks = tensor.view(torch.uint8).view(len(tensor), -1)
             alike.setdefault(blocks.shape[1], []).append(blocks)
-        self._parts = [_Part(blocks) for blocks in alike.values()]
+        # Torch copies numbers one by one, eight bytes as fast as one.
+        word = torch.uint8 if any(size % 8 for size in alike) else torch.int64
+        self._parts = [_Part(blocks, word) for blocks in alike.values()]
         self.bytes_a_block = sum(part.bytes_a_block for part in self._parts)  # of all tensors together
 
     def room(self, count: int) -> torch.Tensor:
@@ -50,8 +52,8 @@ class PoolBlocks:
                 if self._kernels is not None:
                     self._kernels.copy_blocks(*part.where(), sources, targets)
                     continue
-                for blocks in part.blocks:
-                    blocks[targets] = blocks[sources]
+                for words in part.words:
+                    words.index_copy_(0, targets, words.index_select(0, sources))
 
     def _copy_states(self, moves: Sequence[Move]) -> Sequence[Move]:
         """Copy those of the blocks that are states; returns the others."""
@@ -69,7 +71,7 @@ class PoolBlocks:
 
     def _gather_part(self, part: _Part, index: torch.Tensor) -> torch.Tensor:
         if self._kernels is None:
-            return torch.cat([blocks[index] for blocks in part.blocks], dim=1)
+            return torch.cat([words.index_select(0, index) for words in part.words], dim=1).view(torch.uint8)
         packed = torch.empty((len(index), *part.shape), dtype=torch.uint8, device=self.device)
         self._kernels.gather_blocks(*part.where(), index, packed)
         return packed.view(len(index), -1)
@@ -82,18 +84,20 @@ class PoolBlocks:
             if self._kernels is not None:
                 self._kernels.scatter_blocks(*part.where(), index, rows.contiguous())
                 continue
-            for place, blocks in enumerate(part.blocks):
-                blocks[index] = rows[:, place]
+            for words, row in zip(part.words, rows.unbind(1), strict=True):
+                words.index_copy_(0, index, row.view(words.dtype))
 
     def _send(self, numbers: Sequence[int]) -> torch.Tensor:
         return send(torch.tensor(numbers, dtype=torch.int64), self.device)
 
 
 class _Part:
-    """Tensors whose blocks take the same bytes. blocks: each [blocks, bytes] uint8. shape: (tensors, bytes)."""
+    """Tensors whose blocks take the same bytes. blocks: each [blocks, bytes] uint8. words: the same,
+    [blocks, words] of a dtype. shape: (tensors, bytes)."""
 
-    def __init__(self, blocks: list[torch.Tensor]) -> None:
+    def __init__(self, blocks: list[torch.Tensor], word: torch.dtype) -> None:
         self.blocks = blocks
+        self.words = [one.view(word) for one in blocks]
         self.shape = len(blocks), blocks[0].shape[1]
         self.bytes_a_block = len(blocks) * blocks[0].shape[1]
         self._addresses: torch.Tensor | None = None  # on the device

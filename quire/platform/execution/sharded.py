@@ -89,7 +89,7 @@ def several_processes(config: EngineConfig, path: Path) -> ShardedExecutor:
         threads = max(1, torch.get_num_threads() // (stages * size))
         for number, processors in enumerate(processors_for(stages * size)):
             stage, rank = divmod(number, size)
-            place = Place(rank, size, processors, stage=stage, stages=stages)
+            place = Place(rank, size, processors, stage=stage, stages=stages, on_machine=stages * size)
             own = (memories[stage],) if shares else ()
             place = replace(place, memory=f"/proc/self/fd/{own[0]}" if own else None)
             if store is not None:
@@ -203,6 +203,9 @@ class ShardedExecutor:
             worker.remote_grammars().compile(digest, constraint)
 
     # -- memory ---------------------------------------------------------------------------------------------------
+
+    def connect_transfers(self, told: Callable[[], object]) -> None:
+        """As Executor's: nobody is called."""
 
     def take_transfers(self, seconds: float = 0.0) -> TransferReport:
         self._check()

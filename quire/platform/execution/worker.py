@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -50,36 +50,57 @@ from quire.types import KVSpec
 logger = logging.getLogger("quire")
 
 
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of a model that several processes compute together. shard: this one's part of every matrix; stage: of the layers;
+    None: all. on_machine: how many of the processes share this one's memory, itself among them."""
+
+    shard: Shard | None = None
+    stage: Stage | None = None
+    on_machine: int = 1
+
+    @property
+    def processes(self) -> int:
+        """Of all the model."""
+        return (1 if self.shard is None else self.shard.size) * (1 if self.stage is None else self.stage.count)
+
+    @property
+    def number(self) -> int:
+        """Of this process among them."""
+        rank, size = (0, 1) if self.shard is None else (self.shard.rank, self.shard.size)
+        return rank if self.stage is None else self.stage.number * size + rank
+
+    def least(self, number: int) -> int:
+        """The least of all processes' numbers."""
+        number = number if self.shard is None else self.shard.exchange.least(number)
+        return number if self.stage is None else self.stage.pipe.least(number)
+
+
 class Worker:
     """Loads a model and runs its steps.
 
     reader: of adapters; None where none are served. weights: of the adapter of a uid, for plans that install it.
-    shard: its place among those that compute the model together; stage: among those that have its layers; None: it is
-    alone.
+    share: of the model, that it computes.
 
     Raises UnsupportedModelError, CheckpointError or QuireError.
     """
 
-    def __init__(
-        self, config: EngineConfig, path: Path, shard: Shard | None = None, stage: Stage | None = None
-    ) -> None:
+    def __init__(self, config: EngineConfig, path: Path, share: Share = Share()) -> None:
         kernels.backend()  # a wrong QUIRE_KERNELS or QUIRE_ISA is an error now, not in the first request
         huge_pages.keep_freed()
         device = devices.choose(config.model.device)
         self.weights: Callable[[int], Adapter] | None = None
         self.reader: AdapterReader | None = None
         if device.type == "cpu":
-            self._load(config, path, device, shard, stage)
+            self._load(config, path, device, share)
             return
         # A model in float32 is to be computed in float32, its tower's convolution too.
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         with torch.cuda.device(device):
-            self._load(config, path, device, shard, stage)
+            self._load(config, path, device, share)
 
-    def _load(
-        self, config: EngineConfig, path: Path, device: torch.device, shard: Shard | None, stage: Stage | None
-    ) -> None:
-        model = _model(path, config, device, shard, stage)
+    def _load(self, config: EngineConfig, path: Path, device: torch.device, share: Share) -> None:
+        model = _model(path, config, device, share)
         max_model_len = _max_model_len(config.model.max_model_len, model)
         weight = next(model.parameters())
         embedding_size = model.embed(torch.zeros(1, dtype=torch.int64, device=weight.device)).shape[1]
@@ -93,7 +114,7 @@ class Worker:
         windows, size, settings = spec.group_windows, config.cache.block_size, config.model
         drafts = draft_model(config, model, spec, max_model_len, weight.device)
         more = block_bytes(drafts.spec, size, drafts.model.dtype.itemsize) if drafts is not None else 0
-        counts = _count_blocks(config, model, spec, max_model_len, more, shard, stage)
+        counts = _count_blocks(config, model, spec, max_model_len, share, more)
         num_blocks, num_swap_blocks, num_states, pool_bytes = counts
         eager = settings.enforce_eager
         caches = allocate_cache(spec, num_blocks, size, model.dtype, weight.device, num_states)
@@ -112,9 +133,9 @@ class Worker:
             windows,
             self.ahead,
             draft,
-            stage,
+            share.stage,
         )
-        self.runner.transfers = _transfers(config, path, self.runner, spec, max_model_len, shard, stage)
+        self.runner.transfers = _transfers(config, path, self.runner, spec, max_model_len, share)
         models = [(model, path), *([(drafts.model, drafts.path)] if drafts is not None else [])]
         self.memory = GivenMemory(models, self.runner, settings.load_format)
         self.model = model
@@ -160,8 +181,7 @@ def _transfers(
     runner: ModelRunner,
     spec: KVSpec,
     max_model_len: int,
-    shard: Shard | None,
-    stage: Stage | None,
+    share: Share,
 ) -> KVTransfer | None:
     """What moves blocks from and to beside the pool; None: they are kept nowhere. Raises QuireError for those that
     cannot be."""
@@ -178,16 +198,12 @@ def _transfers(
             "one of the two out, or draft by method 'ngram' or 'suffix'."
         )
     identity = kv_identity.identity(config, path, runner.model, spec, max_model_len)
-    identity = kv_identity.of_all(identity, shard, stage)
-    rank, size = (0, 1) if shard is None else (shard.rank, shard.size)
-    number, count = (0, 1) if stage is None else (stage.number, stage.count)
-    place = number * size + rank, count * size
-    return make(kv_transfer(config.cache.kv_transfer_config), runner.blocks, identity, *place)
+    identity = kv_identity.of_all(identity, share.shard, share.stage)
+    settings = kv_transfer(config.cache.kv_transfer_config)
+    return make(settings, runner.blocks, identity, share.number, share.processes)
 
 
-def _model(
-    path: Path, engine: EngineConfig, device: torch.device, shard: Shard | None, stage: Stage | None
-) -> CausalLM:
+def _model(path: Path, engine: EngineConfig, device: torch.device, share: Share) -> CausalLM:
     config = engine.model
     try:
         model = load_model(
@@ -199,8 +215,8 @@ def _model(
             config.model_impl,
             config.quantization,
             purpose_of(engine),
-            shard,
-            stage,
+            share.shard,
+            share.stage,
         )
     except UnsupportedModelError as error:
         if config.trust_remote_code and "auto_map" in read_json(path / "config.json"):
@@ -256,48 +272,37 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
     return device_share(config.cache, total, available, others)
 
 
-def _least(number: int, shard: Shard | None, stage: Stage | None) -> int:
-    """The least of all processes' numbers."""
-    number = number if shard is None else shard.exchange.least(number)
-    return number if stage is None else stage.pipe.least(number)
-
-
 def _count_blocks(
     config: EngineConfig,
     model: CausalLM,
     spec: KVSpec,
     max_model_len: int,
+    share: Share,
     more: int = 0,
-    shard: Shard | None = None,
-    stage: Stage | None = None,
 ) -> tuple[int, int, int, int]:
-    """(blocks of the pool, blocks in main memory, states of the pool, bytes of the pool). more: bytes that a block
-    takes beside those of the model's layers. shard, stage: of several processes, which share one memory and have as
-    many blocks each."""
+    """(blocks of the pool, blocks in main memory, states of the pool, bytes of the pool). share: all processes of the
+    model have as many blocks. more: bytes that a block takes beside those of the model's layers."""
     weight = next(model.parameters())
     size = config.cache.block_size
-    available = huge_pages.available_bytes(weight.device)
-    processes = (1 if shard is None else shard.size) * (1 if stage is None else stage.count)
-    if processes > 1:
-        available = _least(available // processes, shard, stage)
-        bytes_ = config.cache.memory_bytes
-        config = replace(config, cache=replace(config.cache, memory_bytes=bytes_ and bytes_ // processes))
+    available = share.least(huge_pages.available_bytes(weight.device) // share.on_machine)
+    bytes_ = config.cache.memory_bytes
+    if bytes_ is not None:
+        config = replace(config, cache=replace(config.cache, memory_bytes=bytes_ // share.processes))
     bytes_a_block = block_bytes(spec, size, model.dtype.itemsize) + more
     bytes_a_state = state_bytes(spec, model.dtype.itemsize)
-    share = _pool_share(config, model, max_model_len, available)
-    num_states = count_states(config.cache, spec, bytes_a_state, config.scheduler.max_num_seqs, share)
+    most = _pool_share(config, model, max_model_len, available)
+    num_states = count_states(config.cache, spec, bytes_a_state, config.scheduler.max_num_seqs, most)
     taken = num_states * bytes_a_state
     num_blocks = count_blocks(
         config.cache,
         bytes_a_block,
         useful_blocks(spec, size, config.scheduler, max_model_len),
         available - taken,
-        share - taken,
+        most - taken,
         len(spec.groups),
         taken,
     )
-    if processes > 1:  # whose heads, or layers, are not all of one number
-        num_blocks = _least(num_blocks, shard, stage)
+    num_blocks = share.least(num_blocks)  # heads and layers are not all of one number
     # A sequence with states is computed anew, from the last state that the prefix cache has of it.
     num_swap_blocks = 0 if spec.state else count_swap_blocks(config.cache, bytes_a_block, weight.device)
     swapped = f"; {num_swap_blocks} more in main memory" if num_swap_blocks else ""

@@ -56,7 +56,8 @@ class Place:
     """Of a process among the `size` that compute a stage together: its number, and the processors that it may use
     (empty: all). memory: the path by which it opens the memory through which they exchange what they have computed;
     None: they send it to one another, and meet by `meeting`. stage: the number of the stage, of `stages`; pipe: where
-    those of its own number in other stages meet."""
+    those of its own number in other stages meet. on_machine: how many of all stages' processes share its machine's
+    memory, itself among them."""
 
     rank: int
     size: int
@@ -66,6 +67,7 @@ class Place:
     stage: int = 0
     stages: int = 1
     pipe: Meeting | None = None
+    on_machine: int = 1
 
     def meeting_at(self, host: str, port: int, address: str, seconds: float) -> Place:
         """The same, of processes that meet where they need to: those of a stage, unless they share memory, and those of
@@ -133,7 +135,7 @@ def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | N
     import torch
 
     from quire.platform.execution.wire import pack, pack_error, unpack
-    from quire.platform.execution.worker import Worker
+    from quire.platform.execution.worker import Share, Worker
 
     logging.getLogger("quire").addHandler(logs)
     logging.getLogger("quire").propagate = False
@@ -143,7 +145,9 @@ def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | N
             os.sched_setaffinity(0, start.place.processors)
         torch.set_num_threads(start.threads)
         logging.getLogger("quire").setLevel(start.log_level)
-        worker = Worker(start.config, Path(start.path), _shard(start.place), _stage(start.place))
+        on_machine = 1 if start.place is None else start.place.on_machine
+        share = Share(_shard(start.place), _stage(start.place), on_machine)
+        worker = Worker(start.config, Path(start.path), share)
     except Exception as error:
         steps.send_bytes(pack(Answer(0, error=pack_error(error), logs=logs.take())))
         return None

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.errors import CheckpointError, RequestError
 from quire.platform.inputs.limits import Limits
+from quire.platform.inputs.plain_tokenizer import encoded
 from quire.platform.pooling.params import PoolingParams
 from quire.platform.sampling.params import RequestOutputKind, SamplingParams
 from quire.platform.scheduling.request import Request
@@ -184,7 +185,7 @@ class PooledPrompts:
             "".join(texts).encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text is not valid Unicode: character {error.start} is a lone surrogate") from error
-        parts = [self._backend.encode(one, add_special_tokens=False) for one in texts]
+        parts = [encoded(self._backend, one, add_special_tokens=False) for one in texts]
         if most is not None:
             room = most - self._backend.num_special_tokens_to_add(pair is not None)
             if room < len(texts):

@@ -77,14 +77,11 @@ class BlockFiles:
                 return False
             if status.st_size != _HEADER.size + self._bytes:
                 return False
-            with open(descriptor, "rb", buffering=0, closefd=False) as file:
-                header = file.read(_HEADER.size) or b""
-                got = 0
-                while got < len(into) and (count := file.readinto(into[got:])):
-                    got += count
+            header = bytearray(_HEADER.size)
+            whole = _read_all(descriptor, header, into)
         finally:
             os.close(descriptor)
-        return got == self._bytes and header == self._header(key, into)
+        return whole and header == self._header(key, into)
 
     def write(self, path: Path, key: bytes, block: memoryview) -> None:
         """Raises OSError, and leaves nothing behind then."""
@@ -112,6 +109,20 @@ class BlockFiles:
         if not self._warned:
             self._warned = True
             logger.warning("kv_transfer_config: %s: %s", self.root, what)
+
+
+def _read_all(descriptor: int, *into: bytearray | memoryview) -> bool:
+    """Whether a file fills these, from its beginning on: by one call if the system allows, as each lets other threads
+    run, and has to wait for them."""
+    left = [memoryview(part) for part in into]
+    at = 0
+    while left and (count := os.preadv(descriptor, left, at)):
+        at += count
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if left:
+            left[0] = left[0][count:]
+    return not left
 
 
 def _check_private(root: Path) -> None:

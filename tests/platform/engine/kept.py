@@ -50,20 +50,20 @@ class MemoryConnector:
     layouts: list[BlockLayout] = []  # noqa: RUF012
 
     def __init__(self, layout: BlockLayout) -> None:
-        self._identity = layout.identity
+        self.identity = layout.identity
         self.layouts.append(layout)
 
     def held(self) -> Sequence[bytes]:
-        return [key for identity, key in self.kept if identity == self._identity]
+        return [key for identity, key in self.kept if identity == self.identity]
 
     def read(self, key: bytes, into: memoryview) -> bool:
-        found = self.kept.get((self._identity, key))
+        found = self.kept.get((self.identity, key))
         if found is not None:
             into[:] = found
         return found is not None
 
     def write(self, key: bytes, block: memoryview) -> tuple[bool, Sequence[bytes]]:
-        self.kept[self._identity, key] = bytes(block)
+        self.kept[self.identity, key] = bytes(block)
         return True, []
 
     def counts(self) -> ConnectorCounts:

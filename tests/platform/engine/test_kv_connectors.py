@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from PIL import Image
 from quire import LLM, LoRARequest, QuireError, SamplingParams
 from quire.config.kv_transfer import kv_transfer
 from quire.demo import adapter_path, picture_path
+from quire.platform.engine import llm_engine
 from quire.platform.kv import transfers
 from quire.platform.kv.connector import ConnectorCounts, MergedReports, TransferReport
 from quire.platform.kv.transfers import TransferAccount
@@ -77,6 +79,29 @@ def by(name: str, **extra: Any) -> dict[str, Any]:
 
 
 LONG = {"prompt_token_ids": [3 + place % 300 for place in range(60)]}
+
+
+def test_an_engine_is_told_when_blocks_have_been_read(
+    tiny_path: Path, memory: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not look by itself until it is too late."""
+
+    def read(connector: MemoryConnector, key: bytes, into: memoryview) -> bool:
+        time.sleep(0.05)  # so that the engine waits by then
+        into[:] = MemoryConnector.kept[connector.identity, key]
+        return True
+
+    first = LLM(str(tiny_path), **by("MemoryConnector"))
+    expected = first.generate(LONG, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    first.llm_engine.close()
+    monkeypatch.setattr(MemoryConnector, "read", read)
+    monkeypatch.setattr(llm_engine, "_READ_SECONDS", 300.0)
+    llm = LLM(str(tiny_path), **by("MemoryConnector"))
+    begun = time.monotonic()
+    output = llm.generate(LONG, GREEDY, use_tqdm=False)[0]
+    assert output.outputs[0].token_ids == expected and output.num_cached_tokens
+    assert time.monotonic() - begun < 200
+    llm.llm_engine.close()
 
 
 def generate(llm: LLM) -> tuple[Any, ...]:

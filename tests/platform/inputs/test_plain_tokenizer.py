@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,30 @@ def test_texts_become_the_same_tokens_and_back(folder: Path) -> None:
             assert whole == real.decode(ids, clean_up_tokenization_spaces=False)
         assert plain.convert_tokens_to_ids(text) == real.convert_tokens_to_ids(text)
     assert plain._full is None
+
+
+def test_other_threads_run_while_a_text_becomes_tokens(folder: Path) -> None:
+    plain, _ = both(folder)
+    text, before = WORDS[0] * 100, sys.getswitchinterval()
+    asked, ran = threading.Event(), threading.Event()
+
+    def other() -> None:
+        asked.wait()
+        ran.set()
+
+    thread = threading.Thread(target=other, daemon=True)
+    thread.start()
+    sys.setswitchinterval(600)  # nobody is let run but by who waits, or does without Python
+    try:
+        asked.set()
+        for _ in range(300):
+            plain.encode(text)
+            if ran.is_set():
+                break
+        assert ran.is_set()
+    finally:
+        sys.setswitchinterval(before)
+        thread.join()
 
 
 def test_every_token_is_the_same(folder: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from quire import LLM, QuireError
 from quire.errors import WorkerDiedError
 from quire.platform.execution import ray_executor, remote
+from quire.platform.execution.worker_process import Place
 from tests.lora import adapter_files
 from tests.platform.execution.executors.helpers import GREEDY, ended
 from tests.platform.execution.on_ray.conftest import WHERE, free_cpus, members_of
@@ -51,6 +52,21 @@ def test_one_that_dies_ends_all(tiny_path: Path, where: str, rank: int) -> None:
     adapter_files.nothing_left(llm)
     with pytest.raises(WorkerDiedError, match="has ended"):
         llm.sleep()
+
+
+@pytest.mark.parametrize(("where", "on_machine"), [("one node", [2, 2]), ("stages", [1, 1])])
+def test_memory_is_shared_by_those_of_a_node(
+    tiny_path: Path, where: str, on_machine: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[Place] = []
+
+    def place(*given: Any, **named: Any) -> Place:
+        places.append(Place(*given, **named))
+        return places[-1]
+
+    monkeypatch.setattr(ray_executor, "Place", place)
+    open_llm(tiny_path, where, skip_tokenizer_init=True).llm_engine.close()
+    assert [one.on_machine for one in places] == on_machine
 
 
 def test_one_worker_that_dies(tiny_path: Path) -> None:

@@ -1,0 +1,37 @@
+"""How much of a machine's memory one of a model's processes takes for blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from quire import LLM, huge_pages
+from quire.config import CacheConfig, EngineConfig
+from quire.layers.stages import Stage
+from quire.platform.execution.worker import Share, _count_blocks
+
+AVAILABLE = 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("cache", "fits"), [(CacheConfig(), [4, 2, 1]), (CacheConfig(memory_bytes=1 << 20), [1, 1, 1])]
+)
+def test_processes_of_a_machine_share_what_it_has(
+    cache: CacheConfig, fits: list[int], tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four stages on one, two and four machines. A size that is given is of all, wherever they are."""
+    llm = LLM(str(tiny_path), skip_tokenizer_init=True)
+    model = cast(Any, llm.llm_engine.executor).worker.model
+    config = EngineConfig(cache=cache)
+    monkeypatch.setattr(huge_pages, "available_bytes", lambda device: AVAILABLE)
+    pipe: Any = SimpleNamespace(least=lambda number: number)
+    taken = []
+    for on_machine in (1, 2, 4):
+        share = Share(stage=Stage(1, 4, pipe), on_machine=on_machine)
+        taken.append(_count_blocks(config, model, model.kv_spec, 10**6, share)[-1])
+    least = taken[-1]
+    assert least > 0
+    assert taken == pytest.approx([times * least for times in fits], rel=0.1)
