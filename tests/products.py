@@ -21,7 +21,7 @@ def mark_products(items: list[pytest.Item]) -> None:
     tests: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         elsewhere = any(item.get_closest_marker(name) for name in _ELSEWHERE)
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not elsewhere:
+        if isinstance(item, pytest.Function) and not elsewhere and len(_params(item)) > 2:
             tests[item.nodeid.partition("[")[0]].append(item)
     for combined in tests.values():
         if len(combined) > FEW:
@@ -43,12 +43,15 @@ def _mark_others(combined: list[pytest.Function]) -> None:
                 others.append(item)
         left = others
     for item in left:
-        if len(pairs[item]) > 1:
-            item.add_marker(pytest.mark.slow)
+        item.add_marker(pytest.mark.slow)
+
+
+def _params(item: pytest.Function) -> dict[str, object]:
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 def _pairs(item: pytest.Function) -> Iterator[Pair]:
     """The values are known by their objects, which all combinations share: not all can be compared."""
-    values = sorted((name, id(value)) for name, value in item.callspec.params.items())
+    values = sorted((name, id(value)) for name, value in _params(item).items())
     for (one, first), (other, second) in combinations(values, 2):
         yield one, first, other, second
