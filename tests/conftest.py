@@ -11,6 +11,8 @@ from contextlib import suppress
 import pytest
 import torch
 
+from tests.products import mark_products
+
 # Hypothesis draws the same examples in every run and gives each its time: no change is refused for what chance brings.
 # `--hypothesis-profile default` draws new ones.
 with suppress(ImportError):  # tests of a GPU need none
@@ -25,10 +27,13 @@ with suppress(ImportError):  # tests of a GPU need none
 os.environ.setdefault("QUIRE_DEVICE", "cpu")
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the GPU's kernels in their emulation run first: a process has these or the ones for a GPU."""
+    """Tests of the GPU's kernels in their emulation run first: a process has these or the ones for a GPU.
+
+    It comes after the hooks of the folders within, which mark some, and before pytest's own, which looks at marks.
+    """
     items.sort(key=lambda item: item.get_closest_marker("emulated") is None)
+    mark_products(items)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from quire.config import LoRAConfig
@@ -135,14 +135,24 @@ class DeviceAdapterBudget:
             free, slots = free + self._entries[uid].size, slots + 1
         return chosen if free >= size and slots >= count else None
 
-    def _kept(self, wanted: set[int]) -> list[int]:
-        """Those that may go, the first to go first."""
-        kept = [uid for uid, entry in self._entries.items() if not entry.references and uid not in wanted]
-        return sorted(kept, key=self._registry.is_pinned)
+    def _kept(self, wanted: set[int]) -> Iterator[int]:
+        """Those that may go, the first to go first; who takes one and drops it must have taken all.
+
+        A few are wanted of hundreds, in each step in which somebody waits: so the rest is not looked at.
+        """
+        pinned: list[int] = []
+        for uid, entry in self._entries.items():
+            if entry.references or uid in wanted:
+                continue
+            if self._registry.is_pinned(uid):
+                pinned.append(uid)
+            else:
+                yield uid
+        yield from pinned
 
     def _yield_memory(self, size: int, wanted: set[int]) -> None:
         """Main memory is full of what lies on the device too: let go of some of that, for the next try."""
-        for uid in self._kept(wanted):
+        for uid in list(self._kept(wanted)):
             if size <= 0:
                 break
             if not self._registry.is_pinned(uid):

@@ -201,7 +201,14 @@ def test_a_configuration_can_be_copied_and_sent(tmp_path: Path) -> None:
         pickle.dumps(plain)  # its class is made on the spot
 
 
-@pytest.mark.parametrize("rope", [None, {"rope_type": "llama3", **LLAMA3}, {"rope_type": "linear", "factor": 2.0}])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        {"rope_type": "llama3", **LLAMA3},
+        pytest.param({"rope_type": "linear", "factor": 2.0}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_llama_is_loaded_without_transformers_and_answers_the_same(tmp_path: Path, rope: Any) -> None:
     tiny.build("LlamaForCausalLM", next(iter(tiny.TABLE["LlamaForCausalLM"][2])), tmp_path)
     file = tmp_path / "config.json"

@@ -20,8 +20,8 @@ def test_the_workload_is_the_one_that_was_published() -> None:
     assert workload.workload(3, seed=5) == workload.workload(3, seed=5) != workload.workload(3, seed=6)
 
 
-def test_bench_measures_both_engines(plain_model: Path) -> None:
-    report = json.loads(invoke("bench", str(plain_model), "--requests", "3", "--rounds", "2", "--json"))
+def test_bench_measures_both_engines(plain_model: Path, one_thread: None) -> None:
+    report = json.loads(invoke("bench", str(plain_model), "--requests", "2", "--rounds", "2", "--json"))
     lines = {(line["engine"], line["case"]): line for line in report["lines"]}
     assert set(lines) == {(e, c) for e in ("quire", "transformers") for c in ("single", "batch")}
     for line in lines.values():

@@ -15,6 +15,8 @@ from quire import LLM, LoRARequest
 from tests.lora.peft_world import ask, randomise, text_prompts
 from tests.models import tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "linear": ("LlamaForCausalLM", {"target_modules": ALL}),

@@ -18,6 +18,8 @@ from quire.errors import AdapterError
 from tests.lora.conftest import Worlds
 from tests.lora.peft_world import edit
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 EVERY = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 ATTN = {"r": 4, "target_modules": ATTENTION}

@@ -22,6 +22,8 @@ from tests.lora.peft_world import ask
 from tests.lora.quantized_world import QuantizedExpected, QuantizedWorld, world_of
 from tests.models import tiny
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 ENDS = [*EVERY, "embed_tokens", "lm_head"]
 Worlds = Callable[..., QuantizedWorld]
@@ -194,7 +196,9 @@ def test_nobody_changes_anothers_bits(
     assert bool(llm.llm_engine.scheduler.num_preemptions) == ("block_size" in settings)
 
 
-@pytest.mark.parametrize(("executor", "level"), [("in_process", 1), ("in_process", 2), ("process", 2)])
+@pytest.mark.parametrize(
+    ("executor", "level"), [("in_process", 1), ("in_process", 2), pytest.param("process", 2, marks=pytest.mark.slow)]
+)
 def test_it_wakes_up_as_it_fell_asleep(
     base: dict[str, str], adapters: dict[str, Path], alone: list[Any], executor: str, level: int
 ) -> None:

@@ -25,6 +25,8 @@ from quire.errors import AdapterError, CheckpointError, RequestError
 from tests.lora.peft_world import edit, randomise
 from tests.models.pooling.worlds import classes, engine, given, hidden, largest_error, prompts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BARE = PoolingParams(use_activation=False)
 BERT = {"vocab_size": 300, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 80, "max_position_embeddings": 70, "initializer_range": 0.2}  # fmt: skip

@@ -23,6 +23,8 @@ from tests.lora.test_vision_adapter_parity import (
 )
 from tests.multimodal.video_models import EACH
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ALL = {"all_linear": {"target_modules": "all-linear"}}
 # Where PEFT takes gate_proj for the experts' too. All linears at once leave float32 no fourth decimal of logprobs.
 GLM4V_MOE: dict[str, dict[str, Any]] = {

@@ -17,6 +17,8 @@ from quire.errors import AdapterError
 from tests.lora.conftest import Worlds
 from tests.lora.peft_world import World
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOWER = ["out_proj", "fc1", "fc2"]  # and q_proj, k_proj, v_proj, which are the text model's too
 FIELDS: dict[str, dict[str, Any]] = {
     "text": {"target_modules": r".*language_model.*\.(q_proj|v_proj|down_proj)"},

@@ -143,7 +143,8 @@ class LocalServer(_Server):
     @contextmanager
     def slowed(self, seconds: float = 0.1) -> Iterator[threading.Event]:
         """Each step takes so long until the event is set: what runs has not ended, on a busy machine too."""
-        runner, fast = self.engine.llm_engine.executor.runner, threading.Event()
+        executor: Any = self.engine.llm_engine.executor  # in this process, with a runner to lay hands on
+        runner, fast = executor.runner, threading.Event()
         execute = runner.execute
         runner.execute = lambda plan: (fast.wait(seconds), execute(plan))[1]
         try:

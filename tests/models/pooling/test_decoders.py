@@ -37,18 +37,28 @@ EMBEDDERS: dict[str, tuple[str, ...]] = {
     "Qwen2MoeForCausalLM": ("as_published", "every_second_layer", "windows", "tied_mqa"),
     "MixtralForCausalLM": ("as_published", "window", "three_of_five", "odd_sizes"),
 }
-CASES = [(name, variant) for name, variants in EMBEDDERS.items() for variant in variants]
+# What a prompt's length changes; of the others, whose tokens `tests.models.rows` compares, one of each is enough.
+OF_LENGTHS = ("rope_dynamic", "longrope", "window_of_one", "windows")
+
+
+def usual(first: str, variants: tuple[str, ...]) -> list[Any]:
+    """With each variant; only the first of them, and those of `OF_LENGTHS`, with every change."""
+    usually = (variants[0], *OF_LENGTHS)
+    return [pytest.param(first, one, marks=[] if one in usually else [pytest.mark.slow]) for one in variants]
+
+
+CASES = [case for name, variants in EMBEDDERS.items() for case in usual(name, variants)]
 # Stem -> (row, variants); transformers has these classes.
 CLASSIFIERS = {
     name.removesuffix("ForCausalLM").removesuffix("LMHeadModel"): (name, variants)
     for name, variants in EMBEDDERS.items()
 }
-OF_TEXTS = [(stem, variant) for stem, (_, variants) in CLASSIFIERS.items() for variant in variants]
+OF_TEXTS = [case for stem, (_, variants) in CLASSIFIERS.items() for case in usual(stem, variants)]
 OF_TOKENS = [
-    (stem, variant)
+    case
     for stem, (_, variants) in CLASSIFIERS.items()
     if hasattr(transformers, f"{stem}ForTokenClassification")
-    for variant in variants[:4]
+    for case in usual(stem, variants[:4])
 ]
 
 

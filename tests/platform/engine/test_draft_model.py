@@ -16,6 +16,8 @@ from tests.platform.conftest import make_llama
 from tests.platform.engine.test_promise import params, prompts
 from tests.platform.engine.test_speculation import KINDS, Free, of_tokens, told, wanted_params
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module")
 def other_path(tmp_path_factory):
@@ -56,8 +58,14 @@ CUTS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("more", CUTS)
-@pytest.mark.parametrize("itself", [True, False])
+@pytest.mark.parametrize(
+    ("itself", "more"),
+    [
+        pytest.param(itself, more, marks=[pytest.mark.slow] if (place + itself) % 2 else [])
+        for place, more in enumerate(CUTS)
+        for itself in (True, False)
+    ],
+)
 def test_any_parameters_and_any_cut(tiny_path, other_path, more, itself):
     batch = of_tokens(prompts()[:22])
     wanted = [wanted_params(i % len(KINDS), i, 14, (None, 0, 2)[i % 3], i % 4 == 3) for i in range(22)]

@@ -10,11 +10,13 @@ from quire import BeamSearchParams
 from tests.models.tiny import build, cases, make
 from tests.platform.engine.parity import check_bfloat16, engine, prompts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def test_beams_equal_those_of_transformers(tmp_path):
     oracle = make("LlamaForCausalLM", "gqa")
     llm = engine(build("LlamaForCausalLM", "gqa", tmp_path))
-    batch = prompts(oracle.config.vocab_size)[:6]
+    batch = prompts(oracle.config.vocab_size)[:3]
     params = BeamSearchParams(beam_width=4, max_tokens=12, ignore_eos=True)
     for ids, output in zip(batch, llm.beam_search(batch, params), strict=True):
         expected = oracle.generate(
@@ -27,6 +29,15 @@ def test_beams_equal_those_of_transformers(tmp_path):
     assert llm.llm_engine.pool.num_owned == 0
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "LlamaForCausalLM",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("Qwen2ForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel")
+        ),
+    ],
+)
 def test_bf16_is_as_close_to_float64_as_transformers_is(architecture, tmp_path):
     check_bfloat16(architecture, next(v for a, v in cases() if a == architecture), tmp_path)

@@ -18,7 +18,7 @@ from tests.multimodal.test_image_promise import answers as image_answers
 from tests.multimodal.test_image_promise import requests as image_requests
 from tests.platform.engine import parity
 from tests.platform.engine import test_promise as promise
-from tests.platform.execution.executors.helpers import GREEDY, KINDS, elsewhere, processes
+from tests.platform.execution.executors.helpers import ELSEWHERE, GREEDY, QUICK, elsewhere, processes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -91,7 +91,9 @@ def test_stop_strings_and_aborts(remote: LLM, local: LLM) -> None:
     assert promise.answers(remote, [3, 4]) == promise.answers(local, [3, 4])
 
 
-@pytest.mark.parametrize("where", KINDS)
+@pytest.mark.parametrize(
+    "where", [pytest.param(one, marks=[pytest.mark.slow] * (one != QUICK[1])) for one in ELSEWHERE]
+)
 @pytest.mark.parametrize("kind", open_engine.KINDS[::2], ids=lambda kind: kind.name)
 def test_images(tmp_path: Path, kind: Any, where: str) -> None:
     """Features that come and go, pixels by way of shared memory; the model with three positions a token among them."""
