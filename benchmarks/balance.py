@@ -27,7 +27,7 @@ from quire.kernels import native
 from quire.platform.engine.llm_engine import LLMEngine
 
 CASES = {"decode": (1, 248), "batch": (32, 248), "long": (1, 3500), "prefill": (1, 512)}  # streams, tokens of each
-STEPS = 3  # of which the medians would differ little: what is counted is the cores' time
+STEPS = 3  # added up: what is counted is the cores' time, which differs little
 
 
 def ready(engine: LLMEngine, streams: int, tokens: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import platform
 import re
 import sys
 from collections.abc import Callable
@@ -123,6 +124,16 @@ def available_bytes(device: torch.device | None = None) -> int:
         cached = sum(map(int, re.findall(r"^(?:in)?active_file (\d+)$", _container("memory.stat"), re.MULTILINE)))
         available = min(available, max(int(limit) - int(used) + cached, 0))
     return available
+
+
+def owner() -> str:
+    """Whose memory `available_bytes` is: the same for all processes that have a part of it. A container with a limit
+    has its own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = platform.node()
+    return f"{boot} {platform.node()}" if _container("memory.max") else boot
 
 
 def _container(name: str) -> str:

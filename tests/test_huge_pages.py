@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from quire import huge_pages
+
 # Five blocks of 6 MB at a time, as a step's tensors, all freed at its end: pages that come anew in twenty such steps.
 FAULTS = """
 import resource
@@ -36,3 +38,17 @@ def test_the_pages_of_a_steps_tensors_are_kept() -> None:
     as_it_was, kept = map(int, done.stdout.split())
     assert as_it_was > 100  # of 4 KB, 150,000; with huge pages, hundreds
     assert kept < as_it_was / 10
+
+
+def test_whose_memory_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for all processes of a machine; a container with a limit has its own."""
+    script = "from quire import huge_pages; print(huge_pages.owner())"
+    other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == huge_pages.owner()
+    limits = {"memory.max": ""}
+    monkeypatch.setattr(huge_pages, "_container", limits.__getitem__)
+    shared = huge_pages.owner()
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert huge_pages.owner() == shared
+    limits["memory.max"] = "1000000"
+    assert huge_pages.owner() not in ("", shared)

@@ -77,8 +77,8 @@ def thread_pool() -> str:
 
 
 def simulate_team(threads: int) -> None:
-    """Simulate teams of so many threads from now on (csrc/cpu/common/simulated_team.h); 0: no more. Only while no
-    kernel runs. Results stay the same, and take much longer."""
+    """Simulate teams of so many threads, 64 at most, from now on (csrc/cpu/common/simulated_team.h); 0: no more. Only
+    while no kernel runs. Results stay the same, and take much longer. Raises ValueError."""
     _C.simulate_team(threads)
 
 

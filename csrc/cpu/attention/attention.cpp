@@ -246,15 +246,23 @@ template <class T, class S>
 void attend(const AttentionArgs& args) {
   const AttentionPlan plan(args, Attention<T, S>::layout(args).size());
   if (!plan.split) {
-    const int64_t pieces = (plan.count + plan.grain - 1) / plan.grain;
-    parallel_for_ahead(pieces, pieces, [&](int64_t piece, int64_t after) {
+    // after: the item that the thread has behind these, or -1.
+    const auto run = [&](int64_t begin, int64_t end, int64_t after) {
       const FlushDenormals<T> flush;
-      const int64_t begin = piece * plan.grain, whole = begin + plan.grain;
-      const int64_t end = whole < plan.count ? whole : plan.count;
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t next = i + 1 < end ? i + 1 : after * plan.grain;
+        const int64_t next = i + 1 < end ? i + 1 : after;
         Attention<T, S>(args, plan.items[i], {next < 0 ? nullptr : &plan.items[next], 0}).run();
       }
+    };
+    // The dearest items come first: a thread that took its next one early would keep it from the others.
+    if (!plan.even) {
+      parallel_for(plan.count, plan.grain, [&](int64_t begin, int64_t end) { run(begin, end, -1); });
+      return;
+    }
+    const int64_t pieces = (plan.count + plan.grain - 1) / plan.grain;
+    parallel_for_ahead(pieces, pieces, [&](int64_t piece, int64_t after) {
+      const int64_t begin = piece * plan.grain, whole = begin + plan.grain;
+      run(begin, whole < plan.count ? whole : plan.count, after < 0 ? -1 : after * plan.grain);
     });
     return;
   }

@@ -63,7 +63,8 @@ inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 // before them memory's order was the fastest.
 inline bool asks_by_turns() {
 #if defined(__x86_64__)
-  static const bool newer = __builtin_cpu_is("amd") && !__builtin_cpu_is("amdfam17h") && !__builtin_cpu_is("amdfam19h");
+  static const bool newer = __builtin_cpu_is("amd") && !__builtin_cpu_is("amdfam15h") &&
+                            !__builtin_cpu_is("amdfam17h") && !__builtin_cpu_is("amdfam19h");
   return newer;
 #else
   return false;

@@ -49,6 +49,7 @@ struct AttentionPlan {
   AttentionItem* items = nullptr;
   int64_t count = 0, grain = 1, most_spans = 0;
   bool split = false;  // into spans: there are too few items for the threads, and contexts are long
+  bool even = false;   // no item is so dear that threads would end apart if one thread took it beside another
 
   AttentionPlan(const AttentionArgs& args, int64_t record_size) {
     const int64_t group = args.heads / args.kv_heads;
@@ -59,7 +60,7 @@ struct AttentionPlan {
     const int64_t head_parts = cut_heads(args, group, tokens, may_split);
     for (int64_t s = 0; s < args.sequences; ++s) count += head_parts * tiles_of(args, s, tokens);
     items = static_cast<AttentionItem*>(allocate(count * sizeof(AttentionItem)));
-    int64_t next = 0, cost = 0;
+    int64_t next = 0, cost = 0, dearest = 0;
     for (int64_t i = 0; i < args.sequences; ++i) {
       const int64_t s = order[i], begin = args.query_start[s], total = own(args, s);
       const int64_t tiles = tiles_of(args, s, tokens);
@@ -72,11 +73,13 @@ struct AttentionPlan {
           const int64_t head = args.kv_heads * part / head_parts,
                         heads = args.kv_heads * (part + 1) / head_parts - head;
           items[next++] = {s, head, heads, first, last - first, keys, first_span, spans, nullptr};
-          cost += heads * (4 + (last - first) * group) * (keys.end - keys.first) * args.head_dim;
+          const int64_t own_cost = heads * (4 + (last - first) * group) * (keys.end - keys.first) * args.head_dim;
+          cost += own_cost, dearest = own_cost > dearest ? own_cost : dearest;
         }
       }
     }
     free(order);
+    even = dearest * kPiecesEach * max_threads() <= cost;
     if (count > 0) grain = 1 + kGrainCost / (cost / count + 1);
     split = may_split && most_spans > 1 && count < kPiecesEach * max_threads();
     if (split) place_partials(partial_floats(args, tokens, group, record_size), group * record_size);

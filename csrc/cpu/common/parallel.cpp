@@ -146,8 +146,7 @@ OwnThreads& own_threads() {
 }  // namespace
 
 void yield_thread() {
-  if (simulated_threads() > 0) return simulated_wait();
-  std::this_thread::yield();
+  if (simulated_threads() == 0 || !simulated_wait()) std::this_thread::yield();
 }
 
 void use_openmp(uintptr_t parallel) { gomp_parallel = reinterpret_cast<GompParallel>(parallel); }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -12,6 +14,8 @@
 
 namespace quire {
 namespace {
+
+constexpr double kWakeSeconds = 3e-6;  // until the others than the caller have begun
 
 // Threads stay, as what they keep for themselves (scratch.h) does; the caller of a region is number 0.
 class SimulatedTeam {
@@ -35,43 +39,56 @@ class SimulatedTeam {
 
   void run(int threads, void (*task)(void*), void* data) {
     if (current != nullptr) return task(data);  // a region within a region is its thread's own
+    std::unique_lock<std::mutex> alone(region_, std::try_to_lock);
+    if (!alone.owns_lock()) return task(data);  // and so is a second caller's
     std::unique_lock<std::mutex> lock(mutex_);
     task_ = task, data_ = data;
-    for (int number = 0; number < threads; ++number) places_[static_cast<size_t>(number)].clock = 0;
-    for (int number = 0; number < threads; ++number) places_[static_cast<size_t>(number)].inside = true;
+    for (int number = 0; number < threads; ++number) {
+      Place& place = places_[static_cast<size_t>(number)];
+      place.clock = place.waited = number == 0 ? 0 : kWakeSeconds;
+      place.inside = true;
+    }
     running_ = 0;
     work(0, lock);
     places_[0].turn.wait(lock, [this] { return running_ < 0; });
     ++time_.regions;
     double last = 0;
     for (int number = 0; number < threads; ++number) {
-      time_.work += places_[static_cast<size_t>(number)].clock;
-      last = std::max(last, places_[static_cast<size_t>(number)].clock);
+      const Place& place = places_[static_cast<size_t>(number)];
+      time_.work += place.clock - place.waited;
+      last = std::max(last, place.clock);
     }
     time_.last += last;
   }
 
   // The running thread lets the one go on whose clock is behind; waits: not itself, if there is another.
-  static void pass(bool waits) {
+  // False: the thread is in no region.
+  static bool pass(bool waits) {
     SimulatedTeam* team = current;
-    if (team == nullptr) return;
+    if (team == nullptr) return false;
     std::unique_lock<std::mutex> lock(team->mutex_);
     const int own = team->running_;
     team->stop_clock();
     const int next = team->behind(waits ? own : -1);
-    if (next < 0) return team->start_clock();
+    if (next < 0) {
+      team->start_clock();
+      return true;
+    }
     if (waits) {  // until then, at least
       Place& place = team->places_[static_cast<size_t>(own)];
-      place.clock = std::max(place.clock, team->places_[static_cast<size_t>(next)].clock);
+      const double left = team->places_[static_cast<size_t>(next)].clock - place.clock;
+      if (left > 0) place.clock += left, place.waited += left;
     }
     team->hand_over(next);
     team->places_[static_cast<size_t>(own)].turn.wait(lock, [&] { return team->running_ == own; });
     team->start_clock();
+    return true;
   }
 
  private:
   struct Place {
     double clock = 0;     // seconds, in this region
+    double waited = 0;    // of these
     bool inside = false;  // the region, and not at its end
     std::condition_variable turn;
   };
@@ -119,7 +136,8 @@ class SimulatedTeam {
 
   static thread_local SimulatedTeam* current;  // in whose region the thread is
 
-  std::mutex mutex_;
+  std::mutex region_;  // held by the caller of the region that runs
+  std::mutex mutex_;   // of all below
   std::vector<Place> places_;
   std::vector<std::thread> threads_;
   SimulatedTime time_;
@@ -139,14 +157,19 @@ SimulatedTeam* team = nullptr;
 void (*between_pieces)() = nullptr;
 
 void simulate_team(int threads) {
+  if (threads < 0 || threads > kMostSimulated)
+    throw std::invalid_argument("a team of 0 to " + std::to_string(kMostSimulated) + " threads can be simulated, not " +
+                                std::to_string(threads));
   delete team;
-  team = threads > 0 ? new SimulatedTeam(threads) : nullptr;
-  between_pieces = team != nullptr ? [] { SimulatedTeam::pass(false); } : static_cast<void (*)()>(nullptr);
+  team = nullptr, between_pieces = nullptr;
+  if (threads == 0) return;
+  team = new SimulatedTeam(threads);
+  between_pieces = [] { SimulatedTeam::pass(false); };
 }
 
 SimulatedTime simulated_time() { return team != nullptr ? team->time() : SimulatedTime(); }
 int simulated_threads() { return team != nullptr ? team->size() : 0; }
 void run_simulated(int threads, void (*task)(void*), void* data) { team->run(threads, task, data); }
-void simulated_wait() { SimulatedTeam::pass(true); }
+bool simulated_wait() { return SimulatedTeam::pass(true); }
 
 }  // namespace quire

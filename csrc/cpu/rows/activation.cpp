@@ -44,7 +44,7 @@ struct Gelu {
 
 // The same for bf16, where the result becomes bf16 again: max(x, 0) - z N(z), of z = |x| and the tail N of the normal
 // distribution. N is 2^q(z), and 2^f on |f| <= 1/2 is p(f). Both were fitted at Chebyshev nodes, relative error 6e-5,
-// and moved by last bits until every bf16 got what is nearest to the true value, as by Gelu. N(14.1) leaves nothing.
+// and moved by last bits until every bf16 got what Gelu makes of it, but for denormals. N(14.1) leaves nothing.
 // Several registers go side by side: one after the other, they would wait for their polynomials.
 template <int kCount>
 void short_gelu(Vec (&x)[kCount]) {

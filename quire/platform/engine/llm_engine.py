@@ -40,7 +40,7 @@ logger = logging.getLogger("quire")
 
 AnyParams = SamplingParams | BeamSearchParams | PoolingParams
 
-# How long a step with nothing to compute waits for an image or an adapter to be ready.
+# How long a step with nothing to compute waits for an image or an adapter to be ready, of which it is told.
 _POLL_SECONDS = 0.1
 _READ_SECONDS = 0.004  # the same for blocks from beside the pool, as a worker in another process tells nobody of them
 
@@ -50,7 +50,7 @@ class LLMEngine:
 
     Not thread-safe: one thread adds, aborts and steps, and others may call only what says so.
 
-    notify: lets a step that waits for an image or an adapter return; any thread may call it. recorder: what steps are
+    notify: lets a step that waits (for an image, say) return; any thread may call it. recorder: what steps are
     written down by, while somebody watches. pooling: what the model makes of prompts; None: it generates.
 
     Raises UnsupportedModelError, CheckpointError or QuireError when `config` cannot be served.
@@ -213,7 +213,7 @@ class LLMEngine:
         return outputs
 
     def _wait_for_arrivals(self) -> None:
-        """Nothing can be computed before an image or an adapter is ready."""
+        """Nothing can be computed before an image, an adapter or blocks from beside the pool are ready."""
         self.media.reprocess(self.scheduler.encoder.take_images_to_reprocess())
         self.media.take_ready()
         reading = self.core.is_reading

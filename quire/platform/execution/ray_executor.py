@@ -60,7 +60,7 @@ def ray_executor(config: EngineConfig, path: Path) -> RemoteExecutor | ShardedEx
             return RemoteExecutor(config, path, links[0], threads=threads)
         for number, (link, own) in enumerate(zip(links, introductions, strict=True)):
             stage, rank = divmod(number, size)
-            neighbours = sum(one.node == own.node for one in introductions)
+            neighbours = sum(one.machine == own.machine for one in introductions)
             place = Place(rank, size, (), memories[stage], stage=stage, stages=stages, on_machine=neighbours)
             place = place.meeting_at(store.host, store.port, own.address, remote.ANSWER_SECONDS)
             workers.append(RemoteExecutor(config, path, link, place, threads))

@@ -25,12 +25,14 @@ _READERS = 4  # of a model's files
 
 class Introduction(NamedTuple):
     """What must be alike of processes that compute one model, and where this one is. files: of the model, as
-    `files_digest` has it. node: Ray's name of the machine, address: by which others reach it; pid: there."""
+    `files_digest` has it. node: Ray's name of its own part of the cluster, address: by which others reach it; machine:
+    whose memory it has, of which several nodes may be a part; pid: there."""
 
     versions: str
     files: str
     node: str
     address: str
+    machine: str
     pid: int
 
 
@@ -46,8 +48,11 @@ class RayWorker:
         """path: the model's files."""
         import ray
 
+        from quire import huge_pages
+
         node = ray.get_runtime_context().get_node_id()
-        return Introduction(versions(), files_digest(Path(path)), node, ray.util.get_node_ip_address(), os.getpid())
+        address = ray.util.get_node_ip_address()
+        return Introduction(versions(), files_digest(Path(path)), node, address, huge_pages.owner(), os.getpid())
 
     def share_memory(self, size: int) -> str:
         """Make memory for an exchange of so many processes of this machine; returns the path that they open it by."""
