@@ -42,7 +42,9 @@ class PagesAhead:
         self._span = max(1, huge_pages.SIZE // max(size for _, size in self._tensors))  # blocks of a piece
         self._used = first  # behind the last block that was ever used
         self._place = (first, 0)  # the next piece: first block, tensor
-        self._running = self._paused = self._closed = False
+        self._paused = self._closed = False
+        self._running = 0  # steps
+        self._count = threading.Lock()  # of them
         self._idle_since = time.monotonic()
         self._lock = threading.Lock()  # held while pages are committed; by no step
         wake: SimpleQueue[bool] = SimpleQueue()  # may be put to from a destructor
@@ -66,11 +68,13 @@ class PagesAhead:
                 self._wake.put(True)
 
     def __enter__(self) -> None:
-        self._running = True
+        with self._count:
+            self._running += 1
 
     def __exit__(self, *exception: object) -> None:
         self._idle_since = time.monotonic()
-        self._running = False
+        with self._count:
+            self._running -= 1
 
     def pause(self) -> None:
         """Commit nothing from here on; what was, the caller gives back."""

@@ -26,7 +26,7 @@ class InProcessExecutor:
         self.worker = Worker(config, path)
         self.runner = self.worker.runner
         self.facts = self.worker.facts
-        self._side = side_by_side(self.runner)
+        self._side = side_by_side(self.runner, config.scheduler.max_num_batched_tokens)
         # One waits for the first thread that is done.
         self.steps_at_once = 1 if self._side is None else self._side.count + 1
         self._broken: str | None = None
@@ -42,6 +42,8 @@ class InProcessExecutor:
             if plan.moves:  # nobody knows how far it came, and blocks may not hold what their sequences take them for
                 self._broken = lost_plan(error)
             raise
+        if self._side is not None:
+            self._side.raise_interrupt()
 
     def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
         self.runner.take_pixels(digest, inputs)

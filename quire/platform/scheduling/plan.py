@@ -114,8 +114,8 @@ class EncodeImage(NamedTuple):
 class StepPlan:
     """One step. A worker first takes it in (`prepare`: all but chunks and images), then computes it (`execute`).
 
-    number: of the step; a later plan has a larger one. others_wait: there are sequences for another step right behind
-    this one.
+    number: of the step; a later plan has a larger one. tokens_beside: of sequences that the next step may begin
+    while this one runs, as far as was looked.
     """
 
     chunks: tuple[Chunk, ...] = ()
@@ -135,7 +135,7 @@ class StepPlan:
     forks: tuple[ForkedSequence, ...] = ()
     ended: tuple[int, ...] = ()
     number: int = 0
-    others_wait: bool = False
+    tokens_beside: int = 0
 
     @property
     def moves(self) -> bool:

@@ -100,10 +100,10 @@ class PlanBuilder:
             self.used.update(media.item.digest for media in request.media_in(start, end))
 
     def build(
-        self, number: int, release: tuple[bytes, ...], adapters: Changes, news: News, others_wait: bool
+        self, number: int, release: tuple[bytes, ...], adapters: Changes, news: News, tokens_beside: int
     ) -> StepPlan:
         """The plan, with the features to let go of, the adapters to put on the device and to take off it, and what the
-        worker is to know of sequences. others_wait: for another step."""
+        worker is to know of sequences. tokens_beside: as `StepPlan`'s."""
         installed, dropped = adapters
         new, forks, ended = news
         return StepPlan(
@@ -121,7 +121,7 @@ class PlanBuilder:
             forks=forks,
             ended=ended,
             number=number,
-            others_wait=others_wait,
+            tokens_beside=tokens_beside,
         )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from quire.platform.kv.manager import KVManager
 from quire.platform.kv.spans import uncut
 from quire.platform.scheduling.request import SequenceState
+
+_LOOKED_AT = 64  # sequences that wait: more than a step of short ones has
 
 
 def enqueue(waiting: deque[SequenceState], sequence: SequenceState) -> None:
@@ -22,6 +25,14 @@ def enqueue(waiting: deque[SequenceState], sequence: SequenceState) -> None:
 def reads(sequence: SequenceState, kv: KVManager) -> bool:
     """Whether a waiting sequence waits for blocks that are read for it. Beams do not: they wait for one another."""
     return sequence.request.beam is None and kv.waits(sequence.id, sequence.token_ids, sequence.most_cached)
+
+
+def tokens_beside(waiting: deque[SequenceState], room: int, kv: KVManager) -> int:
+    """Tokens for another step right behind the one that is planned: of the sequences at the head of the queue, `room`
+    of them at most, if there are blocks for the first."""
+    if room <= 0 or not waiting or not kv.fits(len(waiting[0].token_ids), ()):
+        return 0
+    return sum(len(one.token_ids) for one in islice(waiting, min(room, _LOOKED_AT)))
 
 
 def check_queues(

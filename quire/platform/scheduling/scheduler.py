@@ -30,7 +30,7 @@ from quire.platform.scheduling.metrics import StepTimes
 from quire.platform.scheduling.plan import Chunk, StepPlan, StepResult
 from quire.platform.scheduling.plan_builder import PlanBuilder
 from quire.platform.scheduling.pooled_steps import take_pooled
-from quire.platform.scheduling.queues import check_queues, enqueue, reads
+from quire.platform.scheduling.queues import check_queues, enqueue, reads, tokens_beside
 from quire.platform.scheduling.request import FinishReason, Request, SequenceState
 from quire.platform.scheduling.worker_view import WorkerView
 
@@ -65,10 +65,8 @@ class Scheduler:
         self.adapters = AdapterBudget(adapters, config.max_num_seqs)
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
-        self.num_preemptions = 0
-        self.num_swaps = 0  # preemptions of sequences that need not be computed again
-        self.prompt_tokens = 0  # of requests that began to run
-        self.generated_tokens = 0
+        self.num_preemptions = self.num_swaps = 0  # the latter: of sequences that need not be computed again
+        self.prompt_tokens = self.generated_tokens = 0  # the former: of requests that began to run
         self.times = StepTimes()  # of the last step
         self._most_at_once = kv.most_at_once  # tokens of a chunk
         self._live: dict[int, SequenceState] = {}
@@ -162,7 +160,7 @@ class Scheduler:
         return self._build(builder)
 
     def plan_upkeep(self) -> StepPlan:
-        """A plan without chunks, where no step will come: what was let go of is taken off the device."""
+        """A plan without chunks, where no step will come."""
         builder = PlanBuilder(self.config)
         self._worker.begin_plan(self._live, builder.chunks)
         return self._build(builder)
@@ -171,7 +169,9 @@ class Scheduler:
         self._number += 1
         builder.take_transfers(self.kv)
         released, changes = self.encoder.features.take_evicted(), self.adapters.settle()
-        plan = builder.build(self._number, released, changes, self._worker.news(), bool(self.waiting))
+        room = self.config.max_num_seqs - len(self.running)
+        beside = self._steps_at_once > 1 and tokens_beside(self.waiting, room, self.kv)
+        plan = builder.build(self._number, released, changes, self._worker.news(), beside)
         if self.drafting is not None:
             self.drafting.planned(plan, time.monotonic())
         return plan

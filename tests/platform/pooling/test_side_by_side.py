@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -59,27 +63,54 @@ class Watch:
 
 
 def test_they_are_computed_at_the_same_time(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits for two others before it begins."""
-    llm = engine(path, max_num_seqs=64, max_num_batched_tokens=64, **POOLED)
+    """Each of the first three waits for the others before it begins."""
+    # Where freed blocks are poisoned, that waits for steps.
+    llm = LLM(str(path), skip_tokenizer_init=True, max_num_seqs=64, max_num_batched_tokens=64, **POOLED)
     assert llm.llm_engine.executor.steps_at_once == 4
     batch = prompts(300, [60] * 6)
     expected = vectors(llm, batch)
-    meeting = threading.Barrier(3)
+    meeting, numbers = threading.Barrier(3), count()
 
     def meet(plan: StepPlan) -> None:
-        if threading.current_thread().name.startswith(NAME):
+        if threading.current_thread().name.startswith(NAME) and next(numbers) < 3:
             meeting.wait(SECONDS)
 
     watch = Watch(monkeypatch, meet)
     assert all(map(torch.equal, vectors(llm, batch), expected))
-    assert watch.beside == [True] * 6
+    assert len(watch.beside) == 6 and sum(watch.beside) >= 3
 
 
-def test_one_alone_has_all_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = engine(path, **POOLED)
+@pytest.mark.parametrize(
+    ("lengths", "settings"),
+    [
+        ([60], {}),
+        ([60, 60, 60, 60], {"max_num_seqs": 1}),
+        ([60, 8], {}),
+        ([60, 60, 60, 60], {"max_num_batched_tokens": 40}),  # each is longer than a step
+    ],
+    ids=["one", "one at a time", "little beside it", "long"],
+)
+def test_what_has_too_little_beside_it_has_all_threads(
+    lengths: list[int], settings: dict[str, Any], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = engine(path, **{"max_num_batched_tokens": 64, **settings}, **POOLED)
     watch = Watch(monkeypatch)
-    vectors(llm, prompts(300, [60]))
-    assert watch.beside == [False]
+    vectors(llm, prompts(300, lengths))
+    assert watch.names and not any(watch.beside)
+
+
+def test_more_threads_than_take_turns_in_python(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(5)
+    llm = engine(path, max_num_batched_tokens=64, **POOLED)
+    assert llm.llm_engine.executor.steps_at_once == 1
+
+
+def test_the_number_of_threads_is_changed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = engine(path, max_num_batched_tokens=64, **POOLED)
+    torch.set_num_threads(1)
+    watch = Watch(monkeypatch)
+    vectors(llm, prompts(300, [60] * 6))
+    assert watch.names and not any(watch.beside)
 
 
 @pytest.mark.parametrize("make", [bert, llama])
@@ -102,26 +133,24 @@ def test_the_same_bits(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert any(watch.beside)
 
 
-def test_what_reads_others_blocks_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of a prompt that is longer than a step."""
+def test_parts_of_prompts_are_one_steps_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one too: the step behind it waits for it."""
     llm = engine(llama(tmp_path, torch.float32), max_num_batched_tokens=20, enable_prefix_caching=False, **POOLED)
     inside: list[int] = []
-    begins: list[bool] = []  # of the steps that a thread computes alone: whether all their chunks begin a prompt
+    whole: list[bool] = []  # of the steps that a thread computes alone: whether their chunks are prompts
 
     def look(plan: StepPlan) -> None:
-        begin = not any(chunk.start for chunk in plan.chunks)
         if threading.current_thread().name.startswith(NAME):
-            begins.append(begin)
+            whole.append(all(chunk.length == 18 for chunk in plan.chunks))
             inside.append(plan.number)
             time.sleep(0.02)
             inside.remove(plan.number)
         else:
-            assert begin or not inside
+            assert not inside
 
     Watch(monkeypatch, look)
-    batch = prompts(300, [50, 50, 50, 50, 18, 18])
-    vectors(llm, batch)
-    assert begins and all(begins)
+    vectors(llm, prompts(300, [50, 50, *[18] * 6]))
+    assert whole and all(whole)
 
 
 def test_adapters_are_one_steps_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,3 +258,41 @@ def test_threads_end_with_the_engine(path: Path, closes: bool) -> None:
     for thread in own:
         thread.join(SECONDS)
     assert not any(thread.is_alive() for thread in own)
+
+
+SCRIPT = """
+import os, signal, sys, threading, time
+import torch
+torch.set_num_threads(3)
+from quire import LLM, PoolingParams
+from quire.platform.execution.model_runner import ModelRunner
+llm = LLM(sys.argv[1], runner="pooling", skip_tokenizer_init=True, max_num_batched_tokens=64)
+compute, begun = ModelRunner.compute, threading.Event()
+def slow(self, plan, sequences):
+    begun.set()
+    for _ in range(20):
+        result = compute(self, plan, sequences)
+        time.sleep(0.01)
+    return result
+ModelRunner.compute = slow
+def interrupt():
+    begun.wait()
+    os.kill(os.getpid(), signal.SIGINT)
+prompts = [{"prompt_token_ids": [3 + number] * 60} for number in range(30)]
+if sys.argv[2] == "interrupt":
+    threading.Thread(target=interrupt, daemon=True).start()
+    llm.encode(prompts, PoolingParams(), use_tqdm=False)
+for number, prompt in enumerate(prompts):
+    llm.llm_engine.add_request(str(number), prompt, PoolingParams())
+for _ in range(2):
+    llm.llm_engine.step()
+"""
+
+
+@pytest.mark.parametrize("how", ["end", "interrupt"])
+def test_a_program_ends_while_steps_run(path: Path, how: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(path), how], capture_output=True, text=True, timeout=300)
+    if how == "interrupt":
+        assert done.returncode in (1, 130, -signal.SIGINT) and "KeyboardInterrupt" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
