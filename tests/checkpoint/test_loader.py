@@ -168,7 +168,7 @@ def test_large_tensors_are_read_in_pieces(copy_of, checkpoint, monkeypatch):
     assert torch.equal(logits_of(copy_of()), logits_of(checkpoint(LLAMA, "gqa")))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_memory_does_not_double(tmp_path, dtype):
     """A loaded model takes its weights' memory and next to nothing beside, whatever dtype the file has."""
     tiny.save(

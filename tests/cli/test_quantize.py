@@ -17,7 +17,7 @@ def quantize(*words: str | Path):
     return CliRunner().invoke(app, ["quantize", *map(str, words)])
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
 def test_a_folder_that_answers_as_the_setting_does(tmp_path: Path, name: str) -> None:
     out = tmp_path / "new" / "folder"
     result = quantize(model_path(), out, "-q", name)

@@ -32,6 +32,7 @@ from quire.multimodal import (
 )
 from quire.platform.engine.executors import executor_for
 from quire.platform.execution.executor import Executor, WorkerFacts
+from quire.platform.execution.in_process import InProcessExecutor
 from quire.platform.inputs.image_spec import ImageInputSpec
 from quire.platform.inputs.limits import Limits
 from quire.platform.inputs.markers import AroundIds
@@ -158,7 +159,8 @@ def _transfers(
         settings.role != CONSUMER,
     )
     account.reported(executor.take_transfers())
-    executor.connect_transfers(notify)
+    if isinstance(executor, InProcessExecutor):  # a worker in another process tells nobody
+        executor.connect_transfers(notify)
     return account
 
 

@@ -114,11 +114,6 @@ class Executor(Protocol):
         """Compiles grammars where steps are computed; None: that is this process."""
         ...
 
-    def connect_transfers(self, told: Callable[[], object]) -> None:
-        """told: called by any thread, once blocks have been read from beside the pool; a worker in another process
-        calls nobody."""
-        ...
-
     def take_transfers(self, seconds: float = 0.0) -> TransferReport:
         """What has become of blocks beside the pool since this was asked last; before, wait until all is written, so
         many seconds at most."""

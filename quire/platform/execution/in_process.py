@@ -65,6 +65,7 @@ class InProcessExecutor:
         return None
 
     def connect_transfers(self, told: Callable[[], object]) -> None:
+        """told: called by any thread, once blocks have been read from beside the pool."""
         if self.runner.transfers is not None:
             self.runner.transfers.told = told
 

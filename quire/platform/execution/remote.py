@@ -245,9 +245,6 @@ class RemoteExecutor:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def connect_transfers(self, told: Callable[[], object]) -> None:
-        """As Executor's: nobody is called."""
-
     def take_transfers(self, seconds: float = 0.0) -> TransferReport:
         report: TransferReport = self.answer(self.ask_transfers(seconds))
         return report

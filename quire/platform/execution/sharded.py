@@ -204,9 +204,6 @@ class ShardedExecutor:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def connect_transfers(self, told: Callable[[], object]) -> None:
-        """As Executor's: nobody is called."""
-
     def take_transfers(self, seconds: float = 0.0) -> TransferReport:
         self._check()
         numbers = self._tell_all(lambda worker: worker.ask_transfers(seconds))

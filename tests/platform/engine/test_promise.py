@@ -107,7 +107,10 @@ def test_architectures_dtypes_and_forks(tmp_path, architecture, variant, dtype):
     check_forks(build(architecture, variant, tmp_path), dtype)
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "OPTForCausalLM", "GPT2LMHeadModel"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["LlamaForCausalLM", *(pytest.param(one, marks=pytest.mark.slow) for one in ("OPTForCausalLM", "GPT2LMHeadModel"))],
+)
 def test_the_reference_kernels_keep_it_too(tmp_path, architecture, monkeypatch):
     variant = {"LlamaForCausalLM": "gelu", "OPTForCausalLM": "gelu", "GPT2LMHeadModel": "gelu_new"}[architecture]
     path = str(build(architecture, variant, tmp_path))

@@ -14,7 +14,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
 
 
 @pytest.mark.parametrize("name", ON_THE_FLY)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_a_crowd_chunks_and_preemption_change_nothing(tiny_path, name, dtype):
     settings = {"quantization": name, "dtype": dtype, "debug": True}
     chosen = list(range(0, REQUESTS, 3))

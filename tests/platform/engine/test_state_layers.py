@@ -119,10 +119,10 @@ def test_a_step_that_fails_is_run_again(path_of, alone, monkeypatch):
     runner, count = llm.llm_engine.executor.runner, 0
     execute = runner._execute
 
-    def failing(plan: Any) -> Any:
+    def failing(plan: Any, sequences: Any) -> Any:
         nonlocal count
         count += 1
-        step = execute(plan)
+        step = execute(plan, sequences)
         if count % 4 == 0 and len(plan.chunks) > 1:
             raise RuntimeError("after all was computed")
         return step
@@ -137,10 +137,10 @@ def test_an_interrupted_step(path_of, alone, monkeypatch):
     core, runner, count = llm.llm_engine, llm.llm_engine.executor.runner, 0
     execute = runner._execute
 
-    def interrupted(plan: Any) -> Any:
+    def interrupted(plan: Any, sequences: Any) -> Any:
         nonlocal count
         count += 1
-        step = execute(plan)
+        step = execute(plan, sequences)
         if count % 5 == 0:
             raise KeyboardInterrupt
         return step

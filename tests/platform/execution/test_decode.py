@@ -119,10 +119,10 @@ def test_a_step_of_single_tokens_looks_through_its_logits_once(tiny_path, monkey
     steps, looks = 0, []
     execute, likeliest = llm.llm_engine.executor.runner._execute, kernels.likeliest
 
-    def counted_step(plan):
+    def counted_step(plan, sequences):
         nonlocal steps
         steps += bool(plan.chunks) and all(chunk.length == 1 + len(chunk.drafts) for chunk in plan.chunks)
-        return execute(plan)
+        return execute(plan, sequences)
 
     monkeypatch.setattr(llm.llm_engine.executor.runner, "_execute", counted_step)
     monkeypatch.setattr(kernels, "likeliest", lambda logits: looks.append(len(logits)) or likeliest(logits))

@@ -293,7 +293,7 @@ def test_a_request_that_is_aborted(paths: dict[str, Path], kind: str) -> None:
 # -- processes, memory, formats ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "bert")) for kind in KINDS])
 def test_another_process_gives_the_same_bits(paths: dict[str, Path], llms: dict[str, LLM], kind: str) -> None:
     batch = prompts(SIZE, [1, 9, 20, 64])
     for task in ("classify",) if kind == "classifier" else ("embed", "token_embed"):

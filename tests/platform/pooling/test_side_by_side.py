@@ -263,6 +263,7 @@ def test_threads_end_with_the_engine(path: Path, closes: bool) -> None:
 SCRIPT = """
 import os, signal, sys, threading, time
 import torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 torch.set_num_threads(3)
 from quire import LLM, PoolingParams
 from quire.platform.execution.model_runner import ModelRunner

@@ -179,13 +179,13 @@ class Finder(MetaPathFinder):
             execute = module.ModelRunner._execute
             state = {"left": int(os.environ["QUIRE_TEST_FAILURES"])}
 
-            def failing(self, plan):
+            def failing(self, plan, sequences):
                 stage, position = map(int, os.environ["QUIRE_TEST_FAILS_AT"].split())
                 here = self._stage is not None and self._stage.number == stage and state["left"]
                 if here and any(c.start <= position < c.start + c.length for c in plan.chunks):
                     state["left"] -= 1
                     raise MemoryError("there is none")
-                return execute(self, plan)
+                return execute(self, plan, sequences)
 
             module.ModelRunner._execute = failing
 
