@@ -40,6 +40,10 @@ PLUGINS = PluginGroup("quire.kv_connectors", "kv_transfer_config", "module:Class
 
 _READERS = 2  # threads: half of a block's time is its checksum
 _PARTS = 2  # of a job, that are read at once
+# Memory that is there before a job comes, as far as a pool needs it: on a virtual machine its first pages take longer
+# than what is read into them.
+_SPARE_BYTES = 64 << 20
+_LEAST_AVAILABLE = 1 << 30  # others need it more where less is left
 _CLOSE_SECONDS = 2.0  # for what has begun to be read or written, and may hang, beside WRITE_SECONDS
 
 
@@ -47,11 +51,13 @@ _News = Callable[[], tuple[Sequence[bytes], Sequence[bytes]]]
 
 
 class _Read:
-    """A job's blocks: rows [keys, bytes] uint8, of which those are there that `there` says. parts: not done yet."""
+    """A job's blocks: rows [keys, bytes] uint8, of which those are there that `there` says; memory: theirs, and perhaps
+    more. parts: not done yet."""
 
-    def __init__(self, fetch: Fetch, bytes_a_block: int) -> None:
+    def __init__(self, fetch: Fetch, memory: torch.Tensor, bytes_a_block: int) -> None:
         self.fetch = fetch
-        self.rows = huge_pages.allocate(len(fetch.keys) * bytes_a_block).view(len(fetch.keys), bytes_a_block)
+        self.memory = memory
+        self.rows = memory[: len(fetch.keys) * bytes_a_block].view(len(fetch.keys), bytes_a_block)
         self.there = [False] * len(fetch.keys)
         self.parts = _PARTS
         self.given_up = False
@@ -80,9 +86,12 @@ class KVTransfer:
         self._news: _News | None = getattr(connector, "news", None)
         self._stored: list[bytes] = list(connector.held())
         self._removed: list[bytes] = []
+        self._spare: torch.Tensor | None = None
         self._storing = 0  # bytes
         self._dropped = self._failed = self._loaded = 0
         self._warned = False
+        if self._stored or self._news is not None:
+            self._reader.submit(partial(_logged, partial(_make_spare, weakref.ref(self), blocks.nbytes)))
 
     # -- in a step ------------------------------------------------------------------------------------------------
 
@@ -90,7 +99,8 @@ class KVTransfer:
         """Copy the blocks that are to be written, as they are now, as far as there is room; and begin to read."""
         for fetch in transfers.fetch:
             try:
-                read = self._reads[fetch.job] = _Read(fetch, self._blocks.bytes_a_block)
+                memory = self._memory(len(fetch.keys) * self._blocks.bytes_a_block)
+                read = self._reads[fetch.job] = _Read(fetch, memory, self._blocks.bytes_a_block)
             except QuireError as error:  # there is no memory for it: the blocks are computed
                 self._fail("reading", error)
                 with self._lock:
@@ -137,6 +147,23 @@ class KVTransfer:
             read_before = self._reads.pop(job, None)
             if read_before is not None:
                 read_before.given_up = True
+                if not read_before.parts:  # else a thread may write there yet
+                    self.keep_spare(read_before.memory)
+
+    def _memory(self, size: int) -> torch.Tensor:
+        """So many bytes or more. Raises QuireError."""
+        with self._lock:
+            spare = self._spare
+            if spare is not None and size <= len(spare):
+                self._spare = None
+                return spare
+        return huge_pages.allocate(size)
+
+    def keep_spare(self, memory: torch.Tensor) -> None:
+        """Keep memory that nobody needs for the next job, if it has the size for that."""
+        with self._lock:
+            if self._spare is None and len(memory) == min(_SPARE_BYTES, self._blocks.nbytes):
+                self._spare = memory
 
     # -- in threads of their own ----------------------------------------------------------------------------------
 
@@ -234,6 +261,16 @@ class KVTransfer:
         else:
             behind = partial(_close_behind, self._reader, self._writer, self._connector)
             threading.Thread(target=behind, name="quire-kv-close", daemon=True).start()
+
+
+def _make_spare(transfer: weakref.ref[KVTransfer], pool_bytes: int) -> None:
+    if huge_pages.available_bytes() < _LEAST_AVAILABLE:
+        return
+    memory = huge_pages.allocate(min(_SPARE_BYTES, pool_bytes))
+    huge_pages.populate(memory, 0, len(memory))
+    kept = transfer()
+    if kept is not None:
+        kept.keep_spare(memory)
 
 
 def _nobody() -> None:

@@ -36,6 +36,7 @@ class PoolBlocks:
         word = torch.uint8 if any(size % 8 for size in alike) else torch.int64
         self._parts = [_Part(blocks, word) for blocks in alike.values()]
         self.bytes_a_block = sum(part.bytes_a_block for part in self._parts)  # of all tensors together
+        self.nbytes = sum(tensor.nbytes for tensor in tensors)
 
     def room(self, count: int) -> torch.Tensor:
         """For so many packed blocks on the device, [count, bytes]. Whoever gets this memory next uses it later in the

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from PIL import Image
@@ -79,6 +79,26 @@ def by(name: str, **extra: Any) -> dict[str, Any]:
 
 
 LONG = {"prompt_token_ids": [3 + place % 300 for place in range(60)]}
+
+
+def test_memory_of_a_read_serves_the_next(tiny_path: Path, memory: None) -> None:
+    first = LLM(str(tiny_path), **by("MemoryConnector"))
+    prompts = [{"prompt_token_ids": [3 + (place + start) % 300 for place in range(60)]} for start in (0, 100)]
+    expected = [first.generate(one, GREEDY, use_tqdm=False)[0].outputs[0].token_ids for one in prompts]
+    first.llm_engine.close()
+    llm = LLM(str(tiny_path), **by("MemoryConnector"))
+    transfers = cast(Any, llm.llm_engine.executor).runner.transfers
+    deadline = time.monotonic() + 60
+    while transfers._spare is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    spare = transfers._spare
+    assert spare is not None, "it is made beside the start"
+    for one, tokens in zip(prompts, expected, strict=True):
+        output = llm.generate(one, GREEDY, use_tqdm=False)[0]
+        assert output.outputs[0].token_ids == tokens and output.num_cached_tokens
+    llm.llm_engine.core.settle()
+    assert transfers._spare is spare
+    llm.llm_engine.close()
 
 
 def test_an_engine_is_told_when_blocks_have_been_read(

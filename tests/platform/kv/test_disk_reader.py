@@ -183,7 +183,7 @@ def test_what_comes_again_while_a_job_goes_on(tmp_path: Path, owner: DiskConnect
             return done
 
     class Blocks:
-        bytes_a_block = len(BLOCK)
+        bytes_a_block = nbytes = len(BLOCK)
 
     for key in KEYS:
         owner.write(key, BLOCK)
