@@ -76,8 +76,6 @@ class InProcessExecutor:
         self.worker.memory.check()
 
     def give_memory_back(self) -> None:
-        if self._side is not None:  # steps whose requests were aborted
-            self._side.wait()
         self.worker.memory.give_back()
 
     def take_blocks(self) -> None:

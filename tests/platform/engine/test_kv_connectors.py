@@ -82,6 +82,7 @@ LONG = {"prompt_token_ids": [3 + place % 300 for place in range(60)]}
 
 
 def test_memory_of_a_read_serves_the_next(tiny_path: Path, memory: None) -> None:
+    """`_spare` is private: nothing but time tells what memory was read into."""
     first = LLM(str(tiny_path), **by("MemoryConnector"))
     prompts = [{"prompt_token_ids": [3 + (place + start) % 300 for place in range(60)]} for start in (0, 100)]
     expected = [first.generate(one, GREEDY, use_tqdm=False)[0].outputs[0].token_ids for one in prompts]

@@ -1,4 +1,7 @@
-"""How much of a machine's memory one of a model's processes takes for blocks."""
+"""How much of a machine's memory one of a model's processes takes for blocks.
+
+`_count_blocks` is private: whole processes would each see this machine's real memory.
+"""
 
 from __future__ import annotations
 

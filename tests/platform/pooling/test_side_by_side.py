@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -155,51 +155,68 @@ def test_parts_of_prompts_are_one_steps_at_a_time(tmp_path: Path, monkeypatch: p
 
 def test_adapters_are_one_steps_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = llama(tmp_path / "llama", torch.float32)
-    llm = engine(path, enable_lora=True, max_num_batched_tokens=32, **POOLED)
+    llm = engine(path, enable_lora=True, enable_prefix_caching=False, max_num_batched_tokens=30, **POOLED)
     llm.load_lora_adapter("one", str(adapter_files.plain(tmp_path / "adapter", 1)))
-    batch = prompts(300, [30] * 8)
-    named = [LoRARequest("one") if place % 2 else None for place in range(8)]
-    params = PoolingParams()
+    batch = prompts(300, [30] * 12)
+    named = [LoRARequest("one") if place in (5, 6) else None for place in range(12)]
 
-    def ask() -> list[torch.Tensor]:
-        outputs = llm.encode(given(batch), params, use_tqdm=False, lora_request=named)
+    def ask(places: Sequence[int]) -> list[torch.Tensor]:
+        chosen = [named[place] for place in places]
+        outputs = llm.encode(given([batch[p] for p in places]), PoolingParams(), use_tqdm=False, lora_request=chosen)
         return [one.outputs.data for one in outputs]
 
-    watch = Watch(monkeypatch)
-    found = ask()
-    for place, one in enumerate(named):
-        alone = llm.encode(given([batch[place]]), params, use_tqdm=False, lora_request=one)[0].outputs.data
-        assert torch.equal(alone, found[place])
-    assert not torch.equal(found[0], found[1]) and False in watch.beside
+    expected = [ask([place])[0] for place in range(12)]
+    compute = ModelRunner.compute
+    computed: list[
+        tuple[bool, bool]
+    ] = []  # of each step: whether it has the adapter, whether a thread is alone with it
+
+    def look(runner: ModelRunner, plan: StepPlan, sequences: Sequence[Any]) -> Any:
+        computed.append((any(one.adapters for one in sequences), threading.current_thread().name.startswith(NAME)))
+        return compute(runner, plan, sequences)
+
+    monkeypatch.setattr(ModelRunner, "compute", look)
+    assert all(map(torch.equal, ask(range(12)), expected))
+    assert (False, True) in computed and (True, False) in computed and (True, True) not in computed
 
 
 def test_blocks_of_an_aborted_request_are_not_written_twice(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step that computes it goes on; who gets its blocks waits."""
-    llm = engine(path, max_num_batched_tokens=64, num_gpu_blocks_override=16, block_size=8, debug=True, **POOLED)
+    llm = LLM(str(path), skip_tokenizer_init=True, max_num_batched_tokens=64, num_gpu_blocks_override=64, **POOLED)
     batch = prompts(300, [60] * 5)
     expected = vectors(llm, batch)
-    go, begun = threading.Event(), threading.Event()
-    llm_engine = llm.llm_engine
+    begun, compute = threading.Event(), ModelRunner.compute
+    running: dict[int, set[int]] = {}  # blocks, by plan
+    taken: list[set[int]] = []  # blocks of all steps
+    together: list[set[int]] = []  # blocks of two steps at the same time
 
-    def hold(plan: StepPlan) -> None:
-        if threading.current_thread().name.startswith(NAME) and not go.is_set():
-            begun.set()
-            assert go.wait(SECONDS)
+    def slow(runner: ModelRunner, plan: StepPlan, sequences: Sequence[Any]) -> Any:
+        own = {block for one in sequences for block in one.block_ids}
+        together.extend(own & blocks for blocks in list(running.values()))
+        running[plan.number] = own
+        taken.append(own)
+        begun.set()
+        time.sleep(0.2)
+        try:
+            return compute(runner, plan, sequences)
+        finally:
+            del running[plan.number]
 
-    Watch(monkeypatch, hold)
+    monkeypatch.setattr(ModelRunner, "compute", slow)
     for name, ids in zip("abcde", batch, strict=True):
-        llm_engine.add_request(name, {"prompt_token_ids": ids}, PoolingParams())
-    llm_engine.step()
-    assert begun.wait(SECONDS)
-    llm_engine.abort_request(["a", "b"])
-    threading.Timer(0.2, go.set).start()
+        llm.llm_engine.add_request(name, {"prompt_token_ids": ids}, PoolingParams())
+    llm.llm_engine.step()
+    assert begun.wait(SECONDS) and running
+    llm.llm_engine.abort_request("a")
     found = {}
-    while llm_engine.has_unfinished_requests():
-        for output in llm_engine.step():
+    while llm.llm_engine.has_unfinished_requests():
+        for output in llm.llm_engine.step():
             found[output.request_id] = output.outputs.data
-    assert sorted(found) == ["c", "d", "e"]
-    assert all(torch.equal(found[name], expected["abcde".index(name)]) for name in "cde")
-    llm_engine.check_integrity()
+    assert sorted(found) == ["b", "c", "d", "e"]
+    assert all(torch.equal(found[name], expected["abcde".index(name)]) for name in "bcde")
+    assert taken[0] & taken[1], "the blocks of the request that was aborted"
+    assert not any(together)
+    llm.llm_engine.check_integrity()
 
 
 def test_one_that_fails_harms_no_other(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,24 +238,35 @@ def test_one_that_fails_harms_no_other(path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_memory_is_not_given_back_under_a_step(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All requests were aborted, and what computes them has not ended."""
-    llm = engine(path, max_num_batched_tokens=64, **POOLED)
+    llm = LLM(str(path), skip_tokenizer_init=True, max_num_batched_tokens=64, **POOLED)
     batch = prompts(300, [60] * 5)
     expected = vectors(llm, batch)
-    ended: list[float] = []
+    compute, memory = ModelRunner.compute, cast(Any, llm.llm_engine.executor).worker.memory
+    give_back, running, ended = memory.give_back, [], []
 
-    def slow(plan: StepPlan) -> None:
-        if threading.current_thread().name.startswith(NAME):
-            time.sleep(0.2)
-            ended.append(time.monotonic())
+    def slow(runner: ModelRunner, plan: StepPlan, sequences: Sequence[Any]) -> Any:
+        running.append(plan.number)
+        time.sleep(0.2)
+        try:
+            return compute(runner, plan, sequences)
+        finally:
+            running.remove(plan.number)
+            ended.append(plan.number)
+
+    def give() -> None:
+        assert not running
+        give_back()
 
     with monkeypatch.context() as patch:
-        Watch(patch, slow)
+        patch.setattr(ModelRunner, "compute", slow)
+        patch.setattr(memory, "give_back", give)
         for name, ids in zip("abcde", batch, strict=True):
             llm.llm_engine.add_request(name, {"prompt_token_ids": ids}, PoolingParams())
         llm.llm_engine.step()
+        assert not ended, "it goes on"
         llm.llm_engine.abort_request(list("abcde"))
         llm.sleep(level=1)
-        assert ended and ended[-1] <= time.monotonic()
+        assert ended
         llm.wake_up()
     assert all(map(torch.equal, vectors(llm, batch), expected))
 
