@@ -121,5 +121,7 @@ def all_attacks() -> dict[str, Attack]:
             "/v1/load_lora_adapter",
             {"lora_name": "inf", "adapters": [{"name": name, "weight": 1e308} for name in ("french", "shout")]},
         ),
-        "path": _json("/v1/load_lora_adapter", {"lora_name": "root", "lora_path": "/proc/self/root/etc"}),
+        "path": _json(
+            "/v1/load_lora_adapter", {"lora_name": "root", "lora_path": "/proc/self/cwd/../../../../../../etc"}
+        ),
     }

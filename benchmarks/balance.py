@@ -2,8 +2,8 @@
 
 Teams of so many threads are simulated, whatever the machine has (csrc/cpu/common/simulated_team.h): one of them runs at
 a time, the one that is behind. Printed is the share of a team's time in which its threads work, which is 1 where all of
-them end together; and how many microseconds its parallel regions take on average: what waking so many threads takes
-comes on top. What caches and memory would do on a machine of so many cores is not simulated.
+them end together; and how many microseconds its parallel regions take on average, if all other threads wake three
+microseconds behind the caller. What caches and memory would do on a machine of so many cores is not simulated.
 
 MODEL: the folder of a Llama in bf16; default: that of cpu.py.
 
