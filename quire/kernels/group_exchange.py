@@ -1,17 +1,18 @@
-"""The exchange of processes that share no memory: messages of torch.distributed.
+"""The exchange of processes that share no memory: by torch.distributed.
 
 Over gloo every process sends its columns to each other one, with what they are columns of in front: a message may be
 shorter than what is asked for there, so that one of another shape is refused and no memory is written wrongly. (In an
-`all_gather` of gloo's, it ends the process.)
+`all_gather` of gloo's, it ends the process.) GPUs of one process each gather by NCCL, where nobody waits.
 
-Sending is no kernel's call. It is an operation of torch's, so that a step that is recorded does it again between
+Neither is a kernel's call. It is an operation of torch's, so that a step that is recorded does it again between
 kernels (`operations.py`).
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count, pairwise
 from typing import Any
@@ -19,6 +20,7 @@ from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed
+from torch.nn.functional import pad
 
 from quire.kernels.exchange import PLACE_BYTES, Columns, ExchangeError, check_columns
 
@@ -28,22 +30,13 @@ _HEADER_BYTES = 64  # turn, rows, columns, bytes of an element, as int64; then n
 Parts = Sequence[tuple[int, int]]  # of a process's columns among all: where each begins and ends
 
 
-class GroupExchange:
-    """By messages from each process to each. group: a `ProcessGroup` of gloo."""
+class _Gathering:
+    """What is told and asked for alike, however it is sent. group: a torch.distributed `ProcessGroup`."""
 
-    def __init__(self, group: Any, rank: int, size: int, device: torch.device | None = None) -> None:
-        """device: of what is exchanged; None: the CPU."""
+    def __init__(self, group: Any, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self.group = group
-        self.device = device or torch.device("cpu")
         self._broken: str | None = None
-        # Memory that is never written to is never taken.
-        self._messages = [
-            torch.empty(_HEADER_BYTES + PLACE_BYTES, dtype=torch.uint8, device=self.device) for _ in range(size)
-        ]
-        for message in self._messages:
-            message[:_HEADER_BYTES].zero_()
-        self._header = self._messages[rank][:_HEADER_BYTES].view(torch.int64)
         self._number = next(_numbers)
         _exchanges[self._number] = self
 
@@ -55,22 +48,52 @@ class GroupExchange:
         torch.ops.quire.exchange_columns(whole, own, self._number, columns.ends)
         return whole
 
-    def least(self, number: int) -> int:
-        own = torch.tensor([[number]], device=self.device)
-        return int(self.gather(own, Columns([[1] * self.size])).min())
-
     def put_together(self, whole: torch.Tensor, own: torch.Tensor, ends: Sequence[int]) -> None:
         """Write all processes' columns: own's, and those that are sent. ends: `Columns.ends`."""
+        if self._broken is not None:
+            raise ExchangeError(self._broken)
+        self._put_together(whole, own, self._parts(ends))
+
+    def _parts(self, ends: Sequence[int]) -> list[Parts]:
+        """Of each process."""
         parts = [list(pairwise(ends[at : at + self.size + 1])) for at in range(0, len(ends), self.size + 1)]
-        of_process = [[part[rank] for part in parts] for rank in range(self.size)]
+        return [[part[rank] for part in parts] for rank in range(self.size)]
+
+    def _put_together(self, whole: torch.Tensor, own: torch.Tensor, of_process: Sequence[Parts]) -> None:
+        raise NotImplementedError
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # torch has no narrower one
+            self._broken = f"a process that computes the model with this one is gone: {error}"
+            raise ExchangeError(self._broken) from error
+
+
+class GroupExchange(_Gathering):
+    """By messages from each process to each, which lie in main memory: columns of GPUs go through it. group: of
+    gloo."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        super().__init__(group, rank, size)
+        # Memory that is never written to is never taken.
+        self._messages = [torch.empty(_HEADER_BYTES + PLACE_BYTES, dtype=torch.uint8) for _ in range(size)]
+        for message in self._messages:
+            message[:_HEADER_BYTES].zero_()
+        self._header = self._messages[rank][:_HEADER_BYTES].view(torch.int64)
+
+    def least(self, number: int) -> int:
+        """As `Exchange` has it."""
+        return int(self.gather(torch.tensor([[number]]), Columns([[1] * self.size])).min())
+
+    def _put_together(self, whole: torch.Tensor, own: torch.Tensor, of_process: Sequence[Parts]) -> None:
         row_bytes = whole.shape[1] * whole.element_size()
         most = PLACE_BYTES // row_bytes if row_bytes else whole.shape[0] or 1
         for row in range(0, whole.shape[0], most):
             self._put_some(whole[row : row + most], own[row : row + most], of_process)
 
     def _put_some(self, whole: torch.Tensor, own: torch.Tensor, of_process: Sequence[Parts]) -> None:
-        if self._broken is not None:
-            raise ExchangeError(self._broken)
         rows, element = own.shape[0], own.element_size()
         self._header[0] += 1
         for place, number in enumerate((rows, whole.shape[1], element), 1):
@@ -79,11 +102,8 @@ class GroupExchange:
         counts = [rows * width * element for width in widths]
         mine = self._messages[self.rank]
         mine[_HEADER_BYTES : _HEADER_BYTES + counts[self.rank]].copy_(own.reshape(-1).view(torch.uint8))
-        try:
+        with self._sending():
             self._send(counts)
-        except RuntimeError as error:  # torch has no narrower one
-            self._broken = f"a process that computes the model with this one is gone: {error}"
-            raise ExchangeError(self._broken) from error
         for rank, (message, parts) in enumerate(zip(self._messages, of_process, strict=True)):
             if rank != self.rank:
                 self._check(message)
@@ -108,20 +128,47 @@ class GroupExchange:
             raise ExchangeError(self._broken)
 
 
-class CollectiveExchange(GroupExchange):
-    """By a collective, of messages that are all as long as the longest: NCCL has none that are shorter than asked for.
+class CollectiveExchange(_Gathering):
+    """By a collective, of parts that are all as wide as the widest: what NCCL has. group: of NCCL; device: the GPU that
+    is this process's alone.
 
-    A device's shapes are not compared, as nobody waits for its numbers: another shape is a step that hangs.
+    Shapes are not compared, as nobody waits for a device's numbers: another shape is a step that hangs.
     """
 
-    def _send(self, counts: Sequence[int]) -> None:
-        length = _HEADER_BYTES + max(counts)
-        theirs = [message[:length] for message in self._messages]
-        self.group.allgather([theirs], [theirs[self.rank].clone()]).wait()
+    def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
+        super().__init__(group, rank, size)
+        self._device = device
+        self._places: dict[tuple[Parts, ...], torch.Tensor] = {}
 
-    def _check(self, message: torch.Tensor) -> None:
-        if self.device.type == "cpu":
-            super()._check(message)
+    def least(self, number: int) -> int:
+        """As `Exchange` has it."""
+        own = torch.tensor([[number]], device=self._device)
+        return int(self.gather(own, Columns([[1] * self.size])).min())
+
+    def _put_together(self, whole: torch.Tensor, own: torch.Tensor, of_process: Sequence[Parts]) -> None:
+        if not whole.numel():  # for everybody
+            return
+        rows, widest = own.shape[0], max(sum(end - first for first, end in parts) for parts in of_process)
+        mine = pad(own, (0, widest - own.shape[1]))
+        all_of_them = own.new_empty((self.size * rows, widest))
+        with self._sending():
+            self.group._allgather_base(all_of_them.view(torch.uint8), mine.view(torch.uint8)).wait()
+        side_by_side = all_of_them.view(self.size, rows, widest).transpose(0, 1).reshape(rows, self.size * widest)
+        torch.index_select(side_by_side, 1, self._places_of(of_process, widest), out=whole)
+
+    def _places_of(self, of_process: Sequence[Parts], widest: int) -> torch.Tensor:
+        """Where each column of the whole lies, of the processes' parts side by side."""
+        key = tuple(tuple(parts) for parts in of_process)
+        places = self._places.get(key)
+        if places is None:
+            lie = [0] * sum(end - first for parts in key for first, end in parts)
+            for rank, parts in enumerate(key):
+                at = rank * widest
+                for first, end in parts:
+                    lie[first:end] = range(at, at + end - first)
+                    at += end - first
+            places = self._places[key] = torch.tensor(lie, dtype=torch.int64, device=self._device)
+        return places
 
 
 def join_group(host: str, port: int, address: str, rank: int, size: int, seconds: float, name: str = "") -> Any:
@@ -129,18 +176,31 @@ def join_group(host: str, port: int, address: str, rank: int, size: int, seconds
     name: of the group there; address: of this process, by which the others reach it; seconds: that one waits for
     another. Raises ExchangeError."""
     try:
-        limit = timedelta(seconds=seconds)
-        store = dist.PrefixStore(name, dist.TCPStore(host, port, is_master=False, timeout=limit))
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]  # torch's default asks for a name
-        options._timeout = limit
-        return dist.ProcessGroupGloo(store, rank, size, options)
+        options._timeout = timedelta(seconds=seconds)
+        return dist.ProcessGroupGloo(_store(host, port, seconds, name), rank, size, options)
     except RuntimeError as error:
         raise ExchangeError(f"processes that compute one model have not met at {host}:{port}: {error}") from error
 
 
+def join_gpus(host: str, port: int, rank: int, size: int, seconds: float, name: str = "") -> Any:
+    """Meet processes that have a GPU each, the current one: a `ProcessGroup` of NCCL. The arguments are
+    `join_group`'s. Raises ExchangeError."""
+    try:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=seconds)
+        return dist.ProcessGroupNCCL(_store(host, port, seconds, name), rank, size, options)
+    except RuntimeError as error:
+        raise ExchangeError(f"processes that compute one model have not met at {host}:{port}: {error}") from error
+
+
+def _store(host: str, port: int, seconds: float, name: str) -> Any:
+    return dist.PrefixStore(name, dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=seconds)))
+
+
 _numbers = count()
-_exchanges: WeakValueDictionary[int, GroupExchange] = WeakValueDictionary()  # operations' arguments are plain
+_exchanges: WeakValueDictionary[int, _Gathering] = WeakValueDictionary()  # operations' arguments are plain
 
 # An operation that a recording may do again: it writes into given memory, and its shape depends on no number.
 _library = torch.library.Library("quire", "FRAGMENT")

@@ -6,6 +6,8 @@ import os
 import threading
 from collections.abc import Iterator
 
+import torch
+
 from quire.kernels.exchange import SharedExchange, shared_memory
 from quire.kernels.group_exchange import CollectiveExchange, GroupExchange, join_group, meeting_store
 
@@ -23,7 +25,7 @@ def by_messages(size: int) -> Iterator[list[GroupExchange]]:
 
 def by_collectives(size: int) -> Iterator[list[CollectiveExchange]]:
     for parties in by_messages(size):
-        yield [CollectiveExchange(one.group, one.rank, size) for one in parties]
+        yield [CollectiveExchange(one.group, one.rank, size, torch.device("cpu")) for one in parties]
 
 
 def _join(port: int, rank: int, size: int) -> GroupExchange:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import warnings
@@ -10,6 +11,8 @@ import torch
 
 from quire.errors import QuireError
 from quire.kernels import cuda_backend
+
+logger = logging.getLogger("quire")
 
 
 def choose(name: str) -> torch.device:
@@ -40,6 +43,24 @@ def choose(name: str) -> torch.device:
     device = torch.device("cuda", index)
     cuda_backend().check_device(device)
     return device
+
+
+def for_processes(name: str, count: int) -> list[str]:
+    """Each GPU of `count` processes that compute one model: from the one that the setting names on, and from the first
+    again where there are fewer; then several have the same. Empty: they compute on the CPU.
+
+    Raises what `choose` raises.
+    """
+    first = choose(name)
+    if first.type == "cpu":
+        return []
+    there = torch.cuda.device_count()
+    gpus = [torch.device("cuda", (first.index + number) % there) for number in range(count)]
+    for gpu in gpus[1:there]:
+        cuda_backend().check_device(gpu)
+    if count > there:
+        logger.warning("%d processes share %d GPUs: what they exchange goes through main memory", count, there)
+    return [str(gpu) for gpu in gpus]
 
 
 def _best() -> torch.device:

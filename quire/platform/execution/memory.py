@@ -7,6 +7,7 @@ import torch
 from quire import huge_pages
 from quire.config import CacheConfig, EngineConfig, SchedulerConfig
 from quire.errors import QuireError
+from quire.layers.stages import Stage
 from quire.models.base import CausalLM
 from quire.platform.execution.kv_tensors import allocate_cache
 from quire.platform.execution.model_runner import ModelRunner
@@ -116,8 +117,9 @@ def count_blocks(
     return blocks
 
 
-def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int) -> int:
-    """What the intermediate results of a step of full size take on a GPU: one is run, on a pool of its own.
+def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int, stage: Stage | None = None) -> int:
+    """What the intermediate results of a step of full size take on a GPU: one is run, on a pool of its own, by all
+    processes of the model together.
 
     An image's encoding is not among them: what `gpu_memory_utilization` leaves is for that.
     """
@@ -132,7 +134,9 @@ def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int) -> int
     torch.cuda.reset_peak_memory_stats(weight.device)
     before = torch.cuda.memory_allocated(weight.device)
     exact = settings.exact_products
-    runner = ModelRunner(model, caches, weight.device, enforce_eager=True, exact_products=exact, windows=windows)
+    runner = ModelRunner(
+        model, caches, weight.device, enforce_eager=True, exact_products=exact, windows=windows, stage=stage
+    )
     runner.prepare(plan)
     runner.execute(plan).result()
     torch.cuda.synchronize(weight.device)

@@ -25,10 +25,10 @@ import torch
 from quire.config import EngineConfig
 from quire.errors import QuireError, WorkerDiedError
 from quire.kernels.group_exchange import meeting_store
-from quire.platform.execution import remote
+from quire.platform.execution import device, remote
 from quire.platform.execution.ray_worker import Introduction, RayWorker, accept, files_digest, versions
 from quire.platform.execution.remote import RemoteExecutor, errands_at_once
-from quire.platform.execution.sharded import ShardedExecutor, check_device
+from quire.platform.execution.sharded import ShardedExecutor
 from quire.platform.execution.wire import pack_tensors
 from quire.platform.execution.worker_process import Place
 
@@ -45,8 +45,13 @@ _MOST_WORDS = 400  # characters of what Ray says of an actor's end
 def ray_executor(config: EngineConfig, path: Path) -> RemoteExecutor | ShardedExecutor:
     """Start `pipeline_parallel_size` times `tensor_parallel_size` actors. Raises QuireError where there is no Ray or no
     room, and what `RemoteExecutor` raises."""
-    check_device(config)
     stages, size = config.pipeline_parallel_size, config.tensor_parallel_size
+    if device.choose(config.model.device).type != "cpu":
+        raise QuireError(
+            f"distributed_executor_backend='ray': Ray's workers compute on CPUs alone, and this model's device is "
+            f"{config.model.device!r}; take device='cpu', or leave the back end out: processes of one machine have its "
+            "GPUs."
+        )
     ray = _connected()
     threads = config.ray_worker_cpus or max(1, torch.get_num_threads() // (stages * size))
     crew = Crew(ray, stages * size, threads)
@@ -61,7 +66,7 @@ def ray_executor(config: EngineConfig, path: Path) -> RemoteExecutor | ShardedEx
         for number, (link, own) in enumerate(zip(links, introductions, strict=True)):
             stage, rank = divmod(number, size)
             neighbours = sum(one.machine == own.machine for one in introductions)
-            place = Place(rank, size, (), memories[stage], stage=stage, stages=stages, on_machine=neighbours)
+            place = Place(rank, size, (), memories[stage], stage=stage, stages=stages, sharing=neighbours)
             place = place.meeting_at(store.host, store.port, own.address, remote.ANSWER_SECONDS)
             workers.append(RemoteExecutor(config, path, link, place, threads))
         return ShardedExecutor(workers, stages)

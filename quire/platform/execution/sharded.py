@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from quire.config import EngineConfig
-from quire.errors import AdapterError, QuireError, WorkerDiedError
+from quire.errors import AdapterError, WorkerDiedError
 from quire.kernels.exchange import ExchangeError, can_share_memory, shared_memory
 from quire.kernels.group_exchange import meeting_store
 from quire.models.base import CausalLM
@@ -80,18 +80,20 @@ def several_processes(config: EngineConfig, path: Path) -> ShardedExecutor:
     """Start `pipeline_parallel_size` times `tensor_parallel_size` processes of this machine. Raises what
     `ShardedExecutor` raises."""
     stages, size = config.pipeline_parallel_size, config.tensor_parallel_size
-    check_device(config)
+    gpus = device.for_processes(config.model.device, stages * size)
     workers: list[RemoteExecutor] = []
-    shares = size > 1 and can_share_memory()
+    shares = size > 1 and not gpus and can_share_memory()
     memories = [shared_memory(size) for _ in range(stages)] if shares else []
     store = meeting_store(_LOCALHOST) if stages > 1 or not shares else None
     try:
         threads = max(1, torch.get_num_threads() // (stages * size))
         for number, processors in enumerate(processors_for(stages * size)):
             stage, rank = divmod(number, size)
-            place = Place(rank, size, processors, stage=stage, stages=stages, on_machine=stages * size)
+            place = Place(rank, size, processors, stage=stage, stages=stages, sharing=stages * size)
             own = (memories[stage],) if shares else ()
             place = replace(place, memory=f"/proc/self/fd/{own[0]}" if own else None)
+            if gpus:
+                place = replace(place, gpu=gpus[number], sharing=gpus.count(gpus[number]))
             if store is not None:
                 place = place.meeting_at(_LOCALHOST, store.port, _LOCALHOST, remote.ANSWER_SECONDS)
             workers.append(ProcessExecutor(config, path, place, threads, own))
@@ -103,17 +105,6 @@ def several_processes(config: EngineConfig, path: Path) -> ShardedExecutor:
     finally:
         for memory in memories:
             os.close(memory)
-
-
-def check_device(config: EngineConfig) -> None:
-    """Raise QuireError where several processes cannot compute on the model's device."""
-    counts = {name: getattr(config, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
-    several = ", ".join(f"{name}={count}" for name, count in counts.items() if count > 1)
-    if several and device.choose(config.model.device).type != "cpu":
-        raise QuireError(
-            f"{several}: several processes compute on CPUs alone, and this model's device is {config.model.device!r}; "
-            "take device='cpu', or one process."
-        )
 
 
 class ShardedExecutor:

@@ -53,11 +53,11 @@ logger = logging.getLogger("quire")
 @dataclass(frozen=True, slots=True)
 class Share:
     """Of a model that several processes compute together. shard: this one's part of every matrix; stage: of the layers;
-    None: all. on_machine: how many of the processes share this one's memory, itself among them."""
+    None: all. sharing: how many of the processes share the memory of its blocks, itself among them."""
 
     shard: Shard | None = None
     stage: Stage | None = None
-    on_machine: int = 1
+    sharing: int = 1
 
     @property
     def processes(self) -> int:
@@ -116,7 +116,8 @@ class Worker:
         more = block_bytes(drafts.spec, size, drafts.model.dtype.itemsize) if drafts is not None else 0
         counts = _count_blocks(config, model, spec, max_model_len, share, more)
         num_blocks, num_swap_blocks, num_states, pool_bytes = counts
-        eager = settings.enforce_eager
+        # What GPUs exchange has not been tried in a CUDA graph.
+        eager = settings.enforce_eager or (device.type == "cuda" and share.processes > 1)
         caches = allocate_cache(spec, num_blocks, size, model.dtype, weight.device, num_states)
         draft = None if drafts is None else _draft_runner(drafts, num_blocks, size, weight.device, eager)
         pool = [*caches, *(draft.caches if draft is not None else ())]
@@ -257,18 +258,18 @@ def _max_model_len(wanted: int | None, model: CausalLM) -> int:
     return wanted or model.max_model_len
 
 
-def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, available: int) -> int:
-    """Bytes that the KV pool takes at most where its size is not given."""
+def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, available: int, share: Share) -> int:
+    """Bytes that the KV pool takes at most where its size is not given. available: of the share's memory."""
     device = next(model.parameters()).device
     if device.type == "cpu":
         return host_share(config.cache, available)
     if config.cache.num_blocks is not None or config.cache.memory_bytes is not None:
         return 0
-    step = step_bytes(model, config, max_model_len)
+    step = step_bytes(model, config, max_model_len, share.stage)
     others = 2 * step + SPLIT_BYTES  # graphs keep memory of their own, for a smaller step
     others += config.media.feature_bytes if config.media.prompt_embeds or isinstance(model, MediaModel) else 0
     others += min(config.lora.device_bytes, config.lora.host_bytes) if config.lora.enabled else 0
-    total = torch.cuda.mem_get_info(device)[1]
+    total = torch.cuda.mem_get_info(device)[1] // share.sharing
     return device_share(config.cache, total, available, others)
 
 
@@ -284,13 +285,15 @@ def _count_blocks(
     model have as many blocks. more: bytes that a block takes beside those of the model's layers."""
     weight = next(model.parameters())
     size = config.cache.block_size
-    available = share.least(huge_pages.available_bytes(weight.device) // share.on_machine)
+    if share.sharing > 1 and weight.is_cuda:
+        share.least(0)  # all have loaded their weights
+    available = share.least(huge_pages.available_bytes(weight.device) // share.sharing)
     bytes_ = config.cache.memory_bytes
     if bytes_ is not None:
         config = replace(config, cache=replace(config.cache, memory_bytes=bytes_ // share.processes))
     bytes_a_block = block_bytes(spec, size, model.dtype.itemsize) + more
     bytes_a_state = state_bytes(spec, model.dtype.itemsize)
-    most = _pool_share(config, model, max_model_len, available)
+    most = _pool_share(config, model, max_model_len, available, share)
     num_states = count_states(config.cache, spec, bytes_a_state, config.scheduler.max_num_seqs, most)
     taken = num_states * bytes_a_state
     num_blocks = count_blocks(
@@ -305,6 +308,7 @@ def _count_blocks(
     num_blocks = share.least(num_blocks)  # heads and layers are not all of one number
     # A sequence with states is computed anew, from the last state that the prefix cache has of it.
     num_swap_blocks = 0 if spec.state else count_swap_blocks(config.cache, bytes_a_block, weight.device)
+    num_swap_blocks = share.least(num_swap_blocks // share.processes)
     swapped = f"; {num_swap_blocks} more in main memory" if num_swap_blocks else ""
     groups = f", each for one of {len(spec.groups)} groups of layers" if len(spec.groups) > 1 else ""
     states = f"; {num_states} states" if num_states else ""

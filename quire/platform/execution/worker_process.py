@@ -56,8 +56,9 @@ class Place:
     """Of a process among the `size` that compute a stage together: its number, and the processors that it may use
     (empty: all). memory: the path by which it opens the memory through which they exchange what they have computed;
     None: they send it to one another, and meet by `meeting`. stage: the number of the stage, of `stages`; pipe: where
-    those of its own number in other stages meet. on_machine: how many of all stages' processes share its machine's
-    memory, itself among them."""
+    those of its own number in other stages meet. gpu: its own, as "cuda:1"; None: what the settings say, of which a
+    process has one. sharing: how many of all stages' processes share the memory of its blocks, the machine's or the
+    GPU's, itself among them."""
 
     rank: int
     size: int
@@ -67,7 +68,8 @@ class Place:
     stage: int = 0
     stages: int = 1
     pipe: Meeting | None = None
-    on_machine: int = 1
+    gpu: str | None = None
+    sharing: int = 1
 
     def meeting_at(self, host: str, port: int, address: str, seconds: float) -> Place:
         """The same, of processes that meet where they need to: those of a stage, unless they share memory, and those of
@@ -135,7 +137,7 @@ def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | N
     import torch
 
     from quire.platform.execution.wire import pack, pack_error, unpack
-    from quire.platform.execution.worker import Share, Worker
+    from quire.platform.execution.worker import Worker
 
     logging.getLogger("quire").addHandler(logs)
     logging.getLogger("quire").propagate = False
@@ -145,9 +147,7 @@ def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | N
             os.sched_setaffinity(0, start.place.processors)
         torch.set_num_threads(start.threads)
         logging.getLogger("quire").setLevel(start.log_level)
-        on_machine = 1 if start.place is None else start.place.on_machine
-        share = Share(_shard(start.place), _stage(start.place), on_machine)
-        worker = Worker(start.config, Path(start.path), share)
+        worker = Worker(_config(start), Path(start.path), _share(start.place))
     except Exception as error:
         steps.send_bytes(pack(Answer(0, error=pack_error(error), logs=logs.take())))
         return None
@@ -155,12 +155,25 @@ def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | N
     return _Served(worker, tensors)
 
 
-def _shard(place: Place | None) -> Any:
-    """This process's part of every matrix. Only its own processors are used from here on."""
-    if place is None or place.size == 1:
+def _config(start: Start) -> Any:
+    if start.place is None or start.place.gpu is None:
+        return start.config
+    return replace(start.config, model=replace(start.config.model, device=start.place.gpu))
+
+
+def _share(place: Place | None) -> Any:
+    """This process's part of the model."""
+    from quire.platform.execution.worker import Share
+
+    return Share() if place is None else Share(_shard(place), _stage(place), place.sharing)
+
+
+def _shard(place: Place) -> Any:
+    """Of every matrix. Only the process's own processors are used from here on."""
+    if place.size == 1:
         return None
     from quire.kernels.exchange import SharedExchange
-    from quire.kernels.group_exchange import GroupExchange, join_group
+    from quire.kernels.group_exchange import CollectiveExchange, GroupExchange, join_gpus, join_group
     from quire.layers.shards import Shard
 
     if place.memory is not None:
@@ -171,13 +184,20 @@ def _shard(place: Place | None) -> Any:
             os.close(descriptor)
     assert place.meeting is not None
     at = place.meeting
+    if place.gpu is not None and place.sharing == 1:  # NCCL wants a GPU for each
+        import torch
+
+        gpu = torch.device(place.gpu)
+        torch.cuda.set_device(gpu)
+        group = join_gpus(at.host, at.port, place.rank, place.size, at.seconds, at.name)
+        return Shard(place.rank, place.size, CollectiveExchange(group, place.rank, place.size, gpu))
     group = join_group(at.host, at.port, at.address, place.rank, place.size, at.seconds, at.name)
     return Shard(place.rank, place.size, GroupExchange(group, place.rank, place.size))
 
 
-def _stage(place: Place | None) -> Any:
-    """This process's part of the layers."""
-    if place is None or place.pipe is None:
+def _stage(place: Place) -> Any:
+    """Of the layers."""
+    if place.pipe is None:
         return None
     from quire.kernels.group_exchange import join_group
     from quire.kernels.pipe import Pipe

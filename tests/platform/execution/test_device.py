@@ -41,6 +41,19 @@ def test_the_device_that_is_named(two_gpus: list[torch.device], monkeypatch: pyt
     assert device.choose("cuda:0") == torch.device("cuda", 0), "what is named comes before the variable"
 
 
+def test_several_processes_have_gpus_in_turn(
+    two_gpus: list[torch.device], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert device.for_processes("cpu", 2) == []
+    assert device.for_processes("cuda:0", 2) == ["cuda:0", "cuda:1"] and not caplog.text
+    assert set(two_gpus) == {torch.device("cuda", 0), torch.device("cuda", 1)}, "one was not looked at"
+    assert device.for_processes("auto", 3) == ["cuda:1", "cuda:0", "cuda:1"], "the current one is the second"
+    assert "3 processes share 2 GPUs" in caplog.text
+    monkeypatch.setattr(device, "cuda_backend", lambda: SimpleNamespace(check_device=refuse))
+    with pytest.raises(QuireError, match="compiled for another"):
+        device.for_processes("cuda:0", 2)
+
+
 @pytest.mark.parametrize(
     "name", ["cuda:2", "cuda:200", "cuda:256", "cuda:-1", "cuda:99999999", "gpu", "mps", "cuda:", ""]
 )

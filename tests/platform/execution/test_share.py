@@ -32,8 +32,8 @@ def test_processes_of_a_machine_share_what_it_has(
     monkeypatch.setattr(huge_pages, "available_bytes", lambda device: AVAILABLE)
     pipe: Any = SimpleNamespace(least=lambda number: number)
     taken = []
-    for on_machine in (1, 2, 4):
-        share = Share(stage=Stage(1, 4, pipe), on_machine=on_machine)
+    for sharing in (1, 2, 4):
+        share = Share(stage=Stage(1, 4, pipe), sharing=sharing)
         taken.append(_count_blocks(config, model, model.kv_spec, 10**6, share)[-1])
     least = taken[-1]
     assert least > 0

@@ -1,0 +1,97 @@
+"""A model that several processes compute on GPUs gives the very bits of one. With fewer GPUs than processes they share
+them, and exchange through main memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, LoRARequest
+from quire.kernels.exchange import Columns
+from quire.kernels.group_exchange import CollectiveExchange, join_gpus, meeting_store
+from tests.lora import adapter_files
+from tests.models import rows
+from tests.models.tiny import build
+from tests.platform.conftest import make_llama
+from tests.platform.execution.executors import test_pipeline, test_sharded
+from tests.platform.execution.executors.test_sharded import WIDE, answers, settings_of
+
+pytestmark = pytest.mark.gpu
+
+ON_GPU = [name for name in test_sharded.CASES if name not in ("states", "transformers' own modules")]
+SETTINGS = {
+    "int8": {"quantization": "int8"},
+    "drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    "chunks and preemptions": {"max_num_batched_tokens": 7, "num_gpu_blocks_override": 12},
+    "a pool of its own size": {"num_gpu_blocks_override": None, "gpu_memory_utilization": 0.2, "max_model_len": 64},
+}
+SHARED_OUT = {
+    "rows": {"tensor_parallel_size": 2},
+    "layers": {"pipeline_parallel_size": 2},
+    "both": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+}
+
+
+def compare(path: Path, more: dict[str, Any], **settings: Any) -> None:
+    settings = {**settings_of(""), "device": "cuda", **settings}
+    expected = answers(LLM(str(path), **settings), 10)
+    llm = LLM(str(path), **settings, **more)
+    for _ in range(2):  # the second time from the prefix cache
+        assert answers(llm, 10) == expected
+    llm.llm_engine.close()
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_rows(tmp_path: Path, name: str) -> None:
+    architecture, variant, sizes, size = test_sharded.CASES[name]
+    build(architecture, variant or next(iter(rows.entry(architecture)[2])), tmp_path, **sizes)
+    compare(tmp_path, {"tensor_parallel_size": size})
+
+
+@pytest.mark.parametrize("name", [name for name in test_pipeline.CASES if name != "two by two"])
+def test_layers(tmp_path: Path, name: str) -> None:
+    architecture, variant, sizes, more = test_pipeline.CASES[name]
+    build(architecture, variant or next(iter(rows.entry(architecture)[2])), tmp_path, **sizes)
+    compare(tmp_path, {"pipeline_parallel_size": 2, **more})
+
+
+@pytest.mark.parametrize("shared_out", SHARED_OUT.values(), ids=SHARED_OUT)
+@pytest.mark.parametrize("more", SETTINGS.values(), ids=SETTINGS)
+def test_settings(tmp_path: Path, more: dict[str, Any], shared_out: dict[str, Any]) -> None:
+    build("LlamaForCausalLM", "gqa", tmp_path, **WIDE)
+    compare(tmp_path, shared_out, **more)
+
+
+@pytest.mark.parametrize("shared_out", [{"executor": "process"}, *SHARED_OUT.values()], ids=["one", *SHARED_OUT])
+def test_adapters(tmp_path: Path, shared_out: dict[str, Any]) -> None:
+    make_llama(tmp_path / "model", torch.bfloat16)  # of the sizes of `adapter_files`
+    path = str(tmp_path / "model")
+    folders = [str(adapter_files.plain(tmp_path / str(i), seed=i, rank=4 * (i + 1))) for i in range(3)]
+    requests = [None, *(LoRARequest(str(i), i + 1, folder) for i, folder in enumerate(folders))]
+    mixed = [requests[i % 4] for i in range(12)]
+    settings = {"device": "cuda", "enable_lora": True, "num_gpu_blocks_override": 200}
+
+    def with_adapters(llm: LLM) -> list[Any]:
+        prompts = [{"prompt_token_ids": [3 + i, 9, 27 + i]} for i in range(len(mixed))]
+        outputs = llm.generate(prompts, test_sharded.GREEDY, lora_request=mixed, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    expected = with_adapters(LLM(path, **settings))
+    llm = LLM(path, **settings, **shared_out)
+    assert with_adapters(llm) == expected
+    llm.llm_engine.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
+def test_by_nccl(dtype: torch.dtype) -> None:
+    """As far as one GPU goes: NCCL takes no two processes on one."""
+    store = meeting_store("127.0.0.1")
+    group = join_gpus("127.0.0.1", store.port, 0, 1, 60)
+    exchange = CollectiveExchange(group, 0, 1, torch.device("cuda", torch.cuda.current_device()))
+    own = torch.arange(35, device="cuda").view(5, 7).to(dtype)
+    for _ in range(2):
+        assert torch.equal(exchange.gather(own, Columns([[3], [4]])), own)
+    assert exchange.least(2**40) == 2**40
