@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -54,7 +55,8 @@ class StoredWeight:
     """A parameter or a buffer, and the name and the layout in which the checkpoint has it.
 
     dtype: that it is to have; None: the model's. part: of what it is made, if `stored` is not it. rows: first and end
-    of those that are read; the shape stays whole, and the others' memory is not touched; None: all.
+    of those that are read; the shape stays whole, and the others' memory is not touched (of a GPU, it is not theirs:
+    `packed`); None: all.
     """
 
     name: str
@@ -84,27 +86,74 @@ def read_weights(
     checkpoint: Checkpoint, wanted: Sequence[StoredWeight], dtype: torch.dtype, device: torch.device
 ) -> dict[str, nn.Parameter]:
     """Return the tensors on `device`, by name, read in several threads. dtype: the model's. Raises CheckpointError."""
-    sizes = [math.prod(w.shape) * (w.dtype or dtype).itemsize for w in wanted]
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+    extents = [_extent(w, (w.dtype or dtype).itemsize) for w in wanted]
+    if device.type == "cpu":
+        starts, size = side_by_side(extents)
+        taken = sum(extent.read for extent in extents)  # pages that nobody writes to are never there
+    else:
+        starts, size = packed(extents)
+        taken = size
     available = huge_pages.available_bytes(device)
-    taken = sum(w.num_read * (w.dtype or dtype).itemsize for w in wanted)
     if taken > available:
         raise CheckpointError(
             f"{checkpoint.directory}: the weights take {taken:,} bytes as {str(dtype).removeprefix('torch.')}, "
             f"and {available:,} are available: free some, or take a smaller model or dtype."
         )
-    if device.type == "cpu":
-        memory = huge_pages.allocate(starts[-1])
-    else:
-        memory = torch.empty(starts[-1], dtype=torch.uint8, device=device)
+    on_cpu = device.type == "cpu"
+    memory = huge_pages.allocate(size) if on_cpu else torch.empty(size, dtype=torch.uint8, device=device)
     tensors = [
-        memory[start : start + size].view(w.dtype or dtype).view(w.shape)
-        for w, start, size in zip(wanted, starts, sizes)  # noqa: B905 (starts has one more: the end)
+        memory[start : start + extent.size].view(w.dtype or dtype).view(w.shape)
+        for w, start, extent in zip(wanted, starts, extents, strict=True)
     ]
     read_into(checkpoint, list(zip(wanted, tensors, strict=True)))
     return {w.name: nn.Parameter(t, requires_grad=False) for w, t in zip(wanted, tensors, strict=True)}
+
+
+class Extent(NamedTuple):
+    """Bytes of a tensor: in front of what is read of it, of that, and behind it."""
+
+    front: int
+    read: int
+    behind: int
+
+    @property
+    def size(self) -> int:
+        return sum(self)
+
+
+def _extent(wanted: StoredWeight, itemsize: int) -> Extent:
+    size = math.prod(wanted.shape) * itemsize
+    if wanted.rows is None:
+        return Extent(0, size, 0)
+    front = wanted.rows[0] * math.prod(wanted.shape[1:]) * itemsize
+    read = wanted.num_read * itemsize
+    return Extent(front, read, size - front - read)
+
+
+def side_by_side(extents: Sequence[Extent]) -> tuple[list[int], int]:
+    """Where tensors begin in one block of memory, each with room for all of it, and the block's bytes."""
+    starts, end = [], 0
+    for extent in extents:
+        starts.append(end)
+        end += _aligned(extent.size)
+    return starts, end
+
+
+def packed(extents: Sequence[Extent]) -> tuple[list[int], int]:
+    """The same, with room for what is read alone. What is not read of a tensor lies over others: nobody may read or
+    write it. Before and behind everything there is room for so much of it as would stand out."""
+    starts, end = [0] * len(extents), 0
+    # Those that have the most behind come first, those that have the most in front last: next to nothing stands out.
+    for place in sorted(range(len(extents)), key=lambda place: extents[place].front - extents[place].behind):
+        starts[place] = end - extents[place].front
+        end += _aligned(extents[place].read)
+    before = _aligned(max(0, -min(starts, default=0)))
+    last = max((start + extent.size for start, extent in zip(starts, extents, strict=True)), default=0)
+    return [before + start for start in starts], before + max(end, last)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 @torch.inference_mode(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,19 +22,22 @@ def workload(
     prompt: tuple[int, int] = (32, 256),
     output: tuple[int, int] = (32, 128),
     vocab: int = VOCABULARY,
-    marker: int | None = None,
+    markers: Collection[int] = (),
 ) -> Requests:
     """Requests of random token ids, each with its own output length; the same for the same arguments.
 
-    prompt, output: least and most tokens. vocab: token ids are drawn from 10 to vocab - 1. marker: an id that stands
-    for an image, so that no prompt of text may have it; the one below takes its place.
+    prompt, output: least and most tokens. vocab: token ids are drawn from 10 to vocab - 1. markers: ids that stand for
+    images, videos and sounds, so that no prompt of text may have them; the next one below takes their place.
     """
     draw = random.Random(seed)
     drawn = []
     for _ in range(requests):
         length = draw.randint(*prompt)
         token_ids = [draw.randrange(10, vocab) for _ in range(length)]
-        token_ids = [token - (token == marker) for token in token_ids]
+        for place, token in enumerate(token_ids):
+            while token in markers:
+                token -= 1
+            token_ids[place] = token
         drawn.append((token_ids, draw.randint(*output)))
     return drawn
 
@@ -42,9 +45,9 @@ def workload(
 def workload_for(llm: LLM, requests: int = 32, seed: int = 0, **lengths: tuple[int, int]) -> Requests:
     """`workload` of token ids that this model takes in a prompt of text."""
     engine = llm.llm_engine
-    image_spec = engine.input_processor.image_spec
-    vocab = min(VOCABULARY, engine.limits.vocab_size)
-    return workload(requests, seed, vocab=vocab, marker=image_spec.marker_id if image_spec else None, **lengths)
+    spec = engine.input_processor.image_spec
+    markers = {*spec.markers.values(), *spec.placeholders} if spec else ()
+    return workload(requests, seed, vocab=min(VOCABULARY, engine.limits.vocab_size), markers=markers, **lengths)
 
 
 @dataclass(frozen=True)

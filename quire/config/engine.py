@@ -53,8 +53,8 @@ class EngineConfig(Checked):
     tensor_parallel_size: int = setting(
         1,
         "Processes that compute the model together, each its rows of every matrix.",
-        more="On a CPU: each has some of the processors, those of one NUMA node where there are several. The answers "
-        "are the same, bit for bit. See docs/scale.md.",
+        more="On a CPU: each has some of the processors, those of one NUMA node where there are several. On GPUs: each "
+        "has one, or shares one where there are fewer. The answers are the same, bit for bit. See docs/scale.md.",
         group=Group.STEPS,
         at_least=1,
         metavar="N",

@@ -2,7 +2,8 @@
 
 Over gloo every process sends its columns to each other one, with what they are columns of in front: a message may be
 shorter than what is asked for there, so that one of another shape is refused and no memory is written wrongly. (In an
-`all_gather` of gloo's, it ends the process.) GPUs of one process each gather by NCCL, where nobody waits.
+`all_gather` of gloo's, it ends the process.) Where each process has a GPU of its own, they gather by NCCL, and the host
+waits for nothing.
 
 Neither is a kernel's call. It is an operation of torch's, so that a step that is recorded does it again between
 kernels (`operations.py`).
@@ -42,11 +43,15 @@ class _Gathering:
 
     def gather(self, own: torch.Tensor, columns: Columns) -> torch.Tensor:
         """As `Exchange` has it. Raises ValueError for a row that no message takes, and for columns of others;
-        ExchangeError where another process is gone, or its call has another shape."""
+        ExchangeError where another process is found to be gone, or at another call."""
         check_columns(own, columns, self.rank)
         whole = torch.empty((own.shape[0], columns.total), dtype=own.dtype, device=own.device)
         torch.ops.quire.exchange_columns(whole, own, self._number, columns.ends)
         return whole
+
+    def least(self, number: int) -> int:
+        """As `Exchange` has it."""
+        return int(self.gather(torch.tensor([[number]]), Columns([[1] * self.size])).min())
 
     def put_together(self, whole: torch.Tensor, own: torch.Tensor, ends: Sequence[int]) -> None:
         """Write all processes' columns: own's, and those that are sent. ends: `Columns.ends`."""
@@ -82,10 +87,6 @@ class GroupExchange(_Gathering):
         for message in self._messages:
             message[:_HEADER_BYTES].zero_()
         self._header = self._messages[rank][:_HEADER_BYTES].view(torch.int64)
-
-    def least(self, number: int) -> int:
-        """As `Exchange` has it."""
-        return int(self.gather(torch.tensor([[number]]), Columns([[1] * self.size])).min())
 
     def _put_together(self, whole: torch.Tensor, own: torch.Tensor, of_process: Sequence[Parts]) -> None:
         row_bytes = whole.shape[1] * whole.element_size()
@@ -132,18 +133,19 @@ class CollectiveExchange(_Gathering):
     """By a collective, of parts that are all as wide as the widest: what NCCL has. group: of NCCL; device: the GPU that
     is this process's alone.
 
-    Shapes are not compared, as nobody waits for a device's numbers: another shape is a step that hangs.
+    The GPU gathers when its turn comes; nobody waits for its numbers, and shapes are not compared. So a process may go
+    on where another one has failed: it must wait for its GPU before it says of a step that it has failed
+    (`Worker.settle`), so that they do not begin the next one at different places.
     """
 
     def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
         super().__init__(group, rank, size)
         self._device = device
-        self._places: dict[tuple[Parts, ...], torch.Tensor] = {}
+        self._sources: dict[tuple[Parts, ...], torch.Tensor] = {}
 
-    def least(self, number: int) -> int:
-        """As `Exchange` has it."""
-        own = torch.tensor([[number]], device=self._device)
-        return int(self.gather(own, Columns([[1] * self.size])).min())
+    def gather(self, own: torch.Tensor, columns: Columns) -> torch.Tensor:
+        """own: of any device, which has what is gathered, too."""
+        return super().gather(own.to(self._device), columns).to(own.device)
 
     def _put_together(self, whole: torch.Tensor, own: torch.Tensor, of_process: Sequence[Parts]) -> None:
         if not whole.numel():  # for everybody
@@ -154,21 +156,21 @@ class CollectiveExchange(_Gathering):
         with self._sending():
             self.group._allgather_base(all_of_them.view(torch.uint8), mine.view(torch.uint8)).wait()
         side_by_side = all_of_them.view(self.size, rows, widest).transpose(0, 1).reshape(rows, self.size * widest)
-        torch.index_select(side_by_side, 1, self._places_of(of_process, widest), out=whole)
+        torch.index_select(side_by_side, 1, self._sources_of(of_process, widest), out=whole)
 
-    def _places_of(self, of_process: Sequence[Parts], widest: int) -> torch.Tensor:
-        """Where each column of the whole lies, of the processes' parts side by side."""
+    def _sources_of(self, of_process: Sequence[Parts], widest: int) -> torch.Tensor:
+        """Where each column of the whole comes from, of the processes' parts side by side."""
         key = tuple(tuple(parts) for parts in of_process)
-        places = self._places.get(key)
-        if places is None:
-            lie = [0] * sum(end - first for parts in key for first, end in parts)
+        sources = self._sources.get(key)
+        if sources is None:
+            of_column = [0] * sum(end - first for parts in key for first, end in parts)
             for rank, parts in enumerate(key):
                 at = rank * widest
                 for first, end in parts:
-                    lie[first:end] = range(at, at + end - first)
+                    of_column[first:end] = range(at, at + end - first)
                     at += end - first
-            places = self._places[key] = torch.tensor(lie, dtype=torch.int64, device=self._device)
-        return places
+            sources = self._sources[key] = torch.tensor(of_column, dtype=torch.int64, device=self._device)
+        return sources
 
 
 def join_group(host: str, port: int, address: str, rank: int, size: int, seconds: float, name: str = "") -> Any:
@@ -185,8 +187,8 @@ def join_group(host: str, port: int, address: str, rank: int, size: int, seconds
 
 
 def join_gpus(host: str, port: int, rank: int, size: int, seconds: float, name: str = "") -> Any:
-    """Meet processes that have a GPU each, the current one: a `ProcessGroup` of NCCL. The arguments are
-    `join_group`'s. Raises ExchangeError."""
+    """Join processes that have a GPU each, the current one, and meet at their first exchange: a `ProcessGroup` of NCCL.
+    The arguments are `join_group`'s. Raises ExchangeError where there is no store."""
     try:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=seconds)
@@ -216,7 +218,7 @@ _library.impl("exchange_columns", _exchange_columns, "CompositeExplicitAutograd"
 
 def meeting_store(host: str) -> Any:
     """Where the processes of a group meet; its `port` tells where. host: the address of this machine that it listens
-    at. It is needed until all have met."""
+    at. It is needed until all have met, and as long as a group of NCCL's is: its threads look there."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())

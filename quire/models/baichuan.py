@@ -90,5 +90,5 @@ class BaichuanForCausalLM(DecoderForCausalLM):
 
     def loaded(self) -> None:
         if self.config.norm_head:
-            for rows in self.lm_head.weight.data.split(_ROWS):
+            for rows in self.lm_head.weight.data[self.own_rows("lm_head.weight")].split(_ROWS):
                 rows.copy_(nn.functional.normalize(rows.float()))

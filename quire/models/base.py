@@ -194,6 +194,12 @@ class CausalLM(nn.Module):
     def loaded(self) -> None:
         """What follows of the weights, in their place: called whenever all of them have been read from the files."""
 
+    def own_rows(self, name: str) -> slice:
+        """Of a parameter, the rows that are read here: nobody may read or write the others."""
+        if name.rpartition(".")[0] in self.elsewhere:
+            return slice(0, 0)
+        return slice(*self.rows_read.get(name, (None,)))
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the tokens' embeddings, of input_ids [T] int64: [T, E] in the model's dtype, in memory of their own.
 

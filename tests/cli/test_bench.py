@@ -7,6 +7,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
+from quire import LLM
 from quire.cli import workload
 from quire.cli.app import app
 from tests.cli.commands import invoke
@@ -18,6 +19,15 @@ def test_the_workload_is_the_one_that_was_published() -> None:
     assert sum(len(token_ids) for token_ids, _ in requests) == 4379
     assert sum(wanted for _, wanted in requests) == 2526
     assert workload.workload(3, seed=5) == workload.workload(3, seed=5) != workload.workload(3, seed=6)
+
+
+def test_no_prompt_of_the_workload_has_a_marker() -> None:
+    """The bundled model has one for images and one for videos, in a vocabulary of a few hundred."""
+    llm = LLM()
+    spec = llm.llm_engine.input_processor.image_spec
+    markers = {*spec.markers.values(), *spec.placeholders}
+    drawn = {token for token_ids, _ in workload.workload_for(llm, 64) for token in token_ids}
+    assert len(markers) > 1 and min(markers) > 10 and not markers & drawn
 
 
 def test_bench_measures_both_engines(plain_model: Path, one_thread: None) -> None:

@@ -4,6 +4,7 @@ them, and exchange through main memory."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,15 @@ import torch
 from quire import LLM, LoRARequest
 from quire.kernels.exchange import Columns
 from quire.kernels.group_exchange import CollectiveExchange, join_gpus, meeting_store
+from quire.layers.shards import Shard
+from quire.layers.stages import Stage
+from quire.models.loader import load_model
+from quire.platform.execution.kv_identity import of_all
 from tests.lora import adapter_files
 from tests.models import rows
 from tests.models.tiny import build
+from tests.multimodal import test_image_promise as images
+from tests.multimodal.tiny_vision import build as build_vision
 from tests.platform.conftest import make_llama
 from tests.platform.execution.executors import test_pipeline, test_sharded
 from tests.platform.execution.executors.test_sharded import WIDE, answers, settings_of
@@ -85,12 +92,88 @@ def test_adapters(tmp_path: Path, shared_out: dict[str, Any]) -> None:
     llm.llm_engine.close()
 
 
+@pytest.mark.parametrize("shared_out", SHARED_OUT.values(), ids=SHARED_OUT)
+def test_adapters_of_all_kinds(tmp_path: Path, shared_out: dict[str, Any]) -> None:
+    make_llama(tmp_path / "model")
+    kinds = ("plain", "dora", "saved", "words", "trained_tokens")
+    adapters = [
+        LoRARequest(name, i + 1, str(getattr(adapter_files, name)(tmp_path / name))) for i, name in enumerate(kinds)
+    ]
+    settings = {"device": "cuda", "skip_tokenizer_init": True, "enable_lora": True, "num_gpu_blocks_override": 200}
+    prompts = [{"prompt_token_ids": [3 + i, 9, 27 + i]} for i in range(len(kinds))]
+
+    def each(llm: LLM) -> list[Any]:
+        outputs = llm.generate(prompts, test_sharded.GREEDY, lora_request=adapters, use_tqdm=False)
+        return [output.outputs[0].token_ids for output in outputs]
+
+    expected = each(LLM(str(tmp_path / "model"), **settings))
+    llm = LLM(str(tmp_path / "model"), **settings, **shared_out)
+    assert each(llm) == expected
+    llm.llm_engine.close()
+
+
+@pytest.mark.parametrize("shared_out", SHARED_OUT.values(), ids=SHARED_OUT)
+def test_images(tmp_path: Path, shared_out: dict[str, Any]) -> None:
+    build_vision("LlavaForConditionalGeneration", "clip", tmp_path)
+    settings = {
+        "device": "cuda",
+        "skip_tokenizer_init": True,
+        "max_num_batched_tokens": 40,
+        "num_gpu_blocks_override": 60,
+    }
+
+    def run(llm: LLM) -> Any:
+        prompts, params = zip(*images.requests(), strict=True)
+        outputs = llm.generate(list(prompts), list(params), use_tqdm=False)
+        return [([(c.token_ids, c.logprobs) for c in output.outputs], output.prompt_logprobs) for output in outputs]
+
+    expected = run(LLM(str(tmp_path), **settings))
+    llm = LLM(str(tmp_path), **settings, **shared_out)
+    assert run(llm) == expected
+    llm.llm_engine.close()
+
+
+@pytest.mark.parametrize("shared_out", [{}, *SHARED_OUT.values()], ids=["one", *SHARED_OUT])
+def test_sleep(tmp_path: Path, shared_out: dict[str, Any]) -> None:
+    """Weights and blocks lie elsewhere afterwards; blocks are swapped before and behind that."""
+    build("LlamaForCausalLM", "gqa", tmp_path, **WIDE)
+    settings = {**settings_of(""), "device": "cuda", "num_gpu_blocks_override": 8}
+    llm = LLM(str(tmp_path), **settings, **shared_out)
+    expected = answers(llm, 10)
+    assert llm.llm_engine.scheduler.num_preemptions > 0
+    for _ in range(2):
+        llm.sleep()
+        held = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")  # where something of it was, perhaps
+        llm.wake_up()
+        assert answers(llm, 10) == expected
+        del held
+    llm.llm_engine.close()
+
+
+def test_a_part_of_the_weights_takes_its_memory_alone(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
+    build("LlamaForCausalLM", "gqa", tmp_path, **sizes, num_key_value_heads=8)
+    gpu = torch.device("cuda", torch.cuda.current_device())
+
+    def taken(**part: Any) -> int:
+        before = torch.cuda.memory_allocated(gpu)
+        model = load_model(tmp_path, "bfloat16", gpu, **part)
+        return torch.cuda.memory_allocated(gpu) - before if model is not None else 0
+
+    whole, pipe = taken(), None
+    for rank in range(2):
+        own: Any = SimpleNamespace(rank=rank, size=2)
+        assert taken(shard=Shard(rank, 2, own)) < 0.6 * whole
+        assert taken(stage=Stage(rank, 2, pipe)) < 0.6 * whole  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int64])
 def test_by_nccl(dtype: torch.dtype) -> None:
     """As far as one GPU goes: NCCL takes no two processes on one."""
     store = meeting_store("127.0.0.1")
     group = join_gpus("127.0.0.1", store.port, 0, 1, 60)
     exchange = CollectiveExchange(group, 0, 1, torch.device("cuda", torch.cuda.current_device()))
+    assert of_all("ab" * 32, Shard(0, 1, exchange), None) == of_all("ab" * 32, Shard(0, 1, exchange), None)
     own = torch.arange(35, device="cuda").view(5, 7).to(dtype)
     for _ in range(2):
         assert torch.equal(exchange.gather(own, Columns([[3], [4]])), own)

@@ -171,7 +171,9 @@ class PooledDecoder(PoolingModel):
             assert self._table is not None
             table, weight = self.get_submodule(self._table.removesuffix(".weight")), self.score.weight
             assert isinstance(table, Embedding) and isinstance(weight, torch.Tensor)
-            weight.data.copy_(table.look_up(torch.tensor(self._answer_ids, device=weight.device)))
+            own = self.own_rows("score.weight")
+            ids = torch.tensor(self._answer_ids, dtype=torch.int64, device=weight.device)[own]
+            weight.data[own] = table.look_up(ids)
 
     def keeps_floats(self, name: str) -> bool:
         return (self._answers is not None and name == "score") or super().keeps_floats(name)

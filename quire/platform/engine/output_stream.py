@@ -11,8 +11,11 @@ from quire.platform.outputs.outputs import BeamSearchOutput
 from quire.platform.outputs.pooled import AnyOutput
 
 # Seconds between two times that readers are woken up for tokens in the midst of their answers. A small model makes
-# steps faster than a stream's tokens can be written one by one; nobody sees the difference.
+# steps faster than a stream's tokens can be written one by one; nobody sees the difference. With many streams it is
+# more, so that they take this share of the event loop's time: who makes the steps needs Python's lock, too.
 PACE = 0.004
+MOST_PACE = 0.016
+SHARE = 0.2
 
 
 class _Mailbox:
@@ -109,6 +112,7 @@ class OutputQueues:
         self._held: list[AnyOutput] = []  # that wait for their time
         self._last = 0.0  # when outputs were handed out, by the loop's time
         self._timer: asyncio.TimerHandle | None = None
+        self._took = 0.0  # seconds that readers took for what they were handed last
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._queues
@@ -141,15 +145,14 @@ class OutputQueues:
 
     def deliver(self, outputs: Sequence[AnyOutput]) -> None:
         """Hand a step's outputs to those who wait for them: at once a request's first and its last, and what goes on
-        at most every `PACE` seconds."""
+        at most every `PACE` seconds, or more."""
         loop = asyncio.get_running_loop()
-        now = loop.time()
+        pace = max(PACE, min(self._took / SHARE, MOST_PACE))
         self._held += outputs
-        if now - self._last >= PACE or self._is_urgent(outputs):
-            self._last = now
-            self._hand_out()
+        if loop.time() - self._last >= pace or self._is_urgent(outputs):
+            self._hand_out_timed()
         elif self._timer is None:
-            self._timer = loop.call_at(self._last + PACE, self._on_time)
+            self._timer = loop.call_at(self._last + pace, self._hand_out_timed)
 
     def _is_urgent(self, outputs: Iterable[AnyOutput]) -> bool:
         for output in outputs:
@@ -158,9 +161,14 @@ class OutputQueues:
                 return True
         return False
 
-    def _on_time(self) -> None:
-        self._last = asyncio.get_running_loop().time()
+    def _hand_out_timed(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._last = loop.time()
         self._hand_out()
+        loop.call_soon(self._have_taken, self._last)  # behind all readers, which are woken up by now
+
+    def _have_taken(self, begun: float) -> None:
+        self._took = asyncio.get_running_loop().time() - begun
 
     def _hand_out(self) -> None:
         if self._timer is not None:

@@ -47,19 +47,29 @@ def choose(name: str) -> torch.device:
 
 def for_processes(name: str, count: int) -> list[str]:
     """Each GPU of `count` processes that compute one model: from the one that the setting names on, and from the first
-    again where there are fewer; then several have the same. Empty: they compute on the CPU.
+    again behind the last; where there are fewer than processes, several have the same. Empty: they compute on the CPU.
 
-    Raises what `choose` raises.
+    Raises what `choose` raises, and QuireError for GPUs of several kinds, whose bits may differ.
     """
     first = choose(name)
     if first.type == "cpu":
         return []
     there = torch.cuda.device_count()
     gpus = [torch.device("cuda", (first.index + number) % there) for number in range(count)]
-    for gpu in gpus[1:there]:
-        cuda_backend().check_device(gpu)
+    kinds = {
+        f"{torch.cuda.get_device_name(gpu)}, sm_{'{}{}'.format(*torch.cuda.get_device_capability(gpu))}" for gpu in gpus
+    }
+    if len(kinds) > 1:
+        raise QuireError(
+            f"device={name!r}: {count} processes would compute one model on GPUs of several kinds "
+            f"({'; '.join(sorted(kinds))}), whose bits may differ: set CUDA_VISIBLE_DEVICES to some of one kind."
+        )
     if count > there:
-        logger.warning("%d processes share %d GPUs: what they exchange goes through main memory", count, there)
+        logger.warning(
+            "%d processes share %d GPUs, and exchange through main memory: slower than one process for each GPU",
+            count,
+            there,
+        )
     return [str(gpu) for gpu in gpus]
 
 

@@ -45,8 +45,9 @@ class GivenMemory:
     def give_back(self) -> None:
         """Give weights and blocks back, after `check`."""
         weights = self._blocks_of_weights()
-        unread = sum(_unread_bytes(model) for model, _ in self._models)
-        self._size = sum(one.untyped_storage().nbytes() for one in weights) - unread
+        self._size = sum(one.untyped_storage().nbytes() for one in weights)
+        if self._runner.device.type == "cpu":  # a GPU has no room for what is not read
+            self._size -= sum(_unread_bytes(model) for model, _ in self._models)
         self._take_blocks = self._runner.release_cache()
         self._take_weights = [huge_pages.release(one) for one in weights]
         self._runner.forget_recordings()

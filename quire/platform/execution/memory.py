@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from quire import huge_pages
@@ -125,7 +127,7 @@ def step_bytes(model: CausalLM, config: EngineConfig, max_model_len: int, stage:
     """
     weight = next(model.parameters())
     block_size, settings = config.cache.block_size, config.model
-    spec = model.kv_spec.within(max_model_len)
+    spec = replace(model.kv_spec.within(max_model_len), own=model.own_layers)
     windows = spec.group_windows
     plan = full_step(config.scheduler, block_size, max_model_len, len(windows))
     blocks = max(len(chunk.block_ids) for chunk in plan.chunks)

@@ -101,13 +101,15 @@ class _Part:
         self.words = [one.view(word) for one in blocks]
         self.shape = len(blocks), blocks[0].shape[1]
         self.bytes_a_block = len(blocks) * blocks[0].shape[1]
-        self._addresses: torch.Tensor | None = None  # on the device
+        self._known: list[int] = []  # addresses; a GPU's memory that was given back has others afterwards
+        self._addresses: torch.Tensor | None = None  # the same on the device
 
     def where(self) -> tuple[torch.Tensor, int, int]:
         """What the kernels take first: addresses, number of blocks, bytes of a block in one tensor."""
-        if self._addresses is None:
-            addresses = torch.tensor([blocks.data_ptr() for blocks in self.blocks], dtype=torch.int64)
-            self._addresses = send(addresses, self.blocks[0].device)
+        addresses = [blocks.data_ptr() for blocks in self.blocks]
+        if self._addresses is None or addresses != self._known:
+            self._known = addresses
+            self._addresses = send(torch.tensor(addresses, dtype=torch.int64), self.blocks[0].device)
         return self._addresses, len(self.blocks[0]), self.blocks[0].shape[1]
 
 

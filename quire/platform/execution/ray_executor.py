@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import torch
 from quire.config import EngineConfig
 from quire.errors import QuireError, WorkerDiedError
 from quire.kernels.group_exchange import meeting_store
-from quire.platform.execution import device, remote
+from quire.platform.execution import remote
 from quire.platform.execution.ray_worker import Introduction, RayWorker, accept, files_digest, versions
 from quire.platform.execution.remote import RemoteExecutor, errands_at_once
 from quire.platform.execution.sharded import ShardedExecutor
@@ -45,13 +46,8 @@ _MOST_WORDS = 400  # characters of what Ray says of an actor's end
 def ray_executor(config: EngineConfig, path: Path) -> RemoteExecutor | ShardedExecutor:
     """Start `pipeline_parallel_size` times `tensor_parallel_size` actors. Raises QuireError where there is no Ray or no
     room, and what `RemoteExecutor` raises."""
+    config = _on_cpus(config)
     stages, size = config.pipeline_parallel_size, config.tensor_parallel_size
-    if device.choose(config.model.device).type != "cpu":
-        raise QuireError(
-            f"distributed_executor_backend='ray': Ray's workers compute on CPUs alone, and this model's device is "
-            f"{config.model.device!r}; take device='cpu', or leave the back end out: processes of one machine have its "
-            "GPUs."
-        )
     ray = _connected()
     threads = config.ray_worker_cpus or max(1, torch.get_num_threads() // (stages * size))
     crew = Crew(ray, stages * size, threads)
@@ -66,7 +62,7 @@ def ray_executor(config: EngineConfig, path: Path) -> RemoteExecutor | ShardedEx
         for number, (link, own) in enumerate(zip(links, introductions, strict=True)):
             stage, rank = divmod(number, size)
             neighbours = sum(one.machine == own.machine for one in introductions)
-            place = Place(rank, size, (), memories[stage], stage=stage, stages=stages, sharing=neighbours)
+            place = Place(rank, size, (), memories[stage], stage=stage, stages=stages, sharers=neighbours)
             place = place.meeting_at(store.host, store.port, own.address, remote.ANSWER_SECONDS)
             workers.append(RemoteExecutor(config, path, link, place, threads))
         return ShardedExecutor(workers, stages)
@@ -75,6 +71,19 @@ def ray_executor(config: EngineConfig, path: Path) -> RemoteExecutor | ShardedEx
             worker.close()
         crew.end()
         raise
+
+
+def _on_cpus(config: EngineConfig) -> EngineConfig:
+    """The settings, with the CPU where nothing else is asked for. Raises QuireError where it is."""
+    named = config.model.device
+    if named == "auto":
+        named = os.environ.get("QUIRE_DEVICE") or "cpu"
+    if named not in ("auto", "cpu"):
+        raise QuireError(
+            f"distributed_executor_backend='ray': Ray's workers compute on CPUs alone, and the model's device is "
+            f"{named!r}; take device='cpu', or leave the back end out: processes of one machine take its GPUs."
+        )
+    return replace(config, model=replace(config.model, device="cpu"))
 
 
 def _connected() -> Any:

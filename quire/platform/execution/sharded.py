@@ -81,6 +81,7 @@ def several_processes(config: EngineConfig, path: Path) -> ShardedExecutor:
     `ShardedExecutor` raises."""
     stages, size = config.pipeline_parallel_size, config.tensor_parallel_size
     gpus = device.for_processes(config.model.device, stages * size)
+    nccl = bool(gpus) and len(set(gpus)) == len(gpus)
     workers: list[RemoteExecutor] = []
     shares = size > 1 and not gpus and can_share_memory()
     memories = [shared_memory(size) for _ in range(stages)] if shares else []
@@ -89,15 +90,15 @@ def several_processes(config: EngineConfig, path: Path) -> ShardedExecutor:
         threads = max(1, torch.get_num_threads() // (stages * size))
         for number, processors in enumerate(processors_for(stages * size)):
             stage, rank = divmod(number, size)
-            place = Place(rank, size, processors, stage=stage, stages=stages, sharing=stages * size)
+            place = Place(rank, size, processors, stage=stage, stages=stages, sharers=stages * size)
             own = (memories[stage],) if shares else ()
             place = replace(place, memory=f"/proc/self/fd/{own[0]}" if own else None)
             if gpus:
-                place = replace(place, gpu=gpus[number], sharing=gpus.count(gpus[number]))
+                place = replace(place, gpu=gpus[number], nccl=nccl, sharers=gpus.count(gpus[number]))
             if store is not None:
                 place = place.meeting_at(_LOCALHOST, store.port, _LOCALHOST, remote.ANSWER_SECONDS)
             workers.append(ProcessExecutor(config, path, place, threads, own))
-        return ShardedExecutor(workers, stages)
+        return ShardedExecutor(workers, stages, store)
     except BaseException:
         for worker in workers:
             worker.close()
@@ -113,8 +114,10 @@ class ShardedExecutor:
     Raises what `RemoteExecutor` raises.
     """
 
-    def __init__(self, workers: Sequence[RemoteExecutor], stages: int = 1) -> None:
-        """workers: by stage, and of each as many, whose facts are still to come. They are closed with this executor."""
+    def __init__(self, workers: Sequence[RemoteExecutor], stages: int = 1, store: Any = None) -> None:
+        """workers: by stage, and of each as many, whose facts are still to come. They are closed with this executor.
+        store: where they have met, which is kept as long as they are."""
+        self._store = store
         self._broken: str | None = None
         self.steps_at_once = stages
         self._workers = list(workers)

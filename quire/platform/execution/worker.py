@@ -53,11 +53,11 @@ logger = logging.getLogger("quire")
 @dataclass(frozen=True, slots=True)
 class Share:
     """Of a model that several processes compute together. shard: this one's part of every matrix; stage: of the layers;
-    None: all. sharing: how many of the processes share the memory of its blocks, itself among them."""
+    None: all. sharers: how many of the processes share the memory of its blocks, itself among them."""
 
     shard: Shard | None = None
     stage: Stage | None = None
-    sharing: int = 1
+    sharers: int = 1
 
     @property
     def processes(self) -> int:
@@ -158,6 +158,17 @@ class Worker:
             sees=isinstance(model, MediaModel),
             pooling=model.pooling if isinstance(model, PoolingModel) else None,
         )
+
+    def use_device(self) -> None:
+        """Let the calling thread's current GPU be the model's."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.set_device(self.runner.device)
+
+    def settle(self) -> None:
+        """Wait until the GPU has done all of a step that has failed. It never has where another process has failed
+        before it would exchange what this one waits for: nobody must hear of the failure then."""
+        if self.runner.device.type == "cuda":
+            torch.cuda.synchronize(self.runner.device)
 
     def close(self) -> None:
         """No step will come."""
@@ -269,7 +280,7 @@ def _pool_share(config: EngineConfig, model: CausalLM, max_model_len: int, avail
     others = 2 * step + SPLIT_BYTES  # graphs keep memory of their own, for a smaller step
     others += config.media.feature_bytes if config.media.prompt_embeds or isinstance(model, MediaModel) else 0
     others += min(config.lora.device_bytes, config.lora.host_bytes) if config.lora.enabled else 0
-    total = torch.cuda.mem_get_info(device)[1] // share.sharing
+    total = torch.cuda.mem_get_info(device)[1] // share.sharers
     return device_share(config.cache, total, available, others)
 
 
@@ -285,9 +296,9 @@ def _count_blocks(
     model have as many blocks. more: bytes that a block takes beside those of the model's layers."""
     weight = next(model.parameters())
     size = config.cache.block_size
-    if share.sharing > 1 and weight.is_cuda:
-        share.least(0)  # all have loaded their weights
-    available = share.least(huge_pages.available_bytes(weight.device) // share.sharing)
+    if weight.is_cuda:
+        share.least(0)  # all have loaded their weights, and NCCL has its memory
+    available = share.least(huge_pages.available_bytes(weight.device) // share.sharers)
     bytes_ = config.cache.memory_bytes
     if bytes_ is not None:
         config = replace(config, cache=replace(config.cache, memory_bytes=bytes_ // share.processes))

@@ -56,9 +56,9 @@ class Place:
     """Of a process among the `size` that compute a stage together: its number, and the processors that it may use
     (empty: all). memory: the path by which it opens the memory through which they exchange what they have computed;
     None: they send it to one another, and meet by `meeting`. stage: the number of the stage, of `stages`; pipe: where
-    those of its own number in other stages meet. gpu: its own, as "cuda:1"; None: what the settings say, of which a
-    process has one. sharing: how many of all stages' processes share the memory of its blocks, the machine's or the
-    GPU's, itself among them."""
+    those of its own number in other stages meet. gpu: its GPU, as "cuda:1"; None: the device that the
+    settings name. nccl: each process has a GPU of its own, so that a stage's exchange by NCCL. sharers: how many of all
+    stages' processes share the memory of its blocks, the machine's or the GPU's, itself among them."""
 
     rank: int
     size: int
@@ -69,7 +69,8 @@ class Place:
     stages: int = 1
     pipe: Meeting | None = None
     gpu: str | None = None
-    sharing: int = 1
+    nccl: bool = False
+    sharers: int = 1
 
     def meeting_at(self, host: str, port: int, address: str, seconds: float) -> Place:
         """The same, of processes that meet where they need to: those of a stage, unless they share memory, and those of
@@ -146,6 +147,8 @@ def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | N
         if start.place is not None and start.place.processors:
             os.sched_setaffinity(0, start.place.processors)
         torch.set_num_threads(start.threads)
+        if start.place is not None and start.place.gpu is not None:
+            torch.cuda.set_device(start.place.gpu)
         logging.getLogger("quire").setLevel(start.log_level)
         worker = Worker(_config(start), Path(start.path), _share(start.place))
     except Exception as error:
@@ -156,6 +159,7 @@ def _load(steps: Connection, tensors: socket | None, logs: _Logs) -> _Served | N
 
 
 def _config(start: Start) -> Any:
+    """The settings, with the process's own GPU."""
     if start.place is None or start.place.gpu is None:
         return start.config
     return replace(start.config, model=replace(start.config.model, device=start.place.gpu))
@@ -165,11 +169,11 @@ def _share(place: Place | None) -> Any:
     """This process's part of the model."""
     from quire.platform.execution.worker import Share
 
-    return Share() if place is None else Share(_shard(place), _stage(place), place.sharing)
+    return Share() if place is None else Share(_shard(place), _stage(place), place.sharers)
 
 
 def _shard(place: Place) -> Any:
-    """Of every matrix. Only the process's own processors are used from here on."""
+    """This process's part of every matrix. Only its own processors are used from here on."""
     if place.size == 1:
         return None
     from quire.kernels.exchange import SharedExchange
@@ -184,19 +188,18 @@ def _shard(place: Place) -> Any:
             os.close(descriptor)
     assert place.meeting is not None
     at = place.meeting
-    if place.gpu is not None and place.sharing == 1:  # NCCL wants a GPU for each
+    if place.nccl:
         import torch
 
-        gpu = torch.device(place.gpu)
-        torch.cuda.set_device(gpu)
         group = join_gpus(at.host, at.port, place.rank, place.size, at.seconds, at.name)
+        gpu = torch.device(str(place.gpu))
         return Shard(place.rank, place.size, CollectiveExchange(group, place.rank, place.size, gpu))
     group = join_group(at.host, at.port, at.address, place.rank, place.size, at.seconds, at.name)
     return Shard(place.rank, place.size, GroupExchange(group, place.rank, place.size))
 
 
 def _stage(place: Place) -> Any:
-    """Of the layers."""
+    """This process's part of the layers."""
     if place.pipe is None:
         return None
     from quire.kernels.group_exchange import join_group
@@ -282,7 +285,11 @@ class _Served:
         if self._failure is not None:
             self._worker.runner.skip(self._plan)
             raise self._failure
-        return pack_result(self._worker.runner.execute(self._plan).result())
+        try:
+            return pack_result(self._worker.runner.execute(self._plan).result())
+        except Exception:
+            self._worker.settle()
+            raise
 
     def do_memory(self, name: str) -> None:
         getattr(self._worker.memory, name)()
@@ -300,6 +307,7 @@ class _Served:
         """What is done beside the steps, one after the other."""
         from quire.platform.execution.wire import pack, pack_error, unpack
 
+        self._worker.use_device()
         while True:
             try:
                 kind, given = unpack(channel.recv_bytes())

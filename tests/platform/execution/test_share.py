@@ -14,6 +14,7 @@ import pytest
 from quire import LLM, huge_pages
 from quire.config import CacheConfig, EngineConfig
 from quire.layers.stages import Stage
+from quire.platform.execution import worker as workers
 from quire.platform.execution.worker import Share, _count_blocks
 
 AVAILABLE = 8 << 20
@@ -32,9 +33,20 @@ def test_processes_of_a_machine_share_what_it_has(
     monkeypatch.setattr(huge_pages, "available_bytes", lambda device: AVAILABLE)
     pipe: Any = SimpleNamespace(least=lambda number: number)
     taken = []
-    for sharing in (1, 2, 4):
-        share = Share(stage=Stage(1, 4, pipe), sharing=sharing)
+    for sharers in (1, 2, 4):
+        share = Share(stage=Stage(1, 4, pipe), sharers=sharers)
         taken.append(_count_blocks(config, model, model.kv_spec, 10**6, share)[-1])
     least = taken[-1]
     assert least > 0
     assert taken == pytest.approx([times * least for times in fits], rel=0.1)
+
+
+def test_processes_of_a_model_swap_as_many_blocks(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them the least that one can, and together no more than the settings say."""
+    model = cast(Any, LLM(str(tiny_path), skip_tokenizer_init=True).llm_engine.executor).worker.model
+    monkeypatch.setattr(workers, "count_swap_blocks", lambda cache, size, device: 40)
+    asked: list[int] = []
+    pipe: Any = SimpleNamespace(least=lambda number: asked.append(number) or (7 if number == 10 else number))
+    config = EngineConfig(cache=CacheConfig(num_blocks=5))
+    assert _count_blocks(config, model, model.kv_spec, 100, Share(stage=Stage(1, 4, pipe)))[1] == 7
+    assert asked[-1] == 10

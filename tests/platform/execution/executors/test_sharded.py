@@ -13,11 +13,9 @@ import pytest
 import torch
 
 from quire import LLM, LoRARequest, QuireError, SamplingParams
-from quire.config import EngineConfig
 from quire.errors import AdapterError, WorkerDiedError
-from quire.platform.execution import device, sharded
 from quire.platform.execution import remote as remotes
-from quire.platform.execution.worker_process import Place
+from quire.platform.execution import sharded
 from tests.lora import adapter_files
 from tests.models.tiny import VOCAB, build
 from tests.platform.execution.executors.helpers import GREEDY, ended, pids_of, processes
@@ -231,24 +229,14 @@ def test_an_interrupt_between_two_of_them_ends_all(tiny_path: Path) -> None:
     assert all(ended(pid) for pid in pids)
 
 
-@pytest.mark.parametrize(("gpus", "sharing"), [(["cuda:1", "cuda:2"], 1), (["cuda:0", "cuda:0"], 2)])
-def test_processes_on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: list[str], sharing: int) -> None:
-    """Each is told its own, and meets the others there: there is no memory for an exchange."""
-    places: list[Place] = []
-    monkeypatch.setattr(device, "for_processes", lambda name, count: gpus)
-    monkeypatch.setattr(sharded, "ProcessExecutor", lambda config, path, place, *rest: places.append(place))
-    monkeypatch.setattr(sharded, "ShardedExecutor", lambda workers, stages: (workers, stages))
-    sharded.several_processes(EngineConfig(tensor_parallel_size=2), Path("model"))
-    assert [(place.gpu, place.sharing, place.memory) for place in places] == [(gpu, sharing, None) for gpu in gpus]
-    assert all(place.meeting is not None and place.rank == rank for rank, place in enumerate(places))
-
-
 def test_what_is_refused(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(QuireError, match="tensor_parallel_size"):
         LLM(str(tiny_path), tensor_parallel_size=0)
-    with monkeypatch.context() as gpu, pytest.raises(QuireError, match=r"'ray': .* on CPUs alone"):
-        gpu.setattr(device, "choose", lambda name: torch.device("cuda"))
-        LLM(str(tiny_path), tensor_parallel_size=2, distributed_executor_backend="ray")
+    for given, settings in (({}, {"device": "cuda:1"}), ({"QUIRE_DEVICE": "cuda"}, {})):
+        with monkeypatch.context() as environment, pytest.raises(QuireError, match=r"'ray': .* on CPUs alone.*'cuda"):
+            for name, value in given.items():
+                environment.setenv(name, value)
+            LLM(str(tiny_path), distributed_executor_backend="ray", **settings)
     begin = time.monotonic()
     with pytest.raises(QuireError, match="max_model_len=10000"):
         LLM(str(tiny_path), tensor_parallel_size=2, max_model_len=10_000)

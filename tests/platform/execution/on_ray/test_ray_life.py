@@ -65,7 +65,7 @@ def test_memory_is_shared_by_those_of_a_machine(tiny_path: Path, where: str, mon
 
     monkeypatch.setattr(ray_executor, "Place", place)
     open_llm(tiny_path, where, skip_tokenizer_init=True).llm_engine.close()
-    assert [one.sharing for one in places] == [2, 2]
+    assert [one.sharers for one in places] == [2, 2]
 
 
 def test_one_worker_that_dies(tiny_path: Path) -> None:
