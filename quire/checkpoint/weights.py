@@ -140,8 +140,9 @@ def side_by_side(extents: Sequence[Extent]) -> tuple[list[int], int]:
 
 
 def packed(extents: Sequence[Extent]) -> tuple[list[int], int]:
-    """The same, with room for what is read alone. What is not read of a tensor lies over others: nobody may read or
-    write it. Before and behind everything there is room for so much of it as would stand out."""
+    """The same, with room for what is read alone. What is not read of a tensor lies over others: nobody may write it,
+    or make anything of it (a later stage of a pipeline looks tokens up there, and throws that away). Before and behind
+    everything there is room for so much of it as would stand out."""
     starts, end = [0] * len(extents), 0
     # Those that have the most behind come first, those that have the most in front last: next to nothing stands out.
     for place in sorted(range(len(extents)), key=lambda place: extents[place].front - extents[place].behind):

@@ -108,7 +108,8 @@ class CausalLM(nn.Module):
     # both.
     elsewhere: frozenset[str] = frozenset()
     own_layers: range | None = None
-    # First and end of the rows that are read of parameters, where this process computes a part; the loader sets it.
+    # First and end of the rows that are read of parameters that are not read whole, where this process computes a part;
+    # the loader sets it.
     rows_read: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -195,9 +196,7 @@ class CausalLM(nn.Module):
         """What follows of the weights, in their place: called whenever all of them have been read from the files."""
 
     def own_rows(self, name: str) -> slice:
-        """Of a parameter, the rows that are read here: nobody may read or write the others."""
-        if name.rpartition(".")[0] in self.elsewhere:
-            return slice(0, 0)
+        """Of a parameter, the rows that are read here: nobody may write the others, or make anything of them."""
         return slice(*self.rows_read.get(name, (None,)))
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:

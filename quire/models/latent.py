@@ -116,7 +116,11 @@ class LatentDecoderForCausalLM(DecoderForCausalLM):
         return (LatentRotary(config, config.num_attention_heads, interleaved=pairs, first=rank, head_dim=turned),)
 
     def loaded(self) -> None:
-        layers = [module for module in self.modules() if isinstance(module, LatentProjection)]
+        layers = [
+            module
+            for name, module in self.named_modules()
+            if isinstance(module, LatentProjection) and name not in self.elsewhere
+        ]
         if not self.derived:
             self.derived = [_memory(layer) for layer in layers]
         for layer, memory in zip(layers, self.derived, strict=True):

@@ -108,7 +108,7 @@ def load_model(
     fill(model, checkpoint, wanted, device)
     if shard is not None:  # before anything looks its weights up
         share_out(model, shard)
-    if not rehearsed:
+    if not rehearsed and stage is None:  # which has not the numbers of all layers
         run_once(model, device)
     model.check_loaded()
     if stage is not None:
@@ -339,7 +339,9 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
     """
     filled = filled_by_files(model)
     matches = _matches(model, checkpoint, filled)
-    loaded = read_weights(checkpoint, with_rows(matches, model), dtype, device)
+    wanted = with_rows(matches, model)
+    loaded = read_weights(checkpoint, wanted, dtype, device)
+    model.rows_read = {one.name: one.rows for one in wanted if one.rows is not None}
     for name, old in filled.items():
         path, _, leaf = name.rpartition(".")
         module = model.get_submodule(path)

@@ -45,11 +45,20 @@ def rows_read(model: CausalLM, shard: Shard) -> dict[str, tuple[int, int]]:
 
 
 def with_rows(matches: Matches, model: CausalLM) -> list[StoredWeight]:
-    """What is read, with the rows that are: all, of a table that another module looks up in; none, of modules that are
-    elsewhere."""
-    whole = set(matches.shares.values())
-    read = [one if one.name in whole else replace(one, rows=model.rows_read.get(one.name)) for one in matches.wanted]
-    return [replace(one, rows=(0, 0)) if one.name.rpartition(".")[0] in model.elsewhere else one for one in read]
+    """What is read, with the rows that are: none, of modules that are elsewhere; all, of what another module takes."""
+
+    def is_elsewhere(name: str) -> bool:
+        return name.rpartition(".")[0] in model.elsewhere
+
+    taken = set(matches.shares.values())
+    taken_here = {shared for name, shared in matches.shares.items() if not is_elsewhere(name)}
+
+    def rows_of(name: str) -> tuple[int, int] | None:
+        if is_elsewhere(name) and name not in taken_here:
+            return 0, 0
+        return None if name in taken else model.rows_read.get(name)
+
+    return [replace(one, rows=rows_of(one.name)) for one in matches.wanted]
 
 
 def _is_cut(module: nn.Module) -> TypeGuard[Linear]:

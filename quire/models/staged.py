@@ -51,10 +51,12 @@ def leave_out(model: CausalLM, stage: Stage) -> None:
         left_out += [
             module
             for name, module in model.named_modules()
-            if (isinstance(module, Embedding) and id(module) not in within and not _serves_as_output(model, module))
+            if (isinstance(module, Embedding) and id(module) not in within)
             or (model.is_visual(name) and not any(one is layers for one in module.modules()))
         ]
-    if not stage.is_last:
+    if stage.is_last:
+        left_out = [module for module in left_out if not _serves_as_output(model, module)]
+    else:
         left_out.append(output)
     elsewhere = {id(module) for one in left_out for module in one.modules()}
     model.elsewhere = frozenset(name for name, module in model.named_modules() if id(module) in elsewhere)

@@ -33,15 +33,21 @@ def _join(port: int, rank: int, size: int) -> GroupExchange:
 
 
 def together(size: int, act) -> list:
-    """act(rank) of each, at the same time."""
+    """act(rank) of each, at the same time. Raises what goes wrong in one."""
     results: list = [None] * size
+    errors: list[Exception] = []
 
     def run(rank: int) -> None:
-        results[rank] = act(rank)
+        try:
+            results[rank] = act(rank)
+        except Exception as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(60 if errors else 600)
+    if errors:
+        raise errors[0]
     return results

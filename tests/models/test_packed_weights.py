@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from quire.checkpoint import weights
+from quire.checkpoint.opening import open_checkpoint
 from quire.checkpoint.weights import Extent, packed, side_by_side
 from quire.layers.shards import Shard
 from quire.models.base import CausalLM
-from quire.models.loader import load_model
+from quire.models.loader import fill_again, load_model
 from tests.kernels.exchange_parties import shared, together
 from tests.models import rows, run_model
 from tests.models.test_staged import BLOCK, CHUNKS, QUICK, REFUSED, Pipe, load, logits
@@ -49,7 +50,9 @@ def test_rows(checkpoint: Callable[[str, str], Path], as_on_a_gpu: None, archite
 
 
 def by_one(path: Path, shard: Shard) -> torch.Tensor:
-    return run_model.logits(load_model(path, shard=shard), IDS, CHUNKS, block_size=BLOCK)
+    model = load_model(path, shard=shard)
+    fill_again(model, open_checkpoint(path, "auto"))  # as one that has slept
+    return run_model.logits(model, IDS, CHUNKS, block_size=BLOCK)
 
 
 @pytest.mark.parametrize("architecture", [one for one in EVERY if one.values[0] not in REFUSED])

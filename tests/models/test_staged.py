@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire.errors import UnsupportedModelError
 from quire.layers.stages import Stage
@@ -105,6 +107,22 @@ def test_every_variant(checkpoint: Callable[[str, str], Path], architecture: str
     layers = load_model(path).layers_in_order
     assert layers is not None
     check(path, min(3, len(layers)), "bfloat16")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_table_that_the_files_have_as_the_projection(
+    checkpoint: Callable[[str, str], Path], tmp_path: Path, count: int
+) -> None:
+    """The first stage looks tokens up in it, though the projection is the last one's."""
+    shutil.copytree(checkpoint("LlamaForCausalLM", "tied"), tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, file, {"format": "pt"})
+    whole, pipe = load_model(tmp_path / "model"), Pipe()
+    stages = [load(tmp_path / "model", number, count, pipe) for number in range(count)]
+    ids = [(7 * place) % (VOCAB - 4) + 3 for place in range(sum(CHUNKS))]
+    assert torch.equal(logits(stages, ids), run_model.logits(whole, ids, CHUNKS, block_size=BLOCK))
 
 
 def test_more_stages_than_layers(checkpoint: Callable[[str, str], Path]) -> None:

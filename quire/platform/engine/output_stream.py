@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -165,10 +166,11 @@ class OutputQueues:
         loop = asyncio.get_running_loop()
         self._last = loop.time()
         self._hand_out()
-        loop.call_soon(self._have_taken, self._last)  # behind all readers, which are woken up by now
+        loop.call_soon(self._have_taken, time.thread_time())  # behind all readers, which are woken up by now
 
     def _have_taken(self, begun: float) -> None:
-        self._took = asyncio.get_running_loop().time() - begun
+        """begun: in the time that the loop's thread has had a core and Python's lock, or nearly."""
+        self._took = time.thread_time() - begun
 
     def _hand_out(self) -> None:
         if self._timer is not None:

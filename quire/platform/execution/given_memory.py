@@ -95,9 +95,9 @@ class GivenMemory:
 
 def _unread_bytes(model: CausalLM) -> int:
     """Of parameters of which some rows alone are read, or none."""
-    rows = {name: (0, 0) for name, _ in model.named_parameters() if name.rpartition(".")[0] in model.elsewhere}
-    unread = 0
-    for name, (first, end) in {**model.rows_read, **rows}.items():
-        weight = model.get_parameter(name)
-        unread += weight.nbytes // len(weight) * (len(weight) - (end - first))
+    parameters, unread = dict(model.named_parameters()), 0
+    for name, (first, end) in model.rows_read.items():
+        weight = parameters.get(name)
+        if weight is not None and weight.numel():
+            unread += weight.nbytes - weight.nbytes // len(weight) * (end - first)
     return unread
