@@ -17,10 +17,10 @@ the next on the ring. Routers know all loads, adapters and beginnings at once: r
 
 What takes time: some 62 tokens a request, each planned and committed by the scheduler, which makes 1,000 to 1,800
 requests in a second of a core's time of an AMD EPYC (Zen 5). Memory: a replica's blocks with their keys, some 9 MB once
-all are taken; of a request that has ended, 48 bytes are kept. The 10^6 requests of `--replicas 100 --requests 10000
---rules hash` took 21 minutes beside other work, and 1.2 GB, with the modules of quire/platform/kv and scheduling
-compiled by mypyc, which takes a third of the time off and changes no figure. Tokens a second include the end, when
-replicas run empty: compare them among runs of the same size.
+all are taken; of a request that has ended, 48 bytes are kept. 10^6 requests (`--replicas 100 --requests 10000`) take
+some 20 minutes and 1.2 GB by each rule, with the modules of quire/platform/kv and scheduling compiled by mypyc, which
+takes a third of the time off and changes no figure. Tokens a second include the end, when replicas run empty: compare
+them among runs of the same size.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from quire.config import EngineConfig
 from quire.errors import AdapterError, WorkerDiedError
 from quire.kernels.exchange import ExchangeError, can_share_memory, shared_memory
 from quire.kernels.group_exchange import meeting_store
+from quire.kernels.pipe import StageError
 from quire.models.base import CausalLM
 from quire.platform.execution import device, remote
 from quire.platform.execution.numa import processors_for
@@ -331,5 +332,9 @@ class ShardedExecutor:
 
 
 def _lost_another(answer: Answer | None) -> bool:
-    """Whether a process has failed only because another one is gone."""
-    return answer is not None and answer.error is not None and isinstance(unpack(answer.error), ExchangeError)
+    """Whether a process has failed only because another one is gone, or has failed."""
+    return (
+        answer is not None
+        and answer.error is not None
+        and isinstance(unpack(answer.error), (ExchangeError, StageError))
+    )
