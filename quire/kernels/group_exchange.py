@@ -12,6 +12,7 @@ kernels (`operations.py`).
 from __future__ import annotations
 
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -31,7 +32,7 @@ _HEADER_BYTES = 64  # turn, rows, columns, bytes of an element, as int64; then n
 Parts = Sequence[tuple[int, int]]  # of a process's columns among all: where each begins and ends
 
 
-class _Gathering:
+class _Gathering(ABC):
     """What is told and asked for alike, however it is sent. group: a torch.distributed `ProcessGroup`."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
@@ -64,8 +65,8 @@ class _Gathering:
         parts = [list(pairwise(ends[at : at + self.size + 1])) for at in range(0, len(ends), self.size + 1)]
         return [[part[rank] for part in parts] for rank in range(self.size)]
 
-    def _put_together(self, whole: torch.Tensor, own: torch.Tensor, of_process: Sequence[Parts]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _put_together(self, whole: torch.Tensor, own: torch.Tensor, of_process: Sequence[Parts]) -> None: ...
 
     @contextmanager
     def _sending(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from quire import LLM, huge_pages
 from quire.config import CacheConfig, EngineConfig
@@ -50,3 +51,14 @@ def test_processes_of_a_model_swap_as_many_blocks(tiny_path: Path, monkeypatch: 
     config = EngineConfig(cache=CacheConfig(num_blocks=5))
     assert _count_blocks(config, model, model.kv_spec, 100, Share(stage=Stage(1, 4, pipe)))[1] == 7
     assert asked[-1] == 10
+
+
+def test_processes_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a pool may take of 80 GiB, of which 20 are taken, for one process and each of two; steps take 3."""
+    gib = 1 << 30
+    model: Any = SimpleNamespace(parameters=lambda: iter([SimpleNamespace(device=torch.device("cuda"))]))
+    monkeypatch.setattr(workers, "step_bytes", lambda *given: 3 * gib)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 * gib, 80 * gib))
+    for sharers in (1, 2):
+        pool = workers._pool_share(EngineConfig(), model, 100, 60 * gib // sharers, Share(sharers=sharers))
+        assert pool == (72 - 20) * gib // sharers - 6 * gib - workers.SPLIT_BYTES
