@@ -1,6 +1,7 @@
 """What a step costs more with the worker in a process of its own: pickling plans and results, the pipe, two wake-ups.
 
     python benchmarks/executor.py [MODEL] [--streams 32] [--steps 25] [--turns 40] [--threads 1] [--ray]
+        [--kinds process]
 
 Engines on the same model, one with its worker in this process, one with it in another, one of two processes that
 compute it together, and one of two that have half of its layers each, take turns at decode steps of as many streams; a
@@ -38,6 +39,8 @@ RAY_KINDS: dict[str, dict[str, Any]] = {
     "ray_nodes": {"distributed_executor_backend": "ray", "tensor_parallel_size": 2},
     "ray_stages": {"distributed_executor_backend": "ray", "pipeline_parallel_size": 2},
 }
+
+_STILL_SECONDS = 0.06  # between two turns: longer than a step
 
 
 @contextmanager
@@ -86,13 +89,15 @@ class Turns:
             self.engine.add_request(str(stream), {"prompt_token_ids": [3 + stream % 300, 5, 7]}, params)
 
     def take(self, steps: int) -> float:
-        """The median time of so many in which every stream gets a token, in microseconds."""
-        seconds = []
-        while len(seconds) < steps:
-            begun = time.perf_counter()
-            if came := self.engine.step():
-                seconds.append((time.perf_counter() - begun) / len(came) * self.streams)
-        return median(seconds) * 1e6
+        """The mean time of so many in which every stream gets a token, in microseconds. What engines have in flight
+        between two turns is computed before the time begins."""
+        time.sleep(_STILL_SECONDS)
+        while not self.engine.step():
+            pass
+        begun, came = time.perf_counter(), 0
+        while came < steps * self.streams:
+            came += len(self.engine.step())
+        return (time.perf_counter() - begun) / came * self.streams * 1e6
 
 
 def main() -> None:
@@ -102,11 +107,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--steps", type=int, default=25, help="of a turn")
     parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="beside the one in this process")
     parser.add_argument("--ray", action="store_true", help="on a cluster of Ray's, too: pip install 'quire-llm[ray]'")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
-    tokens = 64 + given.steps * (given.turns + 1)
-    kinds = {**KINDS, **(RAY_KINDS if given.ray else {})}
+    tokens = 64 + (given.steps + 2) * (given.turns + 1)
+    kinds = {kind: settings for kind, settings in KINDS.items() if kind in ("in_process", *given.kinds)}
+    kinds |= RAY_KINDS if given.ray else {}
     with tempfile.TemporaryDirectory() as folder, cluster(given.threads) if given.ray else nullcontext():
         if given.model is None:
             save_model(Path(folder), tokens)

@@ -23,9 +23,10 @@ logger = logging.getLogger("quire")
 class EngineCore:
     """Schedules, executes and commits steps. It knows tokens, no texts.
 
-    On a GPU a step is committed once the next one has been started behind it, where that can be planned without knowing
-    its tokens: the GPU never waits for Python then. Such a step is in flight between two calls of `LLMEngine.step`. So
-    are those of a pipeline, each of other sequences: while one stage computes one of them, the next has the one before.
+    On a GPU, and in a process of its own, a step is committed once the next one has been started behind it, where that
+    can be planned without knowing its tokens: those that compute never wait for the engine's Python then. Such a step
+    is in flight between two calls of `LLMEngine.step`. So are those of a pipeline, each of other sequences: while one
+    stage computes one of them, the next has the one before.
 
     requests: those that run or wait to run, by id. failed: those that have failed since `take_failed`.
     num_ended: how many have ended, in whatever way.
@@ -138,8 +139,12 @@ class EngineCore:
             while len(self._in_flight) >= self.executor.steps_at_once or (self._in_flight and self._in_flight[0].ready):
                 advanced += self._finish_oldest()
             return advanced
+        suspected = bool(self._suspects)
         advanced = self.finish_all()
-        if self._suspects and execution is None:  # it was to go on from what has failed
+        if self._suspects and (execution is None or not suspected):  # it was to go on from what has failed
+            with suppress(Exception):
+                if execution is not None:
+                    execution.result()
             self.scheduler.begin_again(plan)
             self._left = plan
         return advanced
@@ -160,8 +165,7 @@ class EngineCore:
             result = execution.result()  # an interrupt here leaves it in flight
         except Exception as error:
             self._in_flight.popleft()
-            if execution.known_there or self.executor.health_error() is not None:
-                # It cannot be run again: what was started behind it reads its tokens, or nobody is left to do so.
+            if self.executor.health_error() is not None:  # nobody is left to run it again
                 self._give_up(execution.plan, error)
                 return []
             logger.exception("a step failed; its sequences, and those of steps that run, begin again")
@@ -193,7 +197,7 @@ class EngineCore:
         advanced: list[SequenceState] = []
         if plan is self._left:
             pass
-        elif execution is not None and execution.known_there:
+        elif execution is not None and execution.known_there and not self._suspects:
             self.scheduler.advance_early(plan)
             self._in_flight.append(execution)
         elif plan.chunks:

@@ -95,9 +95,8 @@ class ModelRunner:
         self._windows = windows
         self._ahead = ahead
         self._sequences = Sequences()
-        self._row_bytes = 0  # of the residual stream
-        if stage is not None:
-            self._row_bytes = model.embed(torch.zeros(1, dtype=torch.int64, device=device)).nbytes
+        # Of the residual stream.
+        self._row_bytes = 0 if stage is None else model.embed(torch.zeros(1, dtype=torch.int64, device=device)).nbytes
         self.encoder = EncoderRunner(model, device, adapter_slots)
         self.pools = isinstance(model, PoolingModel)  # and generates nothing
         self._pooling = (
@@ -113,7 +112,11 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> RunningStep | HandedOn:
         """Start one step, after `prepare`. It may be run again: it writes the same values to the same slots."""
-        return self.compute(plan, self.sequences(plan))
+        try:
+            return self.compute(plan, self.sequences(plan))
+        except BaseException:
+            self._before = PreviousTokens()
+            raise
 
     def sequences(self, plan: StepPlan) -> list[WorkerSequence]:
         """Of a plan's chunks."""
@@ -131,6 +134,7 @@ class ModelRunner:
 
     def skip(self, plan: StepPlan) -> None:
         """In the place of `execute`, where that cannot begin: other stages make the step."""
+        self._before = PreviousTokens()
         with suppress(StageError), self._in_step(plan):
             raise StageError
 
@@ -212,11 +216,10 @@ class ModelRunner:
     ) -> RunningStep:
         if not self.looks_ahead:
             return RunningStep(plan, sampling, scores)
-        drawing = [chunk.sequence_id for chunk in plan.chunks if chunk.draws]
-        tokens = None if sampling is None else sampling.tokens
+        tokens = None if sampling is None else sampling.known()
         alone = all(len(chunk.draws) <= 1 and chunk.score is None for chunk in plan.chunks)
         known = alone and (sampling is None or tokens is not None)
-        self._before = PreviousTokens(tokens, {one: place for place, one in enumerate(drawing)} if known else {})
+        self._before = PreviousTokens.of(plan, tokens) if known else PreviousTokens()
         return RunningStep(plan, sampling, scores, known)
 
     def _inputs(
@@ -235,16 +238,15 @@ class ModelRunner:
 
     def _fill_in(self, token_ids: torch.Tensor, chunks: Sequence[Chunk]) -> None:
         """Put the tokens that the step before has drawn in the place of those that the plan did not know."""
-        rows, places = [], []
-        end = 0
+        rows, ids, end = [], [], 0
         for chunk in chunks:
             end += chunk.length
             if self._sequences.pending(chunk):
                 rows.append(end - 1 - len(chunk.drafts))
-                places.append(self._before.places[chunk.sequence_id])
+                ids.append(chunk.sequence_id)
         if rows:
+            targets, sources = self._index([rows, self._before.places_of(ids)])
             assert self._before.tokens is not None
-            targets, sources = self._index([rows, places])
             # A token that could not be drawn is -1; its sequence ends before anybody sees what becomes of it.
             token_ids[targets] = self._before.tokens[sources].clamp(min=0)
 
@@ -325,8 +327,7 @@ class ModelRunner:
     def _embed(
         self, inputs: batch.StepInputs, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]
     ) -> tuple[torch.Tensor, ForwardContext]:
-        """The tokens' embeddings [T, E], features in the place of placeholders; and the context, with what else comes
-        of images, videos and sounds."""
+        """The tokens' embeddings [T, E], with features for placeholders; and the context, with what else media give."""
         token_ids, context = inputs.token_ids, inputs.context
         visible = batch.visible_ends(chunks, sequences) if self._sees else None
         if visible is not None:

@@ -31,7 +31,7 @@ from quire.lora.adapter import Bound
 from quire.models.base import CausalLM
 from quire.models.loader import load_structure
 from quire.platform.execution.executor import WorkerFacts
-from quire.platform.execution.remote_step import RemoteStep
+from quire.platform.execution.remote_step import RemoteStep, WatchedSequences
 from quire.platform.execution.wire import pack, pack_plan, unpack
 from quire.platform.execution.worker import purpose_of
 from quire.platform.execution.worker_process import Answer, Place, Start
@@ -133,6 +133,7 @@ class RemoteExecutor:
         self._forgotten: deque[int] = deque()  # handles of adapters that nobody has here any more
         self._weights: Callable[[int], RemoteAdapter] | None = None
         self._broken: str | None = None
+        self._watched = WatchedSequences()
         self._idle: SimpleQueue[Connection] = SimpleQueue()  # for errands
         for channel in link.errands:
             bound_waiting(channel.fileno())
@@ -170,6 +171,7 @@ class RemoteExecutor:
     # -- plans ----------------------------------------------------------------------------------------------------
 
     def prepare(self, plan: StepPlan) -> None:
+        self._watched.take(plan)
         handles = {}
         if plan.install:
             assert self._weights is not None
@@ -182,13 +184,13 @@ class RemoteExecutor:
                 self._send(None)
 
     def take_pixels(self, digest: bytes, inputs: Mapping[str, torch.Tensor]) -> None:
-        with self._watched():
+        with self._guarded():
             told = self.link.pixels(inputs)
         self._post("pixels", digest, *told)
         self._send(None)
 
     def execute(self, plan: StepPlan) -> RemoteStep:
-        return RemoteStep(plan, self._ask("execute"), self.answer)
+        return RemoteStep(plan, self._ask("execute"), self.answer, self._watched.none_in(plan))
 
     def structure(self) -> CausalLM:
         model = self.config.model
@@ -296,7 +298,7 @@ class RemoteExecutor:
         data = pack((number, messages))
         if len(data) > _SMALL_BYTES:
             self._take_answers()
-        with self._watched():
+        with self._guarded():
             self._steps.send_bytes(data)
         if number is not None:
             self._waiting.add(number)
@@ -334,7 +336,7 @@ class RemoteExecutor:
         self.link.end()
 
     def _receive(self) -> None:
-        with self._watched():
+        with self._guarded():
             answer: Answer = unpack(self._steps.recv_bytes())
         self._answers[answer.number] = answer
         self._waiting.discard(answer.number)
@@ -343,7 +345,7 @@ class RemoteExecutor:
                 logging.getLogger(record.name).handle(record)
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _guarded(self) -> Iterator[None]:
         """Around what a dead worker, or an interrupt amid a message, breaks for good."""
         if self._broken is not None:
             raise WorkerDiedError(self._broken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -21,6 +21,18 @@ class PreviousTokens:
 
     tokens: torch.Tensor | None = None
     places: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: StepPlan, tokens: torch.Tensor | None) -> PreviousTokens:
+        """tokens: one of each chunk that draws."""
+        drawing = [chunk.sequence_id for chunk in plan.chunks if chunk.draws]
+        return cls(tokens, {one: place for place, one in enumerate(drawing)})
+
+    def places_of(self, ids: Sequence[int]) -> list[int]:
+        """Of the sequences' tokens. Raises RuntimeError where the step has failed that was to draw them."""
+        if not all(one in self.places for one in ids):
+            raise RuntimeError("the step before has failed, which draws tokens that this one goes on from")
+        return [self.places[one] for one in ids]
 
 
 @dataclass(frozen=True)

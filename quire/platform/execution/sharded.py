@@ -70,11 +70,12 @@ def _fields(part: RemoteAdapter) -> dict[str, Any]:
 class ShardedStep:
     """A step that every process runs."""
 
-    known_there = ready = False
+    ready = False
 
-    def __init__(self, plan: StepPlan, result: Callable[[], StepResult]) -> None:
+    def __init__(self, plan: StepPlan, result: Callable[[], StepResult], known_there: bool) -> None:
         self.plan = plan
         self.result = result
+        self.known_there = known_there
 
 
 def several_processes(config: EngineConfig, path: Path) -> ShardedExecutor:
@@ -141,7 +142,9 @@ class ShardedExecutor:
     def execute(self, plan: StepPlan) -> ShardedStep:
         self._check()
         steps = self._tell_all(lambda worker: worker.execute(plan))
-        return ShardedStep(plan, lambda: self._result(steps))
+        # The first stage of several looks up tokens that the last one has drawn.
+        known_there = self.steps_at_once == 1 and steps[0].known_there
+        return ShardedStep(plan, lambda: self._result(steps), known_there)
 
     def _tell_all(
         self, tell: Callable[[RemoteExecutor], _Told], workers: Sequence[RemoteExecutor] | None = None

@@ -216,6 +216,7 @@ class _Served:
 
     def __init__(self, worker: Any, tensors: socket | None) -> None:
         self._worker = worker
+        self._worker.runner.looks_ahead = True  # a plan comes while the step before it runs
         self._tensors = tensors
         self._plan: Any = None  # that was prepared last
         self._failure: Exception | None = None  # of what no answer was wanted to, since then

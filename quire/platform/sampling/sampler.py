@@ -83,6 +83,13 @@ class Sampling:
             self.tokens = tokens if there else None
             self._waiting = _to_host(tokens)
 
+    def known(self) -> torch.Tensor | None:
+        """All tokens where the next step finds them, int64 [draws], if it needs no more than them: on the device, or
+        drawn on the host by now, for a model that is there."""
+        if self.tokens is not None or self._waiting is not None or not all(_is_plain(draw) for draw in self._draws):
+            return self.tokens
+        return torch.tensor([one.token_id for one in self.result()], dtype=torch.int64)
+
     def result(self) -> list[Sampled]:
         """Wait for the tokens."""
         if self._waiting is not None:

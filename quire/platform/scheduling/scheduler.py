@@ -300,8 +300,10 @@ class Scheduler:
         self.encoder.forget((image.digest for image in plan.encode), self._live.values())
         for chunk in plan.chunks:
             sequence = self._live.get(chunk.sequence_id)
-            if sequence is not None and sequence.running:
-                self._preempt(sequence, keep=False)
+            if sequence is not None:
+                sequence.drop_pending()
+                if sequence.running:
+                    self._preempt(sequence, keep=False)
 
     def alone(self, chunk: Chunk, plan: StepPlan) -> StepPlan | None:
         """A plan of one of a plan's chunks, with the tokens that are known by now and the images that it needs; None

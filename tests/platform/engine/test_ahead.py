@@ -163,15 +163,17 @@ def test_a_step_that_fails_to_start(tiny_path, ahead):
     assert len(failures) == 2
 
 
-def test_a_step_that_fails_while_it_runs(tiny_path, ahead):
-    """Its requests end with an error; those that wait are served."""
+@pytest.mark.parametrize("times", [1, 10**6])
+def test_a_step_that_fails_while_it_runs(tiny_path, ahead, times):
+    """Its sequences begin again, one by one where that does not help, and the request that makes it fail ends; those
+    beside it, those of the step behind it and those that wait are served."""
     llm = ahead(tiny_path, max_num_seqs=2)
     engine, execute = llm.llm_engine, llm.llm_engine.executor.runner.execute
     broken = []
 
     def failing(plan):
         execution = execute(plan)
-        if not broken and any(-1 in chunk.token_ids for chunk in plan.chunks):
+        if len(broken) < times and any(chunk.start <= 6 < chunk.end for chunk in plan.chunks):
             broken.append(execution)
             object.__setattr__(execution._sampling, "result", explode)
         return execution
@@ -180,14 +182,15 @@ def test_a_step_that_fails_while_it_runs(tiny_path, ahead):
         raise RuntimeError("the device is gone")
 
     engine.executor.runner.execute = failing
-    for name in "abc":
-        engine.add_request(name, {"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=6, ignore_eos=True))
+    params = {"a": 6, "b": 3, "c": 2}
+    for name, most in params.items():
+        engine.add_request(name, {"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=most, ignore_eos=True))
     ends = {}
     while engine.has_unfinished_requests():
         for output in engine.step():
             if output.finished:
                 ends[output.request_id] = output.outputs[0].finish_reason
-    assert ends == {"a": "error", "b": "error", "c": "length"}
+    assert ends == {"a": "length" if times == 1 else "error", "b": "length", "c": "length"} and broken
     engine.check_integrity()
     assert engine.pool.num_owned == 0
 
@@ -223,7 +226,7 @@ def test_a_step_that_is_broken_off(tiny_path, ahead, error, place):
 
         def executing(plan):
             execution = execute(plan)
-            if error is KeyboardInterrupt:  # an Exception there ends the requests: tested above
+            if error is KeyboardInterrupt:  # an Exception there is a step that fails: tested above
                 object.__setattr__(execution._sampling, "result", breaking(execution._sampling.result))
             return execution
 

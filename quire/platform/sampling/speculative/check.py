@@ -50,8 +50,6 @@ class CheckedSampling:
     The logits [R, V] float32 may be overwritten once this was made. likeliest: as of `sampler.sample`.
     """
 
-    tokens: None = None  # how many there are is not known before they are checked
-
     def __init__(self, logits: torch.Tensor, groups: Sequence[Draws], likeliest: Sequence[int] | None = None) -> None:
         self._groups = groups
         there = can_draw(logits)
@@ -71,6 +69,9 @@ class CheckedSampling:
             if isinstance(group, DraftedDraws) and not at_once
         ]
         self._checked = iter(_draw_one_by_one(logits, one_by_one, likeliest))
+
+    def known(self) -> None:
+        """How many tokens there are is not known before they are checked."""
 
     def result(self) -> list[tuple[Sampled, ...]]:
         """Wait for the tokens of each group."""

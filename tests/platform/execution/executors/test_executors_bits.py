@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +182,9 @@ def test_sleep(remote: LLM, local: LLM) -> None:
 def test_one_request_fails_in_the_worker(remote: LLM, local: LLM) -> None:
     """A kernel refuses a token: the step runs again, one sequence at a time, and the others go on."""
     engine = remote.llm_engine
-    for name in "abc":
-        engine.add_request(name, {"prompt_token_ids": [5, 6, 7 + ord(name)]}, GREEDY)
+    for name in "abc":  # a step with one whose tokens must be seen is waited for
+        params = replace(GREEDY, logprobs=1) if name == "b" else GREEDY
+        engine.add_request(name, {"prompt_token_ids": [5, 6, 7 + ord(name)]}, params)
     engine.step()
     (sequence,) = engine.core.requests["b"].sequences
     while not sequence.output_ids:  # steps of a pipeline are some calls long

@@ -159,56 +159,7 @@ def test_adapters(tiny_path: Path, tmp_path: Path) -> None:
     llm.llm_engine.close()
 
 
-# What `sitecustomize` makes of a worker: its stage fails where a rule says so, instead of its part of a step.
-FAILING = """
-import os
-from importlib.util import find_spec
-from importlib.abc import MetaPathFinder
-import sys
-
-class Finder(MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "quire.platform.execution.model_runner":
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        run = spec.loader.exec_module
-
-        def exec_module(module):
-            run(module)
-            execute = module.ModelRunner._execute
-            state = {"left": int(os.environ["QUIRE_TEST_FAILURES"])}
-
-            def failing(self, plan, sequences):
-                stage, position = map(int, os.environ["QUIRE_TEST_FAILS_AT"].split())
-                here = self._stage is not None and self._stage.number == stage and state["left"]
-                if here and any(c.start <= position < c.start + c.length for c in plan.chunks):
-                    state["left"] -= 1
-                    raise MemoryError("there is none")
-                return execute(self, plan, sequences)
-
-            module.ModelRunner._execute = failing
-
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Finder())
-"""
 CHUNKED = {**settings_of(""), "max_num_batched_tokens": 8}
-
-
-@pytest.fixture
-def failing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """failing(stage, position, times): workers that start from here on fail in steps that compute this position."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "sitecustomize.py").write_text(FAILING)
-
-    def fail(stage: int, position: int, times: int) -> None:
-        monkeypatch.syspath_prepend(str(folder))
-        monkeypatch.setenv("QUIRE_TEST_FAILS_AT", f"{stage} {position}")
-        monkeypatch.setenv("QUIRE_TEST_FAILURES", str(times))
-
-    return fail
 
 
 def long_and_short(llm: LLM) -> list[Any]:
