@@ -40,8 +40,6 @@ RAY_KINDS: dict[str, dict[str, Any]] = {
     "ray_stages": {"distributed_executor_backend": "ray", "pipeline_parallel_size": 2},
 }
 
-_STILL_SECONDS = 0.06  # between two turns: longer than a step
-
 
 @contextmanager
 def cluster(threads: int) -> Iterator[None]:
@@ -84,6 +82,7 @@ class Turns:
             num_gpu_blocks_override=streams * (tokens // 8 + 2),
         )  # fmt: skip
         self.engine, self.streams = llm.llm_engine, streams
+        self._still = 0.0  # seconds before a turn: longer than a step of any engine
         params = SamplingParams(temperature=0, max_tokens=tokens - 8, ignore_eos=True, detokenize=False)
         for stream in range(streams):
             self.engine.add_request(str(stream), {"prompt_token_ids": [3 + stream % 300, 5, 7]}, params)
@@ -91,13 +90,15 @@ class Turns:
     def take(self, steps: int) -> float:
         """The mean time of so many in which every stream gets a token, in microseconds. What engines have in flight
         between two turns is computed before the time begins."""
-        time.sleep(_STILL_SECONDS)
+        time.sleep(self._still)
         while not self.engine.step():
             pass
         begun, came = time.perf_counter(), 0
         while came < steps * self.streams:
             came += len(self.engine.step())
-        return (time.perf_counter() - begun) / came * self.streams * 1e6
+        seconds = (time.perf_counter() - begun) / came * self.streams
+        self._still = 3 * seconds
+        return seconds * 1e6
 
 
 def main() -> None:

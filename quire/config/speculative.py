@@ -47,6 +47,11 @@ class SpeculativeConfig:
     quantization: str | None = None
 
 
+def drafts_by_model(given: Any) -> bool:
+    """Whether these settings, or None, name a draft model."""
+    return given is not None and speculative(given).model is not None
+
+
 def speculative(given: Any) -> SpeculativeConfig:
     """vLLM's speculative_config, a mapping. Raises QuireError for what is not served."""
     if not isinstance(given, Mapping):

@@ -117,14 +117,20 @@ inline __attribute__((always_inline)) Chains add_codes(const Chains& acc, const 
   return {chains[0], chains[1]};
 }
 
-// The second codes' share of the groups that have them.
+// A step as so many tokens take it.
+template <class Kind, int kCount>
+inline const Step<Kind::kHalves>& for_tokens(const Step<Kind::kHalves>& step) {
+  return step;
+}
+
+// The second codes' share of the groups that have them, a bit for each.
 template <class Kind>
 inline __attribute__((always_inline)) Chains add_rest(const Chains& acc, const Step<Kind::kHalves>& step,
-                                                      const StepToken& x) {
-  const Chains all = add_codes<Kind>(acc, step, x.rest);
+                                                      const StepCodes& rest, int groups) {
+  const Chains all = add_codes<Kind>(acc, step, rest);
   const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 1, 2, 4, 8);
   const __m256 there =
-      _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all_lanes(x.groups_with_rest), bit), bit));
+      _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all_lanes(groups), bit), bit));
   return {_mm256_blendv_ps(acc.first, all.first, there), _mm256_blendv_ps(acc.second, all.second, there)};
 }
 

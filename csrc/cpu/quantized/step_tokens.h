@@ -95,30 +95,33 @@ struct alignas(64) StepCodes {
     scales[group] = from.scale, scaled_sums[group] = from.scale * static_cast<float>(from.sum);
   }
 };
-// rest: the second codes, of the groups that have them; of others, whatever there was.
 struct StepToken {
-  StepCodes own, rest;
-  int groups_with_rest;  // a bit for each
+  StepCodes own;
+  int groups_with_rest;  // a bit for each that has second codes
 };
 
-// By groups: [tokens][steps].
+// By groups: [steps][tokens], as products go through them. rests: the second codes, of the groups that have them; of
+// others, whatever there was. They lie apart, since few groups have any: what all products read fits in the first-level
+// cache then.
 class GroupTokens {
  public:
-  using Token = const StepToken*;
-
   explicit GroupTokens(const LinearArgs& args)
       : args_(args), steps_((args.features + kStep - 1) / kStep),
-        memory_(scratch<StepToken, GroupTokens>(args.tokens * steps_)) {}
+        owns_(scratch<StepToken, GroupTokens>(args.tokens * steps_)),
+        rests_(scratch<StepCodes, GroupTokens>(args.tokens * steps_)) {}
 
   int64_t steps() const { return steps_; }
-  Token operator[](int64_t token) const { return memory_ + token * steps_; }
+  // Of all tokens at a step.
+  const StepToken* owns(int64_t step) const { return owns_ + step * args_.tokens; }
+  const StepCodes* rests(int64_t step) const { return rests_ + step * args_.tokens; }
 
   template <class T>
   void quantize_token(int64_t token) const {
     const T* x = static_cast<const T*>(args_.x) + token * args_.x_stride;
     const float outlier = outlier_square(x, args_.features);
     for (int64_t s = 0; s < steps_; ++s) {
-      StepToken& to = memory_[token * steps_ + s];
+      const int64_t place = s * args_.tokens + token;
+      StepToken& to = owns_[place];
       to.groups_with_rest = 0;
       for (int g = 0; g < kStepGroups; ++g) {
         const int64_t k = s * kStep + g * kGroup;
@@ -126,7 +129,7 @@ class GroupTokens {
         to.own.put(g, group.own());
         if (!group.outliers) continue;
         to.groups_with_rest |= 1 << g;
-        to.rest.put(g, group.rest());
+        rests_[place].put(g, group.rest());
       }
     }
   }
@@ -134,7 +137,8 @@ class GroupTokens {
  private:
   const LinearArgs& args_;
   const int64_t steps_;
-  StepToken* const memory_;
+  StepToken* const owns_;
+  StepCodes* const rests_;
 };
 
 // By whole rows: [features, to the next 64] codes, one scale, the sum of all codes.

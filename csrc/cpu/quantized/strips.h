@@ -82,11 +82,10 @@ template <class Kind, int kCount>
 void multiply_steps(const StepReader<Kind>& reader, const GroupTokens& tokens, const uint8_t* ahead,
                     StripChains* chains) {
   constexpr int kAhead = kStepRows * StepReader<Kind>::kStepBytes;
-  GroupTokens::Token x[kCount];
   Chains acc[kCount];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int i = 0; i < kCount; ++i) {
-    x[i] = tokens[i], acc[i] = Chains{};
+    acc[i] = Chains{};
     chains[i].rest = Chains{}, chains[i].has_rest = false;
   }
   const int64_t steps = tokens.steps();
@@ -96,15 +95,17 @@ void multiply_steps(const StepReader<Kind>& reader, const GroupTokens& tokens, c
     ahead += kAhead;
     Step<Kind::kHalves> step;
     reader.take(number, &step);
-#pragma GCC unroll 4
+    const auto& ready = for_tokens<Kind, kCount>(step);
+    const StepToken* x = tokens.owns(number);
+#pragma GCC unroll 8
     for (int i = 0; i < kCount; ++i) {
-      acc[i] = add_codes<Kind>(acc[i], step, x[i][number].own);
-      if (__builtin_expect(x[i][number].groups_with_rest == 0, 1)) continue;
-      chains[i].rest = add_rest<Kind>(chains[i].rest, step, x[i][number]);
+      acc[i] = add_codes<Kind>(acc[i], ready, x[i].own);
+      if (__builtin_expect(x[i].groups_with_rest == 0, 1)) continue;
+      chains[i].rest = add_rest<Kind>(chains[i].rest, ready, tokens.rests(number)[i], x[i].groups_with_rest);
       chains[i].has_rest = true;
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int i = 0; i < kCount; ++i) chains[i].own = acc[i];
 }
 

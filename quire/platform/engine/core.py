@@ -141,12 +141,14 @@ class EngineCore:
             return advanced
         suspected = bool(self._suspects)
         advanced = self.finish_all()
-        if self._suspects and (execution is None or not suspected):  # it was to go on from what has failed
-            with suppress(Exception):
-                if execution is not None:
-                    execution.result()
-            self.scheduler.begin_again(plan)
+        if self._suspects and not suspected:  # the step was to go on from what has failed
             self._left = plan
+            try:
+                with suppress(Exception):
+                    if execution is not None:
+                        execution.result()
+            finally:
+                self.scheduler.begin_again(plan)
         return advanced
 
     def finish_all(self) -> list[SequenceState]:
@@ -164,13 +166,12 @@ class EngineCore:
         try:
             result = execution.result()  # an interrupt here leaves it in flight
         except Exception as error:
-            self._in_flight.popleft()
             if self.executor.health_error() is not None:  # nobody is left to run it again
+                self._in_flight.popleft()
                 self._give_up(execution.plan, error)
                 return []
             logger.exception("a step failed; its sequences, and those of steps that run, begin again")
             self._suspects.update({chunk.sequence_id: chunk.known_end for chunk in execution.plan.chunks})
-            self.scheduler.begin_again(execution.plan)
             self._begin_again()
             return []
         self._in_flight.popleft()

@@ -59,7 +59,8 @@ class Recovery:
         return StepPlan(tuple(good), encode=plan.encode), result
 
     def give_up(self, plan: StepPlan, error: Exception) -> None:
-        """End all requests of a step that was in flight: what was started behind it reads its tokens."""
+        """End all requests of a step that was in flight and cannot be computed again: nobody is left to do so, or what
+        came of it cannot be taken."""
         self._scheduler.abandon(plan)
         for chunk in plan.chunks:
             request = self._scheduler.request_of(chunk.sequence_id)

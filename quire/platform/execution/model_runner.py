@@ -82,8 +82,7 @@ class ModelRunner:
         self._pool = [*caches, *(() if draft is None else draft.caches)]
         self.blocks = PoolBlocks(self._pool)
         self.transfers: KVTransfer | None = None  # of blocks beside the pool, where the settings ask for that
-        self._host = HostCache(self.blocks)
-        self._before = PreviousTokens()
+        self._host, self._before = HostCache(self.blocks), PreviousTokens()
         self._exact = exact_products
         self._sees = isinstance(model, MediaModel) or (isinstance(model, PoolingModel) and model.bidirectional)
         self._types = isinstance(model, PoolingModel) and model.token_types
@@ -204,7 +203,7 @@ class ModelRunner:
     @staticmethod
     def _are_single(both: Sequence[tuple[Chunk, WorkerSequence]]) -> bool:
         """Whether each sequence has one token that is known, behind which one is drawn, and drafts at most."""
-        for c, s in both:  # a loop, as one of these runs in every step
+        for c, s in both:
             if c.length != 1 + len(c.drafts) or not c.draws or c.score:
                 return False
             if s.media and s.has_media_in(c.start, c.end):

@@ -22,7 +22,8 @@ import torch
 
 from quire.config import EngineConfig
 from quire.errors import QuireError
-from quire.platform.execution.remote import RemoteExecutor, bound_sending, errands_at_once
+from quire.platform.execution.link import errands_at_once
+from quire.platform.execution.remote import RemoteExecutor, bound_sending
 from quire.platform.execution.wire import send_tensors
 from quire.platform.execution.worker_process import Channels, Place
 

@@ -27,8 +27,9 @@ from quire.config import EngineConfig
 from quire.errors import QuireError, WorkerDiedError
 from quire.kernels.group_exchange import meeting_store
 from quire.platform.execution import remote
+from quire.platform.execution.link import errands_at_once
 from quire.platform.execution.ray_worker import Introduction, RayWorker, accept, files_digest, versions
-from quire.platform.execution.remote import RemoteExecutor, errands_at_once
+from quire.platform.execution.remote import RemoteExecutor
 from quire.platform.execution.sharded import ShardedExecutor
 from quire.platform.execution.wire import pack_tensors
 from quire.platform.execution.worker_process import Place
@@ -65,7 +66,7 @@ def ray_executor(config: EngineConfig, path: Path) -> RemoteExecutor | ShardedEx
             place = Place(rank, size, (), memories[stage], stage=stage, stages=stages, sharers=neighbours)
             place = place.meeting_at(store.host, store.port, own.address, remote.ANSWER_SECONDS)
             workers.append(RemoteExecutor(config, path, link, place, threads))
-        return ShardedExecutor(workers, stages)
+        return ShardedExecutor(workers, stages, store)
     except BaseException:
         for worker in workers:
             worker.close()

@@ -14,23 +14,25 @@ import struct
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from pickle import PicklingError
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from quire.config import EngineConfig
+from quire.config.speculative import drafts_by_model
 from quire.errors import QuireError, WorkerDiedError
 from quire.lora.adapter import Bound
 from quire.models.base import CausalLM
 from quire.models.loader import load_structure
 from quire.platform.execution.executor import WorkerFacts
+from quire.platform.execution.link import Link
 from quire.platform.execution.remote_step import RemoteStep, WatchedSequences
 from quire.platform.execution.wire import pack, pack_plan, unpack
 from quire.platform.execution.worker import purpose_of
@@ -79,37 +81,6 @@ class ProcessGrammars:
         self._errand("grammar", digest, constraint)
 
 
-class Link(Protocol):
-    """The way to a worker's process.
-
-    steps: plans go there and results come back; errands: a connection for each thread that runs them (reading adapters,
-    compiling grammars).
-    """
-
-    @property
-    def steps(self) -> Connection: ...
-
-    @property
-    def errands(self) -> Sequence[Connection]: ...
-
-    def pixels(self, inputs: Mapping[str, torch.Tensor]) -> tuple[Any, ...]:
-        """Send tensors beside the steps, or in the message that this returns: what the worker is told of them."""
-        ...
-
-    def ending(self, seconds: float = 0) -> str | None:
-        """Why the process has ended, if it has within so many seconds. Any thread may ask."""
-        ...
-
-    def end(self) -> None:
-        """End the process: it has nothing to save."""
-        ...
-
-
-def errands_at_once(config: EngineConfig) -> int:
-    """How many connections for errands a link has."""
-    return 1 + (config.lora.workers if config.lora.enabled else 0)
-
-
 class RemoteExecutor:
     """Sends the worker's process what is to be done. What its methods mean, `Executor` says.
 
@@ -134,6 +105,12 @@ class RemoteExecutor:
         self._weights: Callable[[int], RemoteAdapter] | None = None
         self._broken: str | None = None
         self._watched = WatchedSequences()
+        # Whether the worker goes on by itself from what a step has drawn. A draft model reads tokens before they are
+        # filled in; and of several stages the last one draws, and the first one looks up.
+        self._goes_on = (place is None or place.stages == 1) and not drafts_by_model(
+            config.scheduler.speculative_config
+        )
+        self._ahead: int | None = None  # the number of the last step, where the next one may go on from it
         self._idle: SimpleQueue[Connection] = SimpleQueue()  # for errands
         for channel in link.errands:
             bound_waiting(channel.fileno())
@@ -190,7 +167,12 @@ class RemoteExecutor:
         self._send(None)
 
     def execute(self, plan: StepPlan) -> RemoteStep:
-        return RemoteStep(plan, self._ask("execute"), self.answer, self._watched.none_in(plan))
+        behind = self._ahead is not None and self._ahead in self._waiting
+        known_there = self._goes_on and self._watched.none_in(plan)
+        self._ahead = None
+        number = self._ask("execute", behind)
+        self._ahead = number if known_there else None
+        return RemoteStep(plan, number, self.answer, known_there)
 
     def structure(self) -> CausalLM:
         model = self.config.model
@@ -294,10 +276,15 @@ class RemoteExecutor:
         return self._number
 
     def _send(self, number: int | None) -> None:
-        messages, self._outbox = self._outbox, []
-        data = pack((number, messages))
+        data = pack((number, self._outbox))
         if len(data) > _SMALL_BYTES:
-            self._take_answers()
+            try:
+                self._take_answers()
+            except BaseException:  # of an interrupt; plans that were not sent yet are sent with the next one
+                if number is not None:
+                    self._outbox.pop()
+                raise
+        self._outbox = []
         with self._guarded():
             self._steps.send_bytes(data)
         if number is not None:

@@ -39,7 +39,7 @@ class PreviousTokens:
 class RunningStep:
     """A step that was started.
 
-    known_there: all that it draws will be on the device, so that the step after it can be started before anybody has
+    known_there: all that it draws will be where the next step finds it, so that that can be started before anybody has
     looked.
     """
 

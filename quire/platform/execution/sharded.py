@@ -123,6 +123,7 @@ class ShardedExecutor:
         self._broken: str | None = None
         self.steps_at_once = stages
         self._workers = list(workers)
+        self._last: list[RemoteStep] = []  # each process's part of the last step
         self._reports = MergedReports(len(workers))
         self._most_adapter_bytes = min(workers[0].config.lora.host_bytes, workers[0].config.lora.device_bytes)
         self._wait_for_all([0] * len(workers), seconds=float("inf"))  # weights may have to be read
@@ -142,9 +143,8 @@ class ShardedExecutor:
     def execute(self, plan: StepPlan) -> ShardedStep:
         self._check()
         steps = self._tell_all(lambda worker: worker.execute(plan))
-        # The first stage of several looks up tokens that the last one has drawn.
-        known_there = self.steps_at_once == 1 and steps[0].known_there
-        return ShardedStep(plan, lambda: self._result(steps), known_there)
+        self._last = steps
+        return ShardedStep(plan, lambda: self._result(steps), steps[0].known_there)
 
     def _tell_all(
         self, tell: Callable[[RemoteExecutor], _Told], workers: Sequence[RemoteExecutor] | None = None
@@ -204,6 +204,8 @@ class ShardedExecutor:
 
     def take_transfers(self, seconds: float = 0.0) -> TransferReport:
         self._check()
+        if self._last and not any(step.is_answered for step in self._last):  # one may have failed alone
+            self._wait_for_all([step.number for step in self._last])
         numbers = self._tell_all(lambda worker: worker.ask_transfers(seconds))
         self._wait_for_all(numbers)
         return self._reports.merge([worker.answer(one) for worker, one in zip(self._workers, numbers, strict=True)])

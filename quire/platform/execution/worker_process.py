@@ -216,7 +216,9 @@ class _Served:
 
     def __init__(self, worker: Any, tensors: socket | None) -> None:
         self._worker = worker
-        self._worker.runner.looks_ahead = True  # a plan comes while the step before it runs
+        # A plan may come while the step before it runs. A draft model would read what is not filled in yet.
+        self._worker.runner.looks_ahead = not self._worker.runner.drafts
+        self._last_failed = False  # whether the last step did
         self._tensors = tensors
         self._plan: Any = None  # that was prepared last
         self._failure: Exception | None = None  # of what no answer was wanted to, since then
@@ -280,17 +282,24 @@ class _Served:
             inputs = receive_tensors(self._tensors, layout, given)
         self._worker.runner.take_pixels(digest, inputs)
 
-    def do_execute(self) -> Any:
+    def do_execute(self, behind: bool) -> Any:
+        """behind: this was asked before anybody had heard of the last step. It is not begun where that has failed:
+        it may go on from that, and another process may still be amid it."""
         from quire.platform.execution.wire import pack_result
 
+        if behind and self._last_failed and self._failure is None:
+            self._failure = RuntimeError("the step before has failed, which this one goes on from")
+        self._last_failed = True
         if self._failure is not None:
             self._worker.runner.skip(self._plan)
             raise self._failure
         try:
-            return pack_result(self._worker.runner.execute(self._plan).result())
+            packed = pack_result(self._worker.runner.execute(self._plan).result())
         except Exception:
             self._worker.settle()
             raise
+        self._last_failed = False
+        return packed
 
     def do_memory(self, name: str) -> None:
         getattr(self._worker.memory, name)()

@@ -1,8 +1,8 @@
 """Who runs in the next step, and what each of them computes.
 
 There is no prefill phase and no decode phase: every sequence has tokens, some of them computed, and each step lets
-`num_computed` chase their number within one token budget. The rule of fairness is arrival order: the oldest
-sequence is served first, admitted first and preempted last, so that some sequence always advances to its end.
+`num_computed` chase their number within one token budget. The rule of fairness is arrival order: the oldest sequence is
+served first, admitted first and preempted last, so that some sequence always advances to its end.
 
 The queue and the rules are here. Blocks are the `KVManager`'s, features of images the `EncoderBudget`'s, adapters the
 `AdapterBudget`'s, which also says who may pass a sequence that waits for its adapter.
@@ -58,8 +58,7 @@ class Scheduler:
     ) -> None:
         self.config = config
         self._steps_at_once = steps_at_once
-        self.drafting = drafting
-        self.kv = kv
+        self.drafting, self.kv = drafting, kv
         features = FeatureCache(0) if features is None else features
         self.encoder = EncoderBudget(features, feature_bytes, config.max_num_batched_tokens)
         self.adapters = AdapterBudget(adapters, config.max_num_seqs)
@@ -259,7 +258,7 @@ class Scheduler:
         """Take a sequence's blocks. What they hold goes to main memory, or is computed anew, but for what the prefix
         index still knows. keep: it is right."""
         self.num_preemptions += 1
-        # Not of one that will have ended when the running step is done; nor of a step that may fail yet.
+        # Not of one that will have ended when the running step is done; nor of a held step, which may fail yet.
         keep = keep and not sequence.last_pending and not self._flights.names(sequence.id)
         self.num_swaps += self.kv.preempt(sequence.id, sequence.num_computed if keep else 0)
         self._leave(sequence)
@@ -274,10 +273,8 @@ class Scheduler:
     # -- commit ---------------------------------------------------------------------------------------------------
 
     def advance_early(self, plan: StepPlan) -> None:
-        """Take a plan that runs for done, so that the next can be made before its tokens are known.
-
-        For plans in which each sequence draws one token at most and nothing is scored.
-        """
+        """Take a plan that runs for done, so that the next can be made before its tokens are known: one in which each
+        sequence draws one token at most and nothing is scored."""
         self._advance(plan)
         self._flights.begin(plan)
         for chunk in plan.chunks:
@@ -302,6 +299,7 @@ class Scheduler:
             sequence = self._live.get(chunk.sequence_id)
             if sequence is not None:
                 sequence.drop_pending()
+                self.kv.forget_kept(sequence.id)  # where it was preempted since, as if the step had been right
                 if sequence.running:
                     self._preempt(sequence, keep=False)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,6 +204,34 @@ def test_steps_planned_ahead(tiny_path, ahead, hosts, settings):  # noqa: F811
         assert texts(llm) == expected
     nothing_left(llm)
     assert (True, True) in saved
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 13}])
+def test_what_a_failed_step_has_left_is_not_kept(tiny_path, ahead, hosts, settings):  # noqa: F811
+    """A sequence is preempted, and what it has is saved, while the step runs that then fails."""
+    expected = texts(LLM(str(tiny_path)))
+    hosts(100)
+    llm = ahead(tiny_path, num_gpu_blocks_override=20, **settings)
+    engine, failed = llm.llm_engine, []
+    scheduler, execute = engine.scheduler, engine.executor.execute
+
+    def executing(plan):
+        execution = execute(plan)
+        result = type(execution).result
+
+        def failing():
+            running = {chunk.sequence_id for chunk in plan.chunks}
+            if len(failed) < 5 and running & {s.id for s in scheduler.waiting if scheduler.kv.swap.tokens_of(s.id)}:
+                failed.append(plan)
+                raise MemoryError("there is none")
+            return result(execution)
+
+        return SimpleNamespace(plan=plan, known_there=execution.known_there, ready=False, result=failing)
+
+    engine.executor.execute = executing
+    assert texts(llm) == expected
+    assert failed
+    nothing_left(llm)
 
 
 def test_a_mixture_of_steps(tiny_path, calm, ahead, hosts):  # noqa: F811

@@ -65,8 +65,8 @@ def local(tiny_path: Path) -> LLM:
 
 @pytest.fixture
 def failing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """failing(stage, position, times): workers of this stage (0: of the only one) that start
-    from here on fail in steps that compute this position of some sequence."""
+    """failing(stage, position, times): workers of this stage (0: of the only one) that start from here on fail in
+    steps that compute this position of some sequence."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(FAILING)
 
