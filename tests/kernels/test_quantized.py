@@ -205,6 +205,8 @@ def test_an_element_depends_on_its_token_and_row_alone(kernels: Any, features: i
     for weight, bias in zip(weights, biases, strict=True):
         first, column = column, column + len(weight)
         assert same_bits(kernels.quantized_linear(x[7:8], [weight], [bias]), whole[7:8, first:column])
+        for tokens in range(2, 10):  # alone, as a kind beside it has a say in how a call is computed
+            assert same_bits(kernels.quantized_linear(x[:tokens], [weight], [bias]), whole[:tokens, first:column])
         some = QuantizedWeight(weight.data[5:6], weight.layout, weight.aux)
         own = None if bias is None else bias[5:6]
         assert same_bits(kernels.quantized_linear(x, [some], [own]), whole[:, first + 5 : first + 6])

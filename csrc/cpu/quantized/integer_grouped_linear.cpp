@@ -34,7 +34,7 @@ void grouped_integers_as(const GroupedLinearArgs& args) {
   });
   if (calls.count == 0) return;
   if (args.num_segments > 0) calls.widen();
-  const auto many = [](const LinearArgs& call) { return Own::many(call.tokens); };
+  const auto many = [](const LinearArgs& call) { return Own::many(call); };
   run_integers<T, typename Own::Products>(calls, calls.choose([&](const LinearArgs& call) { return !many(call); }));
   if constexpr (!__is_same(typename Own::Products, typename Own::OfMany))
     run_integers<T, typename Own::OfMany>(calls, calls.choose(many));

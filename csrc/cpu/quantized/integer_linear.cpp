@@ -22,7 +22,7 @@ void integer_as(const LinearArgs& args) {
   if (args.tokens == 0) return;
   Adapters<T, Out> adapters = adapters_of<T, Out>(args, args.num_segments > 0 ? Factors<T>(args) : Factors<T>());
   using Ways = Integers<T, Out, kWholeRows>;
-  if (Ways::many(args.tokens)) return integer_by<typename Ways::OfMany>(args, adapters);
+  if (Ways::many(args)) return integer_by<typename Ways::OfMany>(args, adapters);
   integer_by<typename Ways::Products>(args, adapters);
 }
 

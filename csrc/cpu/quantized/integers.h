@@ -14,20 +14,26 @@ template <class T, class Out, bool kWholeRows>
 struct Integers {
   using Products = GroupProducts<T, Out>;
   using OfMany = PanelProducts<T, Out>;
-  static bool many(int64_t tokens) { return tokens > kStepTokens; }
+  // MXFP4's offset is no power of two, which each token of a step pays for.
+  static bool many(const LinearArgs& args) {
+    int64_t most = kStepTokens;
+    for (int64_t i = 0; i < args.count; ++i)
+      if (args.formats[i].kind == RowKind::mxfp4) most = 4;
+    return args.tokens > most;
+  }
 };
 template <class T, class Out>
 struct Integers<T, Out, true> {
   using Products = RowProducts<T, Out>;
   using OfMany = Products;
-  static bool many(int64_t) { return false; }
+  static bool many(const LinearArgs&) { return false; }
 };
 #else
 template <class T, class Out, bool kWholeRows>
 struct Integers {
   using Products = IntegerProducts<T, Out, kWholeRows>;
   using OfMany = Products;
-  static bool many(int64_t) { return false; }
+  static bool many(const LinearArgs&) { return false; }
 };
 #endif
 

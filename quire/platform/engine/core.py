@@ -191,7 +191,8 @@ class EngineCore:
         while self._in_flight:
             with suppress(Exception):
                 self._in_flight[0].result()  # an interrupt here leaves it in flight
-            self.scheduler.begin_again(self._in_flight.popleft().plan)
+            self.scheduler.begin_again(self._in_flight[0].plan)
+            self._in_flight.popleft()
 
     def commit(self, plan: StepPlan, execution: Execution | None) -> list[SequenceState]:
         """Leave a step in flight, or wait for it and take its tokens. Returns the sequences that got some."""

@@ -105,11 +105,6 @@ class RemoteExecutor:
         self._weights: Callable[[int], RemoteAdapter] | None = None
         self._broken: str | None = None
         self._watched = WatchedSequences()
-        # Whether the worker goes on by itself from what a step has drawn. A draft model reads tokens before they are
-        # filled in; and of several stages the last one draws, and the first one looks up.
-        self._goes_on = (place is None or place.stages == 1) and not drafts_by_model(
-            config.scheduler.speculative_config
-        )
         self._ahead: int | None = None  # the number of the last step, where the next one may go on from it
         self._idle: SimpleQueue[Connection] = SimpleQueue()  # for errands
         for channel in link.errands:
@@ -118,7 +113,13 @@ class RemoteExecutor:
         self._readable = select.poll()
         self._readable.register(self._steps, select.POLLIN)
         level = logging.getLogger("quire").getEffectiveLevel()
+        # What waits, before a large message, for steps of which this worker computes a part.
+        self.before_large: Callable[[], None] = lambda: None
         try:
+            # Whether the worker goes on by itself from what a step has drawn. A draft model reads tokens before they
+            # are filled in; and of several stages the last one draws, and the first one looks up.
+            drafts = drafts_by_model(config.scheduler.speculative_config)
+            self._goes_on = not drafts and (place is None or place.stages == 1)
             bound_sending(self._steps.fileno())
             start = Start(config, str(path), threads or torch.get_num_threads(), level, place)
             self._steps.send_bytes(_pack_start(start))
@@ -270,25 +271,21 @@ class RemoteExecutor:
 
     def _ask(self, *message: Any) -> int:
         """Send a message that is answered; returns its number, for `_wait_for`."""
-        self._post(*message)
         self._number += 1
-        self._send(self._number)
+        self._send(self._number, pack(message))
         return self._number
 
-    def _send(self, number: int | None) -> None:
-        data = pack((number, self._outbox))
+    def _send(self, number: int | None, *last: bytes) -> None:
+        """What was posted, and what comes behind that. After an interrupt, what was posted is sent with the next."""
+        data = pack((number, [*self._outbox, *last]))
         if len(data) > _SMALL_BYTES:
-            try:
-                self._take_answers()
-            except BaseException:  # of an interrupt; plans that were not sent yet are sent with the next one
-                if number is not None:
-                    self._outbox.pop()
-                raise
-        self._outbox = []
+            self.before_large()
+            self._take_answers()
         with self._guarded():
             self._steps.send_bytes(data)
-        if number is not None:
-            self._waiting.add(number)
+            self._outbox = []
+            if number is not None:
+                self._waiting.add(number)
 
     def _take_answers(self) -> None:
         """Wait for all that the worker still has to say: it takes no large message while it says something large."""
@@ -325,8 +322,8 @@ class RemoteExecutor:
     def _receive(self) -> None:
         with self._guarded():
             answer: Answer = unpack(self._steps.recv_bytes())
-        self._answers[answer.number] = answer
-        self._waiting.discard(answer.number)
+            self._answers[answer.number] = answer
+            self._waiting.discard(answer.number)
         for record in answer.logs:
             if logging.getLogger(record.name).isEnabledFor(record.levelno):
                 logging.getLogger(record.name).handle(record)

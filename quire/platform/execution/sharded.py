@@ -129,6 +129,7 @@ class ShardedExecutor:
         self._wait_for_all([0] * len(workers), seconds=float("inf"))  # weights may have to be read
         for worker in self._workers:
             worker.take_facts()
+            worker.before_large = self._wait_for_last
         facts = [worker.facts for worker in self._workers]
         self.facts = replace(facts[0], pool_bytes=sum(one.pool_bytes for one in facts))
 
@@ -204,11 +205,22 @@ class ShardedExecutor:
 
     def take_transfers(self, seconds: float = 0.0) -> TransferReport:
         self._check()
-        if self._last and not any(step.is_answered for step in self._last):  # one may have failed alone
-            self._wait_for_all([step.number for step in self._last])
+        self._wait_for_last()
         numbers = self._tell_all(lambda worker: worker.ask_transfers(seconds))
         self._wait_for_all(numbers)
         return self._reports.merge([worker.answer(one) for worker, one in zip(self._workers, numbers, strict=True)])
+
+    def _wait_for_last(self) -> None:
+        """Until the step that runs is done: one process may have failed in it alone, and the others wait for that one.
+        Raises WorkerDiedError then."""
+        if not self._last or any(step.is_answered for step in self._last):
+            return
+        try:
+            self._wait_for_all([step.number for step in self._last])
+        except WorkerDiedError:
+            raise
+        except Exception as error:
+            raise WorkerDiedError(str(self._broken)) from error
 
     def check_memory(self) -> None:
         self._all("check")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from tests.lora import adapter_files
 from tests.models import rows
 from tests.models.tiny import build
 from tests.platform.engine.test_promise import prompts
-from tests.platform.execution.executors.helpers import SMALL, pids_of
+from tests.platform.execution.executors.helpers import SMALL, processes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,7 +62,7 @@ def no_step_fails(request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixtu
     """A step that cannot go on from what nobody has seen would be computed again, and give the right answers."""
     yield
     if "failing" not in request.fixturenames:
-        assert "failed" not in caplog.text
+        assert not [record for record in caplog.get_records("call") if "failed" in record.getMessage()]
 
 
 @pytest.mark.parametrize("settings", EACH)
@@ -239,11 +237,11 @@ def test_a_worker_that_dies_after_a_step_has_failed(tiny_path: Path, failing: Ca
     """All requests end: nothing is tried again and again."""
     failing(0, 12, 1)
     llm = LLM(str(tiny_path), executor="process")
-    scheduler, (pid,) = llm.llm_engine.scheduler, pids_of(llm)
+    scheduler, (worker,) = llm.llm_engine.scheduler, processes(llm)
     begin_again = scheduler.begin_again
 
     def and_die(plan: StepPlan) -> None:
-        os.kill(pid, signal.SIGKILL)
+        worker.link.process.kill()
         begin_again(plan)
 
     scheduler.begin_again = and_die
@@ -257,12 +255,31 @@ def test_a_worker_that_dies_after_a_step_has_failed(tiny_path: Path, failing: Ca
 def test_a_step_behind_one_that_has_failed_is_not_begun(
     tiny_path: Path, failing: Callable[..., None], settings: dict[str, Any]
 ) -> None:
-    """Be it that it goes on from no token: the rest of a prompt."""
+    """Though it goes on from no token: the rest of a prompt."""
     failing(0, 9, 1)
     llm = LLM(str(tiny_path), **settings, max_num_batched_tokens=8)
+    executor, errors = llm.llm_engine.executor, []
+    execute = executor.execute
+
+    def executing(plan: StepPlan) -> Any:
+        execution = execute(plan)
+        result = execution.result
+
+        def watched() -> Any:
+            try:
+                return result()
+            except Exception as error:
+                errors.append(str(error))
+                raise
+
+        execution.result = watched
+        return execution
+
+    executor.execute = executing
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     prompt = {"prompt_token_ids": [5 + i % 60 for i in range(40)]}
     expected = LLM(str(tiny_path)).generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
     assert llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids == expected
-    assert llm.llm_engine.executor.health_error() is None
+    assert executor.health_error() is None
+    assert "the step before has failed" in errors[-1] and len(set(errors)) == 2
     llm.llm_engine.close()
