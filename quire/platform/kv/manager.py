@@ -179,10 +179,6 @@ class KVManager:
         if self.tables.blocks(parent):
             self.tables.fork(parent, child)
 
-    def forget_kept(self, sequence_id: int) -> None:
-        """What a waiting sequence has in main memory is not right: compute it anew."""
-        self.swap.drop(sequence_id)
-
     def close(self, sequence_id: int) -> None:
         """A sequence has ended: nothing is kept of it but what the prefix index knows."""
         self.tables.close(sequence_id)

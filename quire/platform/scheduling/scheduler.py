@@ -299,7 +299,7 @@ class Scheduler:
             sequence = self._live.get(chunk.sequence_id)
             if sequence is not None:
                 sequence.drop_pending()
-                self.kv.forget_kept(sequence.id)  # where it was preempted since, as if the step had been right
+                self.kv.swap.drop(sequence.id)  # where it was preempted since, as if the step had been right
                 if sequence.running:
                     self._preempt(sequence, keep=False)
 

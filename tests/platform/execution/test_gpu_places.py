@@ -79,8 +79,8 @@ def test_a_step_that_fails_is_told_once_the_gpu_has_done_it(late: bool) -> None:
         happened.append("failed")
         raise MemoryError
 
-    runner = SimpleNamespace(execute=(lambda plan: SimpleNamespace(result=fail)) if late else fail)
+    runner = SimpleNamespace(drafts=False, execute=(lambda plan: SimpleNamespace(result=fail)) if late else fail)
     worker = SimpleNamespace(runner=runner, settle=lambda: happened.append("settled"))
     with pytest.raises(MemoryError):
-        worker_process._Served(worker, None).do_execute()
+        worker_process._Served(worker, None).do_execute(False)
     assert happened == ["failed", "settled"]
