@@ -129,8 +129,7 @@ inline __attribute__((always_inline)) Chains add_rest(const Chains& acc, const S
                                                       const StepCodes& rest, int groups) {
   const Chains all = add_codes<Kind>(acc, step, rest);
   const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 1, 2, 4, 8);
-  const __m256 there =
-      _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all_lanes(groups), bit), bit));
+  const __m256 there = _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all_lanes(groups), bit), bit));
   return {_mm256_blendv_ps(acc.first, all.first, there), _mm256_blendv_ps(acc.second, all.second, there)};
 }
 

@@ -38,6 +38,20 @@ inline __m512i times_offset(__m512i sums) {
   return _mm512_slli_epi32(sums, __builtin_ctz(kOffset | 1 << 30));
 }
 
+// What kinds whose halves have factors add to the chains. total: the products of all; of_first, of_second: the sums of the
+// token's codes in both halves.
+template <class Kind, class Step>
+inline __attribute__((always_inline)) __m512 add_halves(__m512 acc, __m512i total, __m512i of_first, __m512i of_second,
+                                                        const Step& step, __m512 scale) {
+  acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(step.scale, scale), acc);
+  if constexpr (Kind::kMinimum) {
+    const __m512i low =
+        _mm512_add_epi32(_mm512_mullo_epi32(of_first, step.low[0]), _mm512_mullo_epi32(of_second, step.low[1]));
+    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), _mm512_mul_ps(step.minimum, scale), acc);
+  }
+  return acc;
+}
+
 // A token's share of a step, by one of its codes: acc's lanes are the chains of all rows.
 template <class Kind>
 inline __attribute__((always_inline)) __m512 add_codes(__m512 acc, const Step<Kind::kHalves>& step,
@@ -60,13 +74,7 @@ inline __attribute__((always_inline)) __m512 add_codes(__m512 acc, const Step<Ki
       sums[r] = _mm512_add_epi32(_mm512_mullo_epi32(a, step.factors[r][0]), _mm512_mullo_epi32(b, step.factors[r][1]));
     }
     total = reduce_rows(sums[0], sums[1], sums[2], sums[3]);
-    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(step.scale, scale), acc);
-    if constexpr (Kind::kMinimum) {
-      const __m512i low =
-          _mm512_add_epi32(_mm512_mullo_epi32(of_first, step.low[0]), _mm512_mullo_epi32(of_second, step.low[1]));
-      acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), _mm512_mul_ps(step.minimum, scale), acc);
-    }
-    return acc;
+    return add_halves<Kind>(acc, total, of_first, of_second, step, scale);
   } else {
 #pragma GCC unroll 4
     for (int r = 0; r < kStepRows; ++r)
@@ -151,13 +159,7 @@ inline __attribute__((always_inline)) __m512 add_codes(__m512 acc, const TurnedS
     }
     const __m512i total =
         _mm512_add_epi32(_mm512_mullo_epi32(a, step.factors[0]), _mm512_mullo_epi32(b, step.factors[1]));
-    acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(total), _mm512_mul_ps(step.scale, scale), acc);
-    if constexpr (Kind::kMinimum) {
-      const __m512i low =
-          _mm512_add_epi32(_mm512_mullo_epi32(of_first, step.low[0]), _mm512_mullo_epi32(of_second, step.low[1]));
-      acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), _mm512_mul_ps(step.minimum, scale), acc);
-    }
-    return acc;
+    return add_halves<Kind>(acc, total, of_first, of_second, step, scale);
   } else {
     __m512i total = add_half(zero, step.codes[0], x.codes[0]);
     total = _mm512_add_epi32(total, add_half(zero, step.codes[1], x.codes[1]));
