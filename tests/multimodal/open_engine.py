@@ -165,11 +165,13 @@ def alone(path: str, *prompts: Any) -> list[list[int]]:
     return [tokens(_calm(str(path)), given)[0] for given in prompts]
 
 
-def until(engine: LLMEngine, condition: Any) -> None:
-    """Step until the condition holds."""
+def until(engine: LLMEngine, condition: Any) -> dict[str, Any]:
+    """Step until the condition holds; the last output of each request that had one meanwhile."""
+    outputs: dict[str, Any] = {}
     while not condition():
         assert engine.has_unfinished_requests(), "everything ended before"
-        engine.step()
+        outputs.update((output.request_id, output) for output in engine.step())
+    return outputs
 
 
 def nothing_left(llm: LLM) -> None:
