@@ -55,13 +55,13 @@ void linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, con
     rows += list[i].rows;
   }
   for (size_t i = 0; i < adapters.size(); ++i) adapters[i] = {at<LoraEntry>(table[2 * i]), table[2 * i + 1]};
-  const auto call = [=, list = std::move(list), adapters = std::move(adapters)] {
-    check_segments(at<LoraSegment>(segments), num_segments, tokens, adapters);
-    current->kernels->linear({at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), tokens,
+  const auto call = [=, list = std::move(list), adapters = std::move(adapters)](const Extent& now) {
+    check_segments(at<LoraSegment>(segments), num_segments, now.rows, adapters);
+    current->kernels->linear({at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), now.rows,
                               features, x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype),
                               adapters.data(), at<LoraSegment>(segments), num_segments});
   };
-  make(call, rows * features * tokens);
+  make_linear(tokens, num_segments, call, rows * features * tokens);
 }
 
 void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks, int64_t table_width) {
@@ -143,12 +143,14 @@ void paged_attention(uintptr_t query, int64_t query_stride, int64_t tokens, int6
                            scale_at(values, value_scales, value_dim, value_stride, rows),
                            at<float>(biases),
                            bias_reach};
-  const auto call = [=] {
-    check_blocks(args, tokens, num_blocks, table_width);
-    check_visible_end(args);
-    current->kernels->paged_attention(args);
+  const auto call = [=](const Extent& now) {
+    AttentionArgs own = args;
+    own.sequences = now.sequences;
+    check_blocks(own, now.rows, num_blocks, table_width);
+    check_visible_end(own);
+    current->kernels->paged_attention(own);
   };
-  make(call, 1 << 16);
+  make({tokens, sequences}, call, 1 << 16);
 }
 
 void check_below(const int64_t* values, int64_t count, int64_t limit, const char* message) {
@@ -160,11 +162,11 @@ void embedding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t add
                int64_t channels, int dtype, float scale) {
   const EmbeddingArgs args{at<int64_t>(ids), at<void>(table), at<void>(added),           at<void>(y), tokens,
                            channels,         table_rows,      static_cast<DType>(dtype), scale};
-  const auto call = [=] {
-    check_below(args.ids, tokens, table_rows, "ids: an id is outside the rows of the table");
-    current->kernels->embedding(args);
+  const auto call = [=](const Extent& now) {
+    check_below(args.ids, now.rows, table_rows, "ids: an id is outside the rows of the table");
+    current->kernels->embedding(about(now, args));
   };
-  make(call, tokens * channels);
+  make({tokens}, call, tokens * channels);
 }
 
 template <bool kCentred>
@@ -185,8 +187,10 @@ void norm(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintp
                       x_scale,
                       heads,
                       weight_stride};
-  const auto call = [=] { (kCentred ? current->kernels->layer_norm : current->kernels->rms_norm)(args); };
-  make(call, tokens * heads * channels);
+  const auto call = [=](const Extent& now) {
+    (kCentred ? current->kernels->layer_norm : current->kernels->rms_norm)(about(now, args));
+  };
+  make({tokens}, call, tokens * heads * channels);
 }
 
 void rotary(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_stride, uintptr_t positions,
@@ -207,11 +211,11 @@ void rotary(uintptr_t query, int64_t query_stride, uintptr_t key, int64_t key_st
                         static_cast<DType>(dtype),
                         interleaved,
                         first};
-  const auto call = [=] {
-    check_below(args.positions, tokens, limit, "positions: a position is outside the rows of cos_sin");
-    current->kernels->rotary(args);
+  const auto call = [=](const Extent& now) {
+    check_below(args.positions, now.rows, limit, "positions: a position is outside the rows of cos_sin");
+    current->kernels->rotary(about(now, args));
   };
-  make(call, tokens * (heads + kv_heads) * head_dim);
+  make({tokens}, call, tokens * (heads + kv_heads) * head_dim);
 }
 
 void activation(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, int kind, bool gated, uintptr_t y,
@@ -220,7 +224,7 @@ void activation(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride,
                             tokens,      channels,
                             x_stride,    static_cast<Activation>(kind),
                             gated,       static_cast<DType>(dtype)};
-  make([=] { current->kernels->activation(args); }, 4 * tokens * channels);
+  make({tokens}, [=](const Extent& now) { current->kernels->activation(about(now, args)); }, 4 * tokens * channels);
 }
 
 void likeliest(uintptr_t logits, int64_t rows, int64_t columns, uintptr_t tokens) {
@@ -246,7 +250,7 @@ void clamped_swiglu(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_str
                     bool interleaved, uintptr_t y, int dtype) {
   const ClampedSwigluArgs args{
       at<void>(x), at<void>(y), tokens, channels, x_stride, alpha, limit, interleaved, static_cast<DType>(dtype)};
-  make([=] { current->kernels->clamped_swiglu(args); }, 4 * tokens * channels);
+  make({tokens}, [=](const Extent& now) { current->kernels->clamped_swiglu(about(now, args)); }, 4 * tokens * channels);
 }
 
 void xielu(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uintptr_t alpha_p, uintptr_t alpha_n,
@@ -254,21 +258,23 @@ void xielu(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, uint
   const XieluArgs args{
       at<void>(x), at<void>(alpha_p), at<void>(alpha_n), at<float>(beta),          at<float>(eps), at<void>(y),
       tokens,      channels,          x_stride,          static_cast<DType>(dtype)};
-  make([=] { current->kernels->xielu(args); }, 4 * tokens * channels);
+  make({tokens}, [=](const Extent& now) { current->kernels->xielu(about(now, args)); }, 4 * tokens * channels);
 }
 
 void add(uintptr_t x, int64_t x_stride, uintptr_t added, int64_t added_stride, float scale, uintptr_t y, int64_t tokens,
          int64_t channels, int dtype) {
   const AddArgs args{at<void>(x), at<void>(added),          at<void>(y), tokens, channels, x_stride, added_stride,
                      scale,       static_cast<DType>(dtype)};
-  make([=] { current->kernels->add(args); }, tokens * channels);
+  make({tokens}, [=](const Extent& now) { current->kernels->add(about(now, args)); }, tokens * channels);
 }
 
 void scale(uintptr_t x, int64_t tokens, int64_t channels, int64_t x_stride, float factor, float cap, uintptr_t y,
            int dtype, float limit, uintptr_t rows) {
   const ScaleArgs args{at<void>(x), at<void>(y),    tokens, channels, x_stride, factor, cap, static_cast<DType>(dtype),
                        limit,       at<float>(rows)};
-  make([=] { current->kernels->scale(args); }, (cap ? 4 : 1) * tokens * channels);
+  make(
+      {tokens}, [=](const Extent& now) { current->kernels->scale(about(now, args)); },
+      (cap ? 4 : 1) * tokens * channels);
 }
 
 void join_heads(uintptr_t first, int64_t first_stride, int64_t first_step, int64_t first_size, uintptr_t second,
@@ -277,7 +283,9 @@ void join_heads(uintptr_t first, int64_t first_stride, int64_t first_step, int64
   const JoinHeadsArgs args{at<void>(first), at<void>(second), at<void>(y),   first_stride,
                            first_step,      first_size,       second_stride, second_step,
                            second_size,     tokens,           heads,         static_cast<DType>(dtype)};
-  make([=] { current->kernels->join_heads(args); }, tokens * heads * (first_size + second_size));
+  make(
+      {tokens}, [=](const Extent& now) { current->kernels->join_heads(about(now, args)); },
+      tokens * heads * (first_size + second_size));
 }
 
 void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_stride, uintptr_t keys,
@@ -304,11 +312,11 @@ void write_kv(uintptr_t key, int64_t key_stride, uintptr_t value, int64_t value_
                          key_bytes,
                          value_bytes,
                          static_cast<DType>(dtype)};
-  const auto call = [=] {
-    check_below(args.slots, tokens, num_blocks * block_size, "slot_mapping: a slot is outside the pool");
-    current->kernels->write_kv(args);
+  const auto call = [=](const Extent& now) {
+    check_below(args.slots, now.rows, num_blocks * block_size, "slot_mapping: a slot is outside the pool");
+    current->kernels->write_kv(about(now, args));
   };
-  make(call, tokens * kv_heads * (head_dim + value_dim) / 2);
+  make({tokens}, call, tokens * kv_heads * (head_dim + value_dim) / 2);
 }
 
 // The interpreter is let go however little there is to do: this waits for other processes.
@@ -371,9 +379,14 @@ PYBIND11_MODULE(_C, module) {
 
   py::class_<Recording>(module, "Recording")
       .def(py::init<>())
-      .def("begin", &Recording::begin)
+      .def("begin", [](Recording& own) { own.begin(); })
+      .def("begin_sizable", [](Recording& own, int64_t tokens, int64_t sequences,
+                               int64_t wanted) { own.begin(StepSize{tokens, sequences, wanted}); })
       .def_static("end", &Recording::end)
-      .def("replay", &Recording::replay)
+      .def("replay", [](Recording& own) { own.replay(); })
+      .def("replay_for", [](Recording& own, int64_t tokens, int64_t sequences,
+                            int64_t wanted) { own.replay(StepSize{tokens, sequences, wanted}); })
+      .def_property_readonly("sizable", &Recording::sizable)
       .def("__len__", &Recording::size);
   py::class_<TeamSize>(module, "TeamSize")  // for tests: each recording has its own
       .def(py::init<>())

@@ -10,6 +10,9 @@ of numbers, or reads a number out of a tensor, ends the recording. Views are har
 
 Whoever records may name operations of torch's that are done again too, between kernels (`operations.py`): of each it is
 known what it reads and writes. What turns tensors into numbers is none of them.
+
+A function whose kernels are all about a step's tokens, row by row, can be recorded once for steps of any size
+(`record_sizable`).
 """
 
 from __future__ import annotations
@@ -133,17 +136,58 @@ class Recording:
         return sum(len(part) for part in self._parts)
 
 
+@dataclass(frozen=True)
+class SizableRecording:
+    """What a function asked for of a step of the size that it was recorded with. `results` has as many rows, of which a
+    replay writes the first."""
+
+    results: Any
+    _calls: Any = field(repr=False)
+    _workspace: Workspace = field(repr=False)
+
+    def replay(self, tokens: int, sequences: int, wanted: int = 0) -> None:
+        """Do it all for so many. Raises ValueError for more than were recorded, and what kernels' checks raise."""
+        self._calls.replay_for(tokens, sequences, wanted)
+
+
 def record(function: Callable[[], Any], workspace: Workspace, operations: Collection[str] = ()) -> Recording:
     """Run `function` once, in this thread, and record it. operations: names of torch's that may be done again, too.
 
     What it reads (weights, caches, inputs) must stay where it is for as long as the recording is used. Raises
     NotRecordable, and whatever the function raises.
     """
-    workspace.begin()
-    kernels_only = _OnlyKernels(workspace, frozenset(operations))
+    kernels_only = _OnlyKernels(workspace, frozenset(operations), _OWN)
+    results = _run(function, kernels_only, lambda: kernels_only.calls.begin())
+    return Recording(results, [part for part in (*kernels_only.parts, kernels_only.calls) if len(part)], workspace)
+
+
+def record_sizable(
+    function: Callable[[], Any], workspace: Workspace, tokens: int, sequences: int, wanted: int = 0
+) -> SizableRecording:
+    """Have `function` ask for what it asks of a step of so many tokens and sequences, in this thread, and record it.
+
+    wanted: how many tokens' rows the function goes on with at its end; 0: all.
+    Nothing is computed meanwhile, so its inputs may hold anything. It must ask for the same of a step of any size, of
+    two tokens at least, and lay its tensors out token by token. NotRecordable is raised where it does more than call
+    kernels that know how many tokens they are about, calls one for another number of rows than tokens (or a multiple),
+    or has a tensor whose strides depend on their number. For this to be seen, `tokens` and `wanted` must be primes that
+    differ: what is no multiple of them has nothing to do with them. (What is one by chance is refused, too, but for a
+    kernel's rows: a function must not call kernels for a number of rows that it always has.) What it reads must stay
+    where it is, as for `record`.
+    """
+    kernels_only = _OnlyKernels(workspace, primes=(tokens, wanted) if wanted else (tokens,))
+    results = _run(function, kernels_only, lambda: kernels_only.calls.begin_sizable(tokens, sequences, wanted))
+    if not kernels_only.calls.sizable:
+        raise NotRecordable("a kernel is not about the step's tokens, so many rows each")
+    return SizableRecording(results, kernels_only.calls, workspace)
+
+
+def _run(function: Callable[[], Any], kernels_only: _OnlyKernels, begin: Callable[[], None]) -> Any:
+    """What the function returns, recorded. Raises NotRecordable, and whatever it raises."""
+    kernels_only.workspace.begin()
     with kernels_only, _NoNumbers(kernels_only):
-        kernels_only.calls.begin()
         try:
+            begin()
             results = function()
         except Exception:
             # The refusal may come out as another error, through torch.jit for one.
@@ -153,7 +197,7 @@ def record(function: Callable[[], Any], workspace: Workspace, operations: Collec
             kernels_only.calls.end()
     if kernels_only.refused:
         raise NotRecordable(kernels_only.refused)
-    return Recording(results, [part for part in (*kernels_only.parts, kernels_only.calls) if len(part)], workspace)
+    return results
 
 
 class _OnlyKernels(TorchDispatchMode):
@@ -163,10 +207,17 @@ class _OnlyKernels(TorchDispatchMode):
     again, but for the calls of kernels since the last operation of torch's, which are in `calls`.
     """
 
-    def __init__(self, workspace: Workspace, operations: frozenset[str]) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        operations: frozenset[str] = frozenset(),
+        own: frozenset[str] = frozenset(),
+        primes: tuple[int, ...] = (),
+    ) -> None:
+        """operations, own: that are done again. primes: numbers of rows on which no stride may depend."""
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
-        self._workspace = workspace
-        self.operations = operations
+        self.workspace = workspace
+        self.operations, self._again, self._primes = operations, operations | own, primes
         self.refused = ""
         self.parts: list[Any] = []
         self.calls = _C.Recording()
@@ -185,21 +236,30 @@ class _OnlyKernels(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.empty.memory_format and _is_plain(kwargs):
-            return self._workspace.empty(tuple(args[0]), kwargs["dtype"])
+            return self._row_by_row(self.workspace.empty(tuple(args[0]), kwargs["dtype"]))
         if func.is_view:
             result = func(*args, **kwargs)
+            parts = result if isinstance(result, (tuple, list)) else [result]
             # Some of them (reshape) copy where they cannot view.
-            if all(_same_memory(args[0], part) for part in (result if isinstance(result, (tuple, list)) else [result])):
+            if all(_same_memory(args[0], self._row_by_row(part)) for part in parts):
                 return result
-        if name_of(func) in self.operations or name_of(func) in _OWN:
+        if name_of(func) in self._again:
             return self._operate(func, args, kwargs)
         self.refuse(str(func))
+
+    def _row_by_row(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor, if it lies as it would with other numbers of rows."""
+        strides = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+        for prime in self._primes:
+            if any(number and number % prime == 0 for number in (*strides, tensor.storage_offset())):
+                self.refuse(f"a tensor whose place or strides {tensor.stride()} go by the number of rows, {prime},")
+        return tensor
 
     def _operate(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do an operation of torch's, in the workspace's memory, and remember it."""
         self.calls.end()
         try:
-            made = Operation(func, args, kwargs, self._workspace)
+            made = Operation(func, args, kwargs, self.workspace)
         except NotAgain as reason:
             self.refuse(f"{func}{reason}")
         finally:

@@ -8,8 +8,8 @@ import torch
 
 from quire import kernels
 
-# A table of places is made for so many tokens at first: more than a step of one token a sequence has.
-_TOKENS = 512
+# A table of places is made for so many tokens at first: more than a step that is recorded has.
+_TOKENS = 1040
 
 
 class HeadOrder:

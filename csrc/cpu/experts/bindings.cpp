@@ -31,18 +31,20 @@ void route(uintptr_t logits, int64_t tokens, int64_t count, int64_t logits_strid
                        least,
                        scale,
                        tolerance};
-  make([=] { current->kernels->route(args); }, 16 * tokens * count);
+  make({tokens}, [=](const Extent& now) { current->kernels->route(about(now, args)); }, 16 * tokens * count);
 }
 
 void sort_by_expert(uintptr_t experts, int64_t tokens, int64_t chosen, uintptr_t starts, int64_t count,
                     uintptr_t tokens_of, uintptr_t places) {
   const SortByExpertArgs args{
       at<int32_t>(experts), at<int32_t>(starts), at<int64_t>(tokens_of), at<int32_t>(places), tokens, chosen, count};
-  const auto call = [=] {
-    check_within(args.experts, tokens * chosen, count, "experts: an expert is none of those that there are");
-    current->kernels->sort_by_expert(args);
+  const auto call = [=](const Extent& now) {
+    check_within(args.experts, now.rows * chosen, count, "experts: an expert is none of those that there are");
+    SortByExpertArgs own = args;
+    own.num_tokens = now.rows;
+    current->kernels->sort_by_expert(own);
   };
-  make(call, 4 * tokens * chosen);
+  make({tokens}, call, 4 * tokens * chosen);
 }
 
 // Every row has an expert, and an expert's rows are in the order of their tokens.
@@ -62,14 +64,15 @@ void make_grouped(const GroupedLinearArgs& args, int64_t columns, const py::tupl
   const Numbers table(tables);
   std::vector<LoraTable> adapters(table.size() / 2);
   for (size_t i = 0; i < adapters.size(); ++i) adapters[i] = {at<LoraEntry>(table[2 * i]), table[2 * i + 1]};
-  const auto call = [=, adapters = std::move(adapters)] {
+  const auto call = [=, adapters = std::move(adapters)](const Extent& now) {
     GroupedLinearArgs own = args;
     own.tables = adapters.data();
+    own.rows = now.rows;
     check_sorted(own);
     check_segments(own.segments, own.num_segments, num_tokens, adapters);
     own.formats ? multiply_quantized_experts(*current, own) : current->kernels->grouped_linear(own);
   };
-  make(call, columns * args.features * args.rows);
+  make_linear(args.rows, args.num_segments, call, columns * args.features * args.rows);
 }
 
 void grouped_linear(uintptr_t x, int64_t rows, int64_t features, int64_t x_stride, uintptr_t starts, uintptr_t tokens,
@@ -106,11 +109,14 @@ void combine(uintptr_t x, int64_t rows, int64_t channels, int64_t x_stride, uint
                          x_stride,
                          shared_stride,
                          static_cast<DType>(dtype)};
-  const auto call = [=] {
-    check_within(args.places, tokens * chosen, rows, "places: a place is none of the rows of x");
-    current->kernels->combine(args);
+  const int64_t work = tokens * channels * (chosen + 1);
+  const auto call = [=](const Extent& now) {
+    const int64_t own = now.rows == tokens ? rows : now.rows * chosen;
+    check_within(args.places, now.rows * chosen, own, "places: a place is none of the rows of x");
+    current->kernels->combine(about(now, args));
   };
-  make(call, tokens * channels * (chosen + 1));
+  if (rows != tokens * chosen) return make([=] { call(Extent{tokens}); }, work);
+  make({tokens}, call, work);
 }
 
 }  // namespace

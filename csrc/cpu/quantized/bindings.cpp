@@ -28,13 +28,14 @@ void quantized_linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_s
     rows += list[i].rows;
   }
   for (size_t i = 0; i < adapters.size(); ++i) adapters[i] = {at<LoraEntry>(table[2 * i]), table[2 * i + 1]};
-  const auto call = [=, list = std::move(list), formats = std::move(formats), adapters = std::move(adapters)] {
-    check_segments(at<LoraSegment>(segments), num_segments, tokens, adapters);
-    multiply_quantized(*current, {at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), tokens,
+  const auto call = [=, list = std::move(list), formats = std::move(formats),
+                     adapters = std::move(adapters)](const Extent& now) {
+    check_segments(at<LoraSegment>(segments), num_segments, now.rows, adapters);
+    multiply_quantized(*current, {at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), now.rows,
                                   features, x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype),
                                   adapters.data(), at<LoraSegment>(segments), num_segments, formats.data()});
   };
-  make(call, rows * features * tokens);
+  make_linear(tokens, num_segments, call, rows * features * tokens);
 }
 
 // table: (data, 0, rows, kind, zeros, row_bytes, group, aux).
@@ -44,15 +45,15 @@ void quantized_embedding(uintptr_t ids, int64_t tokens, int64_t channels, const 
   const RowFormat format = format_of(numbers, 3);
   const EmbeddingArgs args{at<int64_t>(ids), at<void>(numbers[0]), at<void>(added),           at<void>(y), tokens,
                            channels,         numbers[2],           static_cast<DType>(dtype), scale};
-  const auto call = [=] {
-    for (int64_t i = 0; i < tokens; ++i)
+  const auto call = [=](const Extent& now) {
+    for (int64_t i = 0; i < now.rows; ++i)
       if (args.ids[i] < 0 || args.ids[i] >= args.table_rows)
         throw py::index_error("ids: an id is outside the rows of the table");
-    EmbeddingArgs own = args;
+    EmbeddingArgs own = about(now, args);
     own.format = &format;
     current->kernels->quantized_embedding(own);
   };
-  make(call, 4 * tokens * channels);
+  make({tokens}, call, 4 * tokens * channels);
 }
 
 }  // namespace
