@@ -1,6 +1,7 @@
 """The frozen types that pass between rooms.
 
-T: tokens in the step; S: sequences in the step; B: most blocks of any of them; R: rows whose logits are needed.
+T: tokens in the step; S: sequences in the step; B: most blocks of any of them; R: tokens whose hidden states somebody
+wants.
 """
 
 from __future__ import annotations
@@ -157,6 +158,9 @@ class ForwardContext:
     level_features: torch.Tensor | None = None
     # Their tokens see one another in every layer, whatever its window. None: there are no such prompts in the step.
     whole_prompts: WholePrompts | None = None
+    # For models that narrow (`CausalLM.narrows`) alone: the step's tokens whose hidden states are returned, [R] int64;
+    # None: all.
+    wanted: torch.Tensor | None = None
 
     def slots_of(self, group: int) -> torch.Tensor:
         """`slot_mapping`, of a group of layers."""

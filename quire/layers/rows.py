@@ -19,6 +19,7 @@ from types import TracebackType
 
 import torch
 
+from quire import kernels
 from quire.kernels.adapters import LoraSegments
 
 
@@ -78,6 +79,11 @@ class gathered(_Rows):
             given = self._given
             self._places = tuple(given.tolist() if isinstance(given, torch.Tensor) else given)
         return segments.gathered(self._places)
+
+
+def take(rows: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows [R] int64 of tensors [T, C], each by itself: [R, C] each. What goes on with them is `gathered`."""
+    return tuple(kernels.embedding(rows, one) for one in tensors)
 
 
 def current_segments(segments: LoraSegments) -> LoraSegments:

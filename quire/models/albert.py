@@ -71,7 +71,7 @@ class AlbertModel(BertModel):
             groups.append(nn.ModuleDict({"albert_layers": own}))
         return groups
 
-    def in_order(self) -> Iterable[nn.Module]:
+    def in_order(self) -> Iterable[Any]:
         config: Any = self.config
         groups: Any = self.body.get_submodule(self.layers_at)
         times = config.num_hidden_layers / config.num_hidden_groups

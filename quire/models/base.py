@@ -72,6 +72,8 @@ class CausalLM(nn.Module):
         keys of such a prompt's tokens are of no use to a prompt of another length.
     crosses_threshold: whether an answer may go on past `rope_threshold` from a prompt that is not beyond it. Some
         families compute everything anew there; quire ends such an answer, with the finish reason "length".
+    narrows: whether `forward` returns the rows of `ForwardContext.wanted` alone, where a step has that: behind its last
+        attention, nothing needs to be computed of tokens whose hidden states nobody reads.
     lm_head: the projection to the vocabulary; `logits` uses it.
     """
 
@@ -79,6 +81,7 @@ class CausalLM(nn.Module):
     max_model_len: int
     rope_threshold: int | None = None
     crosses_threshold: ClassVar[bool] = True
+    narrows: bool = False
     lm_head: Linear
 
     # Data for the loader. Patterns are regular expressions that must match a whole name.

@@ -30,6 +30,7 @@ from quire.layers import (
     RotaryTable,
 )
 from quire.layers.rotary import check_whole_heads
+from quire.layers.rows import gathered, take
 from quire.models.base import CausalLM, refuse
 from quire.models.feed_forward import Biases as Biases  # which families import from here
 from quire.models.feed_forward import FusedGatedMLP as FusedGatedMLP
@@ -63,7 +64,7 @@ class Multipliers(NamedTuple):
 
 
 class DecoderAttention(nn.Module):
-    """Project, norms of heads, rotate, store, attend. A family overrides the steps that are its own."""
+    """Project, norms of heads, rotate, store, attend: `mix`. A family overrides the steps that are its own."""
 
     def __init__(self, config: PretrainedConfig, spec: AttentionSpec, biases: Biases) -> None:
         super().__init__()
@@ -76,9 +77,13 @@ class DecoderAttention(nn.Module):
         self.attend = PagedAttention.from_spec(spec)
 
     def forward(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+        return self.o_proj(self.mix(x, rope, ctx, cache))
+
+    def mix(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+        """x: [T, C] -> [T, H * D], what `o_proj` takes."""
         query, key, value = self.project(x)
         query, key = self.norm_heads(query, key)
-        return self.o_proj(self.attend.of(query, key, value, ctx, cache, rope))
+        return self.attend.of(query, key, value, ctx, cache, rope)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """x: [T, C] -> query [T, H, D], key and value [T, G, D]."""
@@ -144,9 +149,40 @@ class DecoderLayer(nn.Module):
         cache: KVCache,
     ) -> torch.Tensor:
         """residual: [T, C], to which this adds, in place, x [T, C]: what the layer before left to add."""
-        before_attention, before_mlp = self.norms
-        x = self.self_attn(before_attention(residual, x), rope, ctx, cache)
-        return self.mlp(before_mlp(residual, x))
+        x = self.begin(residual, x)
+        return self.finish(residual, x, self.self_attn(x, rope, ctx, cache))
+
+    def last(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor | None,
+        rope: RotaryTable | None,
+        ctx: ForwardContext,
+        cache: KVCache,
+        rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`forward`, where behind attention some rows are wanted alone, [R] int64: those of the residual stream, and
+        what is left to add to them, each [R, C]."""
+        x = self.begin(residual, x)
+        mixed = self.self_attn.mix(x, rope, ctx, cache)
+        residual, x, mixed = take(rows, residual, x, mixed)
+        with gathered(rows):
+            return residual, self.finish(residual, x, self.self_attn.o_proj(mixed))
+
+    @property
+    def narrows(self) -> bool:
+        """Whether `last` does what `forward` does."""
+        plain = type(self).forward is DecoderLayer.forward
+        return plain and type(self.self_attn).forward is DecoderAttention.forward
+
+    def begin(self, residual: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
+        """Add x to the residual stream; what attention reads."""
+        y: torch.Tensor = self.norms[0](residual, x)
+        return y
+
+    def finish(self, residual: torch.Tensor, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Row by row: what is left to add. x: what `begin` returned; attended: what attention did."""
+        return self.mlp(self.norms[1](residual, attended))
 
 
 class SandwichLayer(DecoderLayer):
@@ -156,17 +192,9 @@ class SandwichLayer(DecoderLayer):
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
     )  # fmt: skip
 
-    def forward(
-        self,
-        residual: torch.Tensor,
-        x: torch.Tensor | None,
-        rope: RotaryTable | None,
-        ctx: ForwardContext,
-        cache: KVCache,
-    ) -> torch.Tensor:
-        before_attention, after_attention, before_mlp, after_mlp = self.norms
-        x = after_attention(self.self_attn(before_attention(residual, x), rope, ctx, cache))
-        return after_mlp(self.mlp(before_mlp(residual, x)))
+    def finish(self, residual: torch.Tensor, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        _, after_attention, before_mlp, after_mlp = self.norms
+        return after_mlp(self.mlp(before_mlp(residual, after_attention(attended))))
 
 
 class PostNormLayer(DecoderLayer):
@@ -174,18 +202,14 @@ class PostNormLayer(DecoderLayer):
 
     norm_names = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-    def forward(
-        self,
-        residual: torch.Tensor,
-        x: torch.Tensor | None,
-        rope: RotaryTable | None,
-        ctx: ForwardContext,
-        cache: KVCache,
-    ) -> torch.Tensor:
-        after_attention, after_mlp = self.norms
+    def begin(self, residual: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
         if x is not None:
             kernels.add_to(residual, x)
-        kernels.add_to(residual, after_attention(self.self_attn(residual, rope, ctx, cache)))
+        return residual
+
+    def finish(self, residual: torch.Tensor, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        after_attention, after_mlp = self.norms
+        kernels.add_to(residual, after_attention(attended))
         return after_mlp(self.mlp(residual))
 
 
@@ -194,16 +218,7 @@ class ParallelLayer(DecoderLayer):
 
     norm_names = ("input_layernorm",)
 
-    def forward(
-        self,
-        residual: torch.Tensor,
-        x: torch.Tensor | None,
-        rope: RotaryTable | None,
-        ctx: ForwardContext,
-        cache: KVCache,
-    ) -> torch.Tensor:
-        x = self.norms[0](residual, x)
-        attended: torch.Tensor = self.self_attn(x, rope, ctx, cache)
+    def finish(self, residual: torch.Tensor, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         kernels.add_to(attended, self.mlp(x))
         return attended
 
@@ -226,7 +241,12 @@ class Decoder(nn.Module):
     def forward(self, residual: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
         ropes, x = [*(rotary(ctx) for rotary in self.rotaries), None], None
         levels = 0 if ctx.level_features is None else len(ctx.level_features)
+        last: Any = self.layers[-1]
         for number, (layer, which, cache) in enumerate(zip(self.layers, self.rotary_of, kv, strict=True)):
+            if ctx.wanted is not None and number == len(self.layers) - 1:
+                residual, x = last.last(residual, x, ropes[which], ctx, cache, ctx.wanted)
+                with gathered(ctx.wanted):
+                    return self.norm(residual, x)
             x = layer(residual, x, ropes[which], ctx, cache)
             if number < levels:
                 ctx.add_level(number, residual)
@@ -254,6 +274,8 @@ class DecoderForCausalLM(CausalLM):
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
         self.model = Decoder(config, type(self))
+        last: Any = self.model.layers[-1]
+        self.narrows = type(self).forward is DecoderForCausalLM.forward and last.narrows
         self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.multiply = self.multipliers(config)
         self.kv_spec = KVSpec.of(self.attention_spec(config, layer) for layer in range(config.num_hidden_layers))

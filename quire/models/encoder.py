@@ -13,6 +13,7 @@ from torch import nn
 
 from quire.errors import UnsupportedModelError
 from quire.layers import Embedding, LayerNorm, Linear, MergedLinear, PagedAttention, activation
+from quire.layers.rows import gathered, take
 from quire.models.pooling.base import PoolingModel
 from quire.types import AttentionSpec, ForwardContext, KVCache, KVSpec
 
@@ -40,6 +41,7 @@ class Sizes(NamedTuple):
         return AttentionSpec(self.heads, self.heads, self.head or self.hidden // self.heads)
 
 
+_RECORDED = 1040  # tokens: no step has more that is recorded
 # What a block's parts are called: paths of modules below the block.
 Names = Mapping[str, str]
 BERT_NAMES: Names = {
@@ -73,6 +75,12 @@ class EncoderLayer(nn.Module):
     def forward(self, x: torch.Tensor, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         """x: [T, C], which this overwrites -> [T, C]."""
         return self.finish(x, self.attend(self.qkv(x), ctx, cache))
+
+    def last(self, x: torch.Tensor, ctx: ForwardContext, cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
+        """The rows [R] int64 of what `forward` returns: [R, C]."""
+        x, attended = take(rows, x, self.attend(self.qkv(x), ctx, cache))
+        with gathered(rows):
+            return self.finish(x, attended)
 
     def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """x: [T, C], which this overwrites; attended: [T, C], of its heads -> [T, C]."""
@@ -108,11 +116,12 @@ class EncoderEmbeddings(nn.Module):
             self.token_type_embeddings = Embedding(types, hidden)
         self.LayerNorm = LayerNorm(hidden, eps)
         self.positions, self.types, self.first = positions, types, first
+        self._first_type: dict[torch.device, torch.Tensor] = {}
 
     def forward(self, words: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """words: [T, C], of `word_embeddings` -> [T, C]."""
         if self.types:
-            kinds = torch.zeros_like(ctx.positions) if ctx.token_types is None else ctx.token_types
+            kinds = self._of_first_type(ctx.positions) if ctx.token_types is None else ctx.token_types
             words = self.token_type_embeddings(kinds, words)
         if self.positions and ctx.position_rows is not None:
             words = self.position_embeddings(ctx.position_rows, words)
@@ -120,6 +129,15 @@ class EncoderEmbeddings(nn.Module):
             words = self.position_embeddings(ctx.positions, words, self.first)
         y: torch.Tensor = self.LayerNorm(words)
         return y
+
+    def _of_first_type(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Zeros, as many as there are tokens. Recorded steps know them by their address: they stay."""
+        if len(tokens) > _RECORDED:
+            return torch.zeros_like(tokens)
+        zeros = self._first_type.get(tokens.device)
+        if zeros is None:
+            zeros = self._first_type[tokens.device] = tokens.new_zeros(_RECORDED)
+        return zeros[: len(tokens)]
 
 
 class EncoderModel(PoolingModel):
@@ -143,6 +161,8 @@ class EncoderModel(PoolingModel):
         self.max_model_len = self.positions(config)
         self.add_head(config, sizes)
         self.checkpoint_ignored = self.ignored()
+        own = type(self).forward is EncoderModel.forward
+        self.narrows = own and all(type(one).forward is EncoderLayer.forward for one in self.in_order())
         if not hasattr(body, "pooler"):  # which nothing is made of here, whatever adapters do to it
             self.adapters_ignored = (rf"(?:{self.base}\.)?pooler\.[^.]+(?:\..+)?",)
 
@@ -150,7 +170,7 @@ class EncoderModel(PoolingModel):
         """All of them, at `layers_at`."""
         return nn.ModuleList(self.layer(config, sizes) for _ in range(sizes.layers))
 
-    def in_order(self) -> Iterable[nn.Module]:
+    def in_order(self) -> Iterable[Any]:
         """The blocks as a prompt goes through them, `Sizes.layers` of them."""
         blocks: Any = self.body.get_submodule(self.layers_at)
         return tuple(blocks)
@@ -218,9 +238,11 @@ class EncoderModel(PoolingModel):
 
     def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
         x = self.embedded(embeddings, ctx)
-        for layer, cache in zip(self.in_order(), kv, strict=True):
+        *layers, last = zip(self.in_order(), kv, strict=True)
+        for layer, cache in layers:
             x = layer(x, ctx, cache)
-        return x
+        block, cache = last
+        return block(x, ctx, cache) if ctx.wanted is None else block.last(x, ctx, cache, ctx.wanted)
 
     def embedded(self, words: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """What the first block reads: words [T, E] -> [T, C]."""

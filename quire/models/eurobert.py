@@ -36,6 +36,7 @@ class EuroBertModel(PooledDecoder, LlamaForCausalLM):
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
+        self.narrows = not self._late  # else each token's row goes on
         self.checkpoint_ignored = (*LlamaForCausalLM.checkpoint_ignored, r"lm_head\..+")
         if self.convert == "embed":
             self.checkpoint_ignored = (*self.checkpoint_ignored, r"(?:classifier_dense|classifier)\..+")

@@ -36,9 +36,9 @@ class GptOssAttention(DecoderAttention):
         super().__init__(config, spec, biases)
         self.sinks = nn.Parameter(torch.empty(spec.num_heads), requires_grad=False)
 
-    def forward(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+    def mix(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         query, key, value = self.project(x)
-        return self.o_proj(self.attend.of(query, key, value, ctx, cache, rope, self.sinks))
+        return self.attend.of(query, key, value, ctx, cache, rope, self.sinks)
 
 
 class GptOssMLP(nn.Module):

@@ -28,12 +28,12 @@ class HunYuanAttention(DecoderAttention):
         self.query_layernorm = RMSNorm(spec.head_dim, config.rms_norm_eps)
         self.key_layernorm = RMSNorm(spec.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+    def mix(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         query, key, value = self.project(x)
         assert rope is not None
         self.attend.rotate(query, key, rope)
         query, key = self.query_layernorm(query), self.key_layernorm(key)
-        return self.o_proj(self.attend.of(query, key, value, ctx, cache))
+        return self.attend.of(query, key, value, ctx, cache)
 
 
 class HunYuanDenseV1ForCausalLM(DecoderForCausalLM):

@@ -68,7 +68,7 @@ class LatentAttention(DecoderAttention):
             self.sections = [config.q_lora_rank, *self.sections]
             self.latents = MergedLinear(self.q_a_proj, self.kv_a_proj_with_mqa)
 
-    def forward(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+    def mix(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         assert isinstance(rope, LatentTable)
         query, latent, turning = self.latents(x).split(self.sections, 1)
         if self.q_a_layernorm is not None:
@@ -77,7 +77,7 @@ class LatentAttention(DecoderAttention):
         heads = kernels.join_heads(self.kv_b_proj.queries(own, rope), own_turning)
         key = kernels.join_heads(self.kv_a_layernorm(latent).unsqueeze(1), turning.unsqueeze(1))
         mixed = self.attend.of(heads, key, None, ctx, cache, rope)
-        return self.o_proj(self.kv_b_proj.outputs(mixed.view(len(x), -1, self.attend.value_dim), rope))
+        return self.kv_b_proj.outputs(mixed.view(len(x), -1, self.attend.value_dim), rope)
 
 
 class LatentDecoderForCausalLM(DecoderForCausalLM):

@@ -47,16 +47,16 @@ class Llama4Attention(DecoderAttention):
         super().__init__(config, spec, biases)
         self.qk_norm = RMSNorm(spec.head_dim, config.rms_norm_eps, affine=False) if config.use_qk_norm else None
 
-    def forward(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+    def mix(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         query, key, value = self.project(x)
         if rope is None:
             if self.factors is not None:
                 query = kernels.multiply_rows(query.view(len(x), -1), self.factors(ctx)).view(query.shape)
-            return self.o_proj(self.attend.of(query, key, value, ctx, cache))
+            return self.attend.of(query, key, value, ctx, cache)
         self.attend.rotate(query, key, rope)
         if self.qk_norm is not None:
             query, key = self.qk_norm(query), self.qk_norm(key)
-        return self.o_proj(self.attend.of(query, key, value, ctx, cache))
+        return self.attend.of(query, key, value, ctx, cache)
 
 
 class Llama4MoE(nn.Module):

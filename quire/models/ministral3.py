@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class Ministral3Attention(DecoderAttention):
     factors: PositionFactors
 
-    def forward(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+    def mix(self, x: torch.Tensor, rope: RotaryTable | None, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         query, key, value = self.project(x)
         assert rope is not None
         self.attend.rotate(query, key, rope)
         query = kernels.multiply_rows(query.view(len(x), -1), self.factors(ctx)).view(query.shape)
-        return self.o_proj(self.attend.of(query, key, value, ctx, cache))
+        return self.attend.of(query, key, value, ctx, cache)
 
 
 class Ministral3ForCausalLM(MistralForCausalLM):

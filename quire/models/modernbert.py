@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from quire.layers import (
     gated_activation,
 )
 from quire.layers.rotary import check_whole_heads
+from quire.layers.rows import gathered, take
 from quire.models.base import refuse
 from quire.models.decoder import ROTARY_BY_TYPE, rotaries_by_type, type_of_layer
 from quire.models.pooling.base import PoolingModel
@@ -57,8 +58,12 @@ class ModernBertAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         """x: [T, C] -> [T, C]."""
-        y: torch.Tensor = self.Wo(self.attend(self.Wqkv(x), ctx, cache, rope))
+        y: torch.Tensor = self.Wo(self.mix(x, rope, ctx, cache))
         return y
+
+    def mix(self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+        """x: [T, C] -> [T, C], what `Wo` takes."""
+        return self.attend(self.Wqkv(x), ctx, cache, rope)
 
 
 class ModernBertMLP(nn.Module):
@@ -95,9 +100,31 @@ class ModernBertLayer(nn.Module):
         cache: KVCache,
     ) -> torch.Tensor:
         """residual: [T, C], to which this adds, in place, x [T, C]: what the layer before left to add."""
-        y = residual if self.attn_norm is None else self.attn_norm(residual, x)
-        attended = self.attn(y, rope, ctx, cache)
-        made: torch.Tensor = self.mlp(self.mlp_norm(residual, attended))
+        return self.finish(residual, self.attn.mix(self.begin(residual, x), rope, ctx, cache))
+
+    def last(
+        self,
+        residual: torch.Tensor,
+        x: torch.Tensor | None,
+        rope: RotaryTable,
+        ctx: ForwardContext,
+        cache: KVCache,
+        rows: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`forward`, where behind attention some rows are wanted alone, [R] int64: those of the residual stream, and
+        what is left to add to them, each [R, C]."""
+        mixed = self.attn.mix(self.begin(residual, x), rope, ctx, cache)
+        residual, mixed = take(rows, residual, mixed)
+        with gathered(rows):
+            return residual, self.finish(residual, mixed)
+
+    def begin(self, residual: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
+        """Add x to the residual stream; what attention reads."""
+        return residual if self.attn_norm is None else self.attn_norm(residual, x)
+
+    def finish(self, residual: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Row by row: what is left to add. mixed: what `attn.mix` returned."""
+        made: torch.Tensor = self.mlp(self.mlp_norm(residual, self.attn.Wo(mixed)))
         return made
 
 
@@ -115,9 +142,16 @@ class ModernBertEncoder(nn.Module):
         """words: [T, C], of the table -> [T, C]."""
         ropes = [rotary(ctx) for rotary in self.rotaries]
         residual, x = self.embeddings.norm(words), None
-        for layer, which, cache in zip(self.layers, self.rotary_of, kv, strict=True):
+        *layers, last = zip(self.layers, self.rotary_of, kv, strict=True)
+        for layer, which, cache in layers:
             x = layer(residual, x, ropes[which], ctx, cache)
-        y: torch.Tensor = self.final_norm(residual, x)
+        block, which, cache = cast("tuple[Any, int, KVCache]", last)
+        if ctx.wanted is None:
+            y: torch.Tensor = self.final_norm(residual, block(residual, x, ropes[which], ctx, cache))
+            return y
+        residual, x = block.last(residual, x, ropes[which], ctx, cache, ctx.wanted)
+        with gathered(ctx.wanted):
+            y = self.final_norm(residual, x)
         return y
 
 
@@ -152,6 +186,7 @@ class ModernBertModel(PoolingModel):
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__(config)
         self.model = ModernBertEncoder(config)
+        self.narrows = type(self).forward is ModernBertModel.forward
         if self.convert == "embed":
             self.checkpoint_ignored = (r"(?:prediction_head|decoder|classifier)\..+",)
         else:

@@ -28,6 +28,7 @@ from quire.layers import (
     gated_activation,
 )
 from quire.layers.rotary import check_whole_heads, rope_parameters
+from quire.layers.rows import gathered, take
 from quire.models.base import refuse
 from quire.models.bert import BertModel, RobertaModel
 from quire.models.encoder import EncoderEmbeddings, Sizes
@@ -64,8 +65,12 @@ class RotaryAttention(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         """x: [T, C] -> [T, C]."""
-        y: torch.Tensor = self.o_proj(self.attend(self.qkv(x), ctx, cache, rope))
+        y: torch.Tensor = self.o_proj(self.mix(x, rope, ctx, cache))
         return y
+
+    def mix(self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
+        """x: [T, C] -> [T, H * D], what `o_proj` takes."""
+        return self.attend(self.qkv(x), ctx, cache, rope)
 
 
 class GatedFeedForward(nn.Module):
@@ -112,7 +117,19 @@ class RotaryEncoderLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         """x: [T, C], which this overwrites -> [T, C]."""
-        x = self.post_attention_layernorm(x, self.self_attn(x, rope, ctx, cache))
+        return self.finish(x, self.self_attn.mix(x, rope, ctx, cache))
+
+    def last(
+        self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """The rows [R] int64 of what `forward` returns: [R, C]."""
+        x, mixed = take(rows, x, self.self_attn.mix(x, rope, ctx, cache))
+        with gathered(rows):
+            return self.finish(x, mixed)
+
+    def finish(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """x: [T, C], which this overwrites; mixed: [T, H * D] -> [T, C]."""
+        x = self.post_attention_layernorm(x, self.self_attn.o_proj(mixed))
         y: torch.Tensor = self.post_mlp_layernorm(x, self.mlp(x))
         return y
 
@@ -132,6 +149,8 @@ class RotaryEncoder(BertModel):
         self.rotary = RotaryEmbedding(config)
         self.max_model_len = self.rotary.max_positions
         self.rope_threshold = self.rotary.threshold
+        own = type(self).forward is RotaryEncoder.forward
+        self.narrows = own and all(type(one).forward is RotaryEncoderLayer.forward for one in self.body.layers)
 
     @classmethod
     def check_config(cls, config: PretrainedConfig) -> None:
@@ -152,9 +171,11 @@ class RotaryEncoder(BertModel):
     def forward(self, embeddings: torch.Tensor, ctx: ForwardContext, kv: Sequence[KVCache]) -> torch.Tensor:
         rope = self.rotary(ctx)
         x: torch.Tensor = self.body.embeddings(embeddings, ctx)
-        for layer, cache in zip(self.body.layers, kv, strict=True):
+        *layers, last = zip(self.body.layers, kv, strict=True)
+        for layer, cache in layers:
             x = layer(x, rope, ctx, cache)
-        return x
+        layer, cache = last
+        return layer(x, rope, ctx, cache) if ctx.wanted is None else layer.last(x, rope, ctx, cache, ctx.wanted)
 
     def see_files(self, checkpoint: Checkpoint) -> Mapping[str, str]:
         self._names = frozenset(checkpoint.names())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -24,6 +23,7 @@ from quire.platform.execution.ahead import PagesAhead
 from quire.platform.execution.decode_graphs import DecodeGraphRunner
 from quire.platform.execution.draft_runner import DraftRunner
 from quire.platform.execution.encoder_runner import EncoderRunner
+from quire.platform.execution.forward import Forward
 from quire.platform.execution.host_cache import HostCache
 from quire.platform.execution.kv_tensors import keys_of
 from quire.platform.execution.kv_transfer import KVTransfer
@@ -37,7 +37,7 @@ from quire.platform.sampling.sampler import Sampling, TokenDraw, begin, top_logp
 from quire.platform.sampling.sampling_input import begin_together
 from quire.platform.sampling.speculative.check import CheckedSampling, DraftedDraws, Draws
 from quire.platform.scheduling.plan import Chunk, StepPlan
-from quire.types import ForwardContext, KVCache, StateCache
+from quire.types import KVCache, StateCache
 
 # Prompt scores need a row of logits for every token: so many rows at a time bound the memory.
 _SCORE_ROWS = 64
@@ -84,13 +84,7 @@ class ModelRunner:
         self.transfers: KVTransfer | None = None  # of blocks beside the pool, where the settings ask for that
         self._host, self._before = HostCache(self.blocks), PreviousTokens()
         self._exact = exact_products
-        self._sees = isinstance(model, MediaModel) or (isinstance(model, PoolingModel) and model.bidirectional)
-        self._types = isinstance(model, PoolingModel) and model.token_types
-        self._padding = model.padding if isinstance(model, PoolingModel) else None
         self._mrope = isinstance(model, MediaModel) and model.mrope
-        # The shortest of the layers' windows that whole prompts may exceed; 0: there is none.
-        whole = isinstance(model, MediaModel) and model.prompt_sees
-        self._whole_window = min((one for one in model.kv_spec.windows if one > 0), default=0) if whole else 0
         self._windows = windows
         self._ahead = ahead
         self._sequences = Sequences()
@@ -103,6 +97,7 @@ class ModelRunner:
             if isinstance(model, PoolingModel)
             else None
         )
+        self._forward = Forward(model, caches, device, self.encoder.features, stage, enforce_eager)
 
     @property
     def drafts(self) -> bool:
@@ -178,25 +173,31 @@ class ModelRunner:
             best = None if likeliest is None else likeliest.tolist()
             return self._running(plan, self._sample(chunks, sequences, logits, best), ((),) * len(chunks))
         inputs = self._inputs(chunks, sequences)
-        with self._with_adapters((sequence.adapters, chunk.length) for chunk, sequence in both):
-            hidden = self.model(*self._embed(inputs, chunks, sequences), self.caches)
-        if not self._ends:
-            return HandedOn(plan)
-        if self._pooling is not None:
-            none = ((),) * len(chunks)
-            return RunningStep(plan, None, none, pooled=self._pooling.run(chunks, sequences, hidden))
         ends = list(accumulate((chunk.length for chunk in chunks), initial=0))
-        rows = [
+        drawn = [
             row
             for c, end in zip(chunks, ends[1:], strict=True)
             if c.draws
             for row in range(end - 1 - len(c.drafts), end)
         ]
+        scored = any(chunk.score is not None for chunk in chunks)
+        wanted = drawn if self._ends and not scored else None
+        if self._pooling is not None:
+            wanted = self._pooling.wanted(chunks, sequences)
+        with self._with_adapters((sequence.adapters, chunk.length) for chunk, sequence in both):
+            hidden = self._forward(inputs, chunks, sequences, wanted)
+        if not self._ends:
+            return HandedOn(plan)
+        none = ((),) * len(chunks)
+        if self._pooling is not None:
+            return RunningStep(plan, None, none, pooled=self._pooling.run(chunks, sequences, hidden, wanted))
         last = None
-        if rows:
+        if drawn:
             with self._with_adapters((s.adapters, 1 + len(c.drafts)) for c, s in both if c.draws):
-                last = self.model.logits(hidden[self._index(rows)])
+                last = self.model.logits(hidden if wanted is not None else hidden[self._index(drawn)])
         sampling = self._sample(chunks, sequences, last)  # before the scores, which may take the logits' memory
+        if not scored:
+            return self._running(plan, sampling, none)
         scores = tuple(self._score(c, s, hidden[ends[i] : ends[i + 1]]) for i, (c, s) in enumerate(both))
         return self._running(plan, sampling, scores)
 
@@ -310,6 +311,7 @@ class ModelRunner:
     def forget_recordings(self) -> None:
         """Weights or pool have other addresses from now on."""
         self._decode.forget()
+        self._forward.forget()
         if self._draft is not None:
             self._draft.forget()
 
@@ -322,44 +324,6 @@ class ModelRunner:
         if not rows:
             return nullcontext()
         return self.adapter_slots.using(LoraSegments.of(rows, sum(count for _, count in counted), self.device))
-
-    def _embed(
-        self, inputs: batch.StepInputs, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]
-    ) -> tuple[torch.Tensor, ForwardContext]:
-        """The tokens' embeddings [T, E], with features for placeholders; and the context, with what else media give."""
-        token_ids, context = inputs.token_ids, inputs.context
-        visible = batch.visible_ends(chunks, sequences) if self._sees else None
-        if visible is not None:
-            context = replace(context, visible_end=send(torch.from_numpy(visible), self.device))
-            if self._whole_window:
-                whole = batch.whole_prompts(chunks, sequences, self._whole_window, self.device)
-                context = replace(context, whole_prompts=whole)
-        if self._types:
-            context = replace(context, token_types=send(batch.token_types(chunks, sequences), self.device))
-        places = batch.position_rows(chunks, sequences, self._padding)
-        if places is not None:
-            context = replace(context, position_rows=send(places, self.device))
-        rows, parts = batch.media_rows(chunks, sequences)
-        if not rows:
-            return self.model.embed(token_ids), context
-        places = self._index(rows)
-        token_ids[places] = 0  # a placeholder need not be in the vocabulary
-        embeddings = self.model.embed(token_ids)
-        if not self._begins or (self._pooling is not None and self._pooling.tells_features):
-            return embeddings, context
-        width = embeddings.shape[1]
-        features = [self.encoder.features[digest][first:end] for digest, first, end in parts]
-        embeddings[places] = torch.cat([some[:, :width] for some in features])
-        levelled = [some.shape[1] > width for some in features]
-        if any(levelled):  # rows that a caller gave have none
-            takes = torch.tensor([flag for flag, some in zip(levelled, features, strict=True) for _ in some])
-            levels = torch.cat([some[:, width:] for some in features if some.shape[1] > width])
-            context = replace(
-                context,
-                level_rows=places if all(levelled) else places[send(takes, self.device)],
-                level_features=levels.unflatten(1, (-1, width)).transpose(0, 1).contiguous(),
-            )
-        return embeddings, context
 
     def _sample(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -41,23 +41,41 @@ class PoolingRunner:
         self._features = features
         self.tells_features = self._spec.towers is not None and self._spec.towers.image is not None
 
+    def wanted(self, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]) -> list[int] | None:
+        """The rows of a step whose hidden states `run` asks for; None: all."""
+        places = [self._place(part) for part in _parts(chunks, sequences)]
+        return None if None in places else [row for row in places if row is not None and row >= 0]
+
+    def _place(self, part: Part) -> int | None:
+        """The row that all is told of; -1: there is none in this chunk; None: more than one counts."""
+        chunk, sequence, row = part
+        kind = _input(sequence).kind
+        if kind not in ("cls", "last") or self._is_reduced(part):
+            return None
+        if kind == "cls":
+            return row if chunk.start == 0 else -1
+        return row + chunk.length - 1 if chunk.end >= sequence.prompt_len else -1
+
     def run(
-        self, chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence], hidden: torch.Tensor
+        self,
+        chunks: Sequence[Chunk],
+        sequences: Sequence[WorkerSequence],
+        hidden: torch.Tensor,
+        wanted: Sequence[int] | None,
     ) -> tuple[np.ndarray | None, ...]:
-        """hidden: [T, C], the chunks' rows end to end. Returns as `StepResult.pooled` has it."""
-        parts: list[Part] = []
-        row = 0
-        for chunk, sequence in zip(chunks, sequences, strict=True):
-            parts.append((chunk, sequence, row))
-            row += chunk.length
-        self._add_up(parts, hidden)
-        rows = [hidden[:0] if self._is_reduced(part) else self._rows(part, hidden) for part in parts]
-        counts = [len(one) for one in rows]
-        found = self._through_head(torch.cat(rows), parts, counts) if any(counts) else None
-        ends = np.cumsum([0, *counts])
+        """hidden: [T, C], the chunks' rows end to end; or those that are wanted. Returns `StepResult.pooled`."""
+        parts = _parts(chunks, sequences)
+        if wanted is None:
+            self._add_up(parts, hidden)
+            means = self._means(parts, hidden)
+            some = [hidden[:0] if self._is_reduced(part) else self._rows(part, hidden, means) for part in parts]
+            counts, rows = [len(one) for one in some], torch.cat(some)
+        else:
+            counts, rows = [int(self._place(part) != -1) for part in parts], hidden
+        found = self._through_head(rows, parts, counts) if any(counts) else None
         told = [
             self._reduced(part, hidden) if self._is_reduced(part) else None if found is None else found[first:end]
-            for (first, end), part in zip(pairwise(ends.tolist()), parts, strict=True)
+            for (first, end), part in zip(pairwise(accumulate(counts, initial=0)), parts, strict=True)
         ]
         return tuple(
             self._nothing(_input(sequence)) if own is None or not len(own) else self._finished(own, _input(sequence))
@@ -94,7 +112,7 @@ class PoolingRunner:
             return
         whole = len(meant) == len(parts)
         x = hidden if whole else torch.cat([hidden[row : row + chunk.length] for chunk, _, row in meant])
-        starts = np.cumsum([0, *(chunk.length for chunk, _, _ in meant)]).astype(np.int32)
+        starts = np.array([*accumulate((chunk.length for chunk, _, _ in meant), initial=0)], np.int32)
         sums = np.zeros((len(meant), hidden.shape[1]), np.float64)
         for own, (chunk, sequence, _) in zip(sums, meant, strict=True):
             if chunk.start:
@@ -104,8 +122,19 @@ class PoolingRunner:
             before = {chunk.start: sequence.sums_at[chunk.start]} if chunk.start else {}
             sequence.sums_at = {**before, chunk.end: own}
 
-    def _rows(self, part: Part, hidden: torch.Tensor) -> torch.Tensor:
-        """The hidden states of a chunk that are told of, [rows, C]."""
+    @staticmethod
+    def _means(parts: Sequence[Part], hidden: torch.Tensor) -> Mapping[int, torch.Tensor]:
+        """[1, C], of hidden's dtype, of each prompt that ends here and whose mean is wanted, by its first row."""
+        ending = [part for part in parts if _input(part[1]).kind == "mean" and part[0].end >= part[1].prompt_len]
+        if not ending:
+            return {}
+        sums = np.array([sequence.sums_at[chunk.end] for chunk, sequence, _ in ending])
+        means = sums / np.array([[sequence.prompt_len] for _, sequence, _ in ending])
+        rows = torch.from_numpy(means.astype(np.float32)).to(hidden.device, hidden.dtype)
+        return dict(zip((row for _, _, row in ending), rows.split(1), strict=True))
+
+    def _rows(self, part: Part, hidden: torch.Tensor, means: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """The hidden states of a chunk that are told of, [rows, C]. means: as `_means` returns them."""
         chunk, sequence, row = part
         kind = _input(sequence).kind
         if kind == "all":
@@ -114,14 +143,12 @@ class PoolingRunner:
             ids = sequence.token_ids[chunk.start : chunk.end]
             places = [row + place for place, token in enumerate(ids) if token == self._spec.step_token]
             return hidden[torch.tensor(places, dtype=torch.int64, device=hidden.device)]
-        if kind == "cls":
-            return hidden[row : row + (chunk.start == 0)]
+        place = self._place(part)
+        if place is not None:
+            return hidden[:0] if place < 0 else hidden[place : place + 1]
         if chunk.end < sequence.prompt_len:
             return hidden[:0]
-        if kind == "last":
-            return hidden[row + chunk.length - 1 : row + chunk.length]
-        mean = sequence.sums_at[chunk.end] / sequence.prompt_len
-        return torch.from_numpy(mean.astype(np.float32)).to(hidden.device, hidden.dtype)[None]
+        return means[row]
 
     def _through_head(self, rows: torch.Tensor, parts: Sequence[Part], counts: Sequence[int]) -> np.ndarray:
         """[R, C] -> [R, numbers] float32."""
@@ -130,7 +157,7 @@ class PoolingRunner:
             some = rows[first : first + _ROWS]
             with self._with_adapters(_mixes(parts, counts, first, first + len(some))):
                 made.append(self._model.pool(some))
-        return torch.cat(made).cpu().numpy()
+        return (made[0] if len(made) == 1 else torch.cat(made)).cpu().numpy()
 
     def _nothing(self, wanted: PoolingInput) -> np.ndarray:
         """No rows, as wide as the request's are."""
@@ -142,7 +169,12 @@ class PoolingRunner:
             rows = rows[:, list(self._spec.labels_returned)]
         if wanted.dimensions:
             rows = rows[:, : wanted.dimensions]
-        return np.stack([_activated(row, wanted.activation) for row in rows])
+        return np.array([_activated(row, wanted.activation) for row in rows])
+
+
+def _parts(chunks: Sequence[Chunk], sequences: Sequence[WorkerSequence]) -> list[Part]:
+    starts = accumulate((chunk.length for chunk in chunks), initial=0)
+    return [*zip(chunks, sequences, starts)]  # noqa: B905 (the starts end with the step)
 
 
 def _input(sequence: WorkerSequence) -> PoolingInput:

@@ -66,7 +66,8 @@ def test_a_row_that_cannot_be_drawn_hides_no_token_before_it(tiny_path):
 
         def spoil(embeddings, context, caches):
             hidden = forward(embeddings, context, caches).clone()
-            hidden[context.positions == position] = torch.nan
+            positions = context.positions if context.wanted is None else context.positions[context.wanted]
+            hidden[positions == position] = torch.nan
             return hidden
 
         model.forward = spoil

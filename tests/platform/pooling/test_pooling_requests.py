@@ -255,10 +255,10 @@ def test_one_that_fails_harms_no_other(paths: dict[str, Path], kind: str, monkey
     runner = llm.llm_engine.executor.runner
     step = runner._pooling.run
 
-    def failing(chunks: Any, sequences: Any, states: torch.Tensor) -> Any:
+    def failing(chunks: Any, sequences: Any, *states: Any) -> Any:
         if any(list(one.token_ids[:20]) == batch[2] for one in sequences):
             raise RuntimeError("no luck")
-        return step(chunks, sequences, states)
+        return step(chunks, sequences, *states)
 
     monkeypatch.setattr(runner._pooling, "run", failing)
     found = llm.encode(given(batch), use_tqdm=False)
