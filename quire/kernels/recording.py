@@ -236,22 +236,26 @@ class _OnlyKernels(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten.empty.memory_format and _is_plain(kwargs):
-            return self._row_by_row(self.workspace.empty(tuple(args[0]), kwargs["dtype"]))
+            made = self.workspace.empty(tuple(args[0]), kwargs["dtype"])
+            return self._row_by_row(made, made)
         if func.is_view:
             result = func(*args, **kwargs)
             parts = result if isinstance(result, (tuple, list)) else [result]
             # Some of them (reshape) copy where they cannot view.
-            if all(_same_memory(args[0], self._row_by_row(part)) for part in parts):
+            if all(_same_memory(args[0], self._row_by_row(part, args[0])) for part in parts):
                 return result
         if name_of(func) in self._again:
             return self._operate(func, args, kwargs)
         self.refuse(str(func))
 
-    def _row_by_row(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor, if it lies as it would with other numbers of rows."""
-        strides = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    def _row_by_row(self, tensor: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """A new tensor, or a view of another, if it lies as it would with other numbers of rows. Strides of what the
+        function has not made, weights for one, have nothing to do with them."""
+        numbers = [tensor.storage_offset() - whole.storage_offset()]
+        if self._primes and self.workspace.owns(tensor):
+            numbers += [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
         for prime in self._primes:
-            if any(number and number % prime == 0 for number in (*strides, tensor.storage_offset())):
+            if any(number and number % prime == 0 for number in numbers):
                 self.refuse(f"a tensor whose place or strides {tensor.stride()} go by the number of rows, {prime},")
         return tensor
 

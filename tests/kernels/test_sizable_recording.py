@@ -147,6 +147,22 @@ def test_a_replay_checks_what_it_reads() -> None:
         made.replay(11, 1)
 
 
+@torch.inference_mode()
+def test_weights_lie_wherever_they_lie() -> None:
+    """The places and strides of what is not made of the step have nothing to do with its size."""
+    step, own, most = Step(F32), Inputs.of(20, 3), 23
+    norm = randn(most + 1, WIDTH, dtype=F32)[most:]
+
+    def function(given: Inputs) -> torch.Tensor:
+        x = native.embedding(given.ids, step.table)
+        return native.rms_norm(x, norm.view(2, -1).flatten(), 1e-6)
+
+    made = recording.record_sizable(lambda: function(own), recording.Workspace(), most, 2)
+    own.take(Inputs.of(7))
+    made.replay(7, 1)
+    assert same_bits(made.results[:7], function(Inputs.of(7)))
+
+
 def other_rows(step: Step, given: Inputs) -> Any:
     return native.linear(native.embedding(given.ids, step.table)[:3], [step.up], [None])
 

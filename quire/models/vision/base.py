@@ -212,7 +212,7 @@ class VisionLanguageModel(MediaModel):
             )
         self.language_model = text
         self.kv_spec, self.max_model_len, self.rope_threshold = text.kv_spec, text.max_model_len, text.rope_threshold
-        self.narrows = text.narrows
+        self.narrows = text.narrows and type(self).forward is VisionLanguageModel.forward
         prefix, base = re.escape("language_model."), f"language_model.{_base_name(text)}"
         self.checkpoint_renames = (
             *self.own_renames,

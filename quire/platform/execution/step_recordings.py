@@ -10,10 +10,9 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from quire import kernels
@@ -27,6 +26,8 @@ logger = logging.getLogger("quire")
 # factors of the sizes that models have. Of more tokens, Python is no part of a step's time that is worth the memory.
 _TOKENS = (131, 269, 521, 1031)
 _WANTED = (47, 83, 167, 331, 523)
+_NO_BLOCK = -1
+_PATIENCE = 0.5  # seconds for which other threads' steps are waited for, so that one can be recorded
 _MOST_SHAPES = 32  # remembered, the latest first
 _LEAST, _TIMES = 64, 8  # sequences, and blocks of each; what has room for more serves as well, so that there are few
 # The dimensions of the context's tensors: tokens, sequences, sequences + 1, blocks, groups of layers but the first,
@@ -50,23 +51,26 @@ class _Shape(NamedTuple):
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class _Recorded:
     """A recording and the memory that it reads: token_ids, then the context's tensors by name."""
 
-    recording: Any
-    arrays: Sequence[np.ndarray]
+    def __init__(self, recording: Any, memory: Sequence[torch.Tensor]) -> None:
+        self._recording = recording
+        self._arrays = [tensor.numpy() for tensor in memory]
+        self._written = [0] * len(memory)  # columns of each
 
     def run(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
-        for own, tensor in zip(self.arrays, (token_ids, *tensors(context).values()), strict=True):
+        for place, tensor in enumerate((token_ids, *tensors(context).values())):
             new = tensor.numpy()  # a copy in torch takes several times as long
-            if new.dtype == np.int32 and new.ndim > 1:
-                own[..., : new.shape[-2], :] = -1  # no block: those of earlier steps are others'
+            own, width = self._arrays[place], new.shape[-1]
+            if new.ndim > 1:
+                own[..., width : self._written[place]] = _NO_BLOCK  # those of earlier steps are others'
+                self._written[place] = width
             own[tuple(map(slice, new.shape))] = new
         tokens, sequences = len(token_ids), len(context.context_len)
         wanted = 0 if context.wanted is None else len(context.wanted)
-        self.recording.replay(tokens, sequences, wanted)
-        hidden: torch.Tensor = self.recording.results[: wanted or tokens]
+        self._recording.replay(tokens, sequences, wanted)
+        hidden: torch.Tensor = self._recording.results[: wanted or tokens]
         return hidden.clone()  # so that nobody has to be done with it before the next step
 
 
@@ -93,8 +97,8 @@ class StepRecordings:
         self._model, self._caches = model, caches
         self._module: Any = None
         self._turn = threading.Lock()  # to begin a step
-        self._idle = threading.Condition()  # nobody is in the model's Python
-        self._in_python = 0  # threads
+        self._changed = threading.Condition()  # of what follows
+        self._in_python: set[int] = set()  # threads
         self._met: set[_Shape] = set()
         self._refused: set[_Shape] = set()
         self._free: list[_Recordings] = []  # that no thread uses now
@@ -113,12 +117,15 @@ class StepRecordings:
         if self._module is None:
             return self._forward(token_ids, context)
         shape = _shape_of(token_ids, context) if self._is_recordable(token_ids, context) else None
-        with self._turn:
-            own = self._free.pop() if self._free else _Recordings(self._module.Workspace())
-            recorded = None if shape is None else self._recorded(own, shape, context)
-            if recorded is None:
-                self._count_in_python(1)
+        this = threading.get_ident()
+        own, recorded = None, None
         try:
+            with self._turn:
+                self._leave_python(this)  # an interrupt may have come before it could say so
+                own = self._free.pop() if self._free else _Recordings(self._module.Workspace())
+                recorded = None if shape is None else self._recorded(own, shape, context)
+                if recorded is None:
+                    self._in_python.add(this)
             if recorded is not None:
                 return recorded.run(token_ids, context)
             hidden = self._forward(token_ids, context)
@@ -127,14 +134,14 @@ class StepRecordings:
             return hidden
         finally:
             if recorded is None:
-                self._count_in_python(-1)
-            with self._turn:
+                self._leave_python(this)
+            if own is not None:
                 self._free.append(own)
 
-    def _count_in_python(self, more: int) -> None:
-        with self._idle:
-            self._in_python += more
-            self._idle.notify_all()
+    def _leave_python(self, thread: int) -> None:
+        with self._changed:
+            self._in_python.discard(thread)
+            self._changed.notify_all()
 
     def _recorded(self, own: _Recordings, shape: _Shape, context: ForwardContext) -> _Recorded | None:
         """None: there is none. While a thread has its turn here, no other gets into the model's Python."""
@@ -143,9 +150,9 @@ class StepRecordings:
             return own.of[shape]
         if shape not in self._met or shape in self._refused:
             return None
-        with self._idle:
-            self._idle.wait_for(lambda: not self._in_python)
-        return self._record(own, shape, context)
+        with self._changed:
+            alone = self._changed.wait_for(lambda: not self._in_python, _PATIENCE)
+        return self._record(own, shape, context) if alone else None
 
     def _forward(self, token_ids: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         hidden: torch.Tensor = self._model(self._model.embed(token_ids), context, self._caches)
@@ -171,7 +178,7 @@ class StepRecordings:
         for name in shape.names:
             *before, last = (sizes[letter] for letter in _DIMENSIONS[name])
             # A number more at the end of each row: no stride depends on the number of tokens.
-            made[name] = torch.zeros([*before, last + 1], dtype=named[name].dtype)[..., :last]
+            made[name] = torch.full([*before, last + 1], _NO_BLOCK, dtype=named[name].dtype)[..., :last]
         token_ids = torch.zeros(shape.tokens, dtype=torch.int64)
         its_own = replace(context, **made)
         model, caches = self._model, self._caches
@@ -187,7 +194,7 @@ class StepRecordings:
             )  # fmt: skip
             self._refused.add(shape)
             return None
-        recorded = _Recorded(recording, [tensor.numpy() for tensor in (token_ids, *made.values())])
+        recorded = _Recorded(recording, (token_ids, *made.values()))
         own.of[shape] = recorded
         if len(own.of) > _MOST_SHAPES:
             own.of.popitem(last=False)

@@ -162,3 +162,16 @@ def test_threads_have_recordings_of_their_own(tmp_path: Path) -> None:
     for one in threads:
         one.join()
     assert not wrong and any(some.of for some in own._free)
+
+
+def test_an_interrupted_thread_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that an interrupt has kept from saying that it has left: meanwhile steps are made in Python."""
+    monkeypatch.setattr(step_recordings, "_PATIENCE", 0.01)
+    llm = LLM(str(build("LlamaForCausalLM", "gqa", tmp_path)), **SMALL, enable_prefix_caching=False)
+    own = llm.llm_engine.executor.runner._forward._recordings
+    expected = answers(llm)
+    own._in_python.add(-1)
+    assert answers(llm) == expected and not recorded(llm)
+    own._in_python.clear()
+    own._in_python.add(threading.get_ident())  # this one begins a step, and so has left
+    assert answers(llm) == expected and recorded(llm) and not own._in_python
