@@ -170,9 +170,9 @@ class StepRecordings:
 
     def _record(self, own: _Recordings, shape: _Shape, context: ForwardContext) -> _Recorded | None:
         """None: it cannot be."""
-        sizes = {"T": shape.tokens, "S": shape.sequences, "E": shape.sequences + 1, "B": shape.width}
-        sizes |= {"R": shape.wanted}
-        sizes["G"] = 0 if context.group_slots is None else len(context.group_slots)
+        groups = 0 if context.group_slots is None else len(context.group_slots)
+        sizes = {"T": shape.tokens, "S": shape.sequences, "E": shape.sequences + 1, "R": shape.wanted}
+        sizes |= {"B": shape.width, "G": groups}
         named = tensors(context)
         made: dict[str, Any] = {}
         for name in shape.names:
