@@ -27,7 +27,7 @@ logger = logging.getLogger("quire")
 _TOKENS = (131, 269, 521, 1031)
 _WANTED = (47, 83, 167, 331, 523)
 _NO_BLOCK = -1
-_PATIENCE = 0.5  # seconds for which other threads' steps are waited for, so that one can be recorded
+_PATIENCE = 1.0  # seconds for which other threads' steps are waited for, so that one can be recorded
 _MOST_SHAPES = 32  # remembered, the latest first
 _LEAST, _TIMES = 64, 8  # sequences, and blocks of each; what has room for more serves as well, so that there are few
 # The dimensions of the context's tensors: tokens, sequences, sequences + 1, blocks, groups of layers but the first,
