@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MEDIA_KINDS",
+    "MOST_RECORDED",
     "STATE",
     "AdapterRef",
     "AdapterUse",
@@ -46,6 +47,10 @@ __all__ = [
     "WholePrompts",
     "int8_row_bytes",
 ]
+
+
+# Steps of more tokens are never recorded on a CPU: tables that recordings know by their address need no more rows.
+MOST_RECORDED = 1031
 
 
 @dataclass(frozen=True, slots=True)

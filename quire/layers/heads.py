@@ -7,9 +7,7 @@ from functools import cache
 import torch
 
 from quire import kernels
-
-# A table of places is made for so many tokens at first: more than a step that is recorded has.
-_TOKENS = 1040
+from quire.types import MOST_RECORDED
 
 
 class HeadOrder:
@@ -23,7 +21,7 @@ class HeadOrder:
         self._tables: dict[torch.device, torch.Tensor] = {}
         self._outgrown: list[torch.Tensor] = []  # recorded steps know a table by its address
         with torch.device("cpu"):  # models are built on the meta device
-            self._table(_TOKENS, torch.device("cpu"))
+            self._table(MOST_RECORDED, torch.device("cpu"))
 
     def __call__(self, fused: torch.Tensor) -> torch.Tensor:
         """fused: [T, heads * head_dim], contiguous; of the result, head i is the projection's head `order[i]`."""
@@ -40,7 +38,7 @@ class HeadOrder:
             if table is not None:
                 self._outgrown.append(table)
                 tokens = max(tokens, 2 * len(table) // heads)
-            starts = torch.arange(max(tokens, _TOKENS), device=device).unsqueeze(1) * heads
+            starts = torch.arange(max(tokens, MOST_RECORDED), device=device).unsqueeze(1) * heads
             table = self._tables[device] = (starts + torch.tensor(self.order, device=device)).view(-1)
         return table
 

@@ -152,7 +152,7 @@ class DecoderLayer(nn.Module):
         x = self.begin(residual, x)
         return self.finish(residual, x, self.self_attn(x, rope, ctx, cache))
 
-    def last(
+    def forward_rows(
         self,
         residual: torch.Tensor,
         x: torch.Tensor | None,
@@ -171,7 +171,7 @@ class DecoderLayer(nn.Module):
 
     @property
     def narrows(self) -> bool:
-        """Whether `last` does what `forward` does."""
+        """Whether `forward_rows` does what `forward` does."""
         plain = type(self).forward is DecoderLayer.forward
         return plain and type(self.self_attn).forward is DecoderAttention.forward
 
@@ -244,7 +244,7 @@ class Decoder(nn.Module):
         last: Any = self.layers[-1]
         for number, (layer, which, cache) in enumerate(zip(self.layers, self.rotary_of, kv, strict=True)):
             if ctx.wanted is not None and number == len(self.layers) - 1:
-                residual, x = last.last(residual, x, ropes[which], ctx, cache, ctx.wanted)
+                residual, x = last.forward_rows(residual, x, ropes[which], ctx, cache, ctx.wanted)
                 with gathered(ctx.wanted):
                     return self.norm(residual, x)
             x = layer(residual, x, ropes[which], ctx, cache)

@@ -15,7 +15,7 @@ from quire.errors import UnsupportedModelError
 from quire.layers import Embedding, LayerNorm, Linear, MergedLinear, PagedAttention, activation
 from quire.layers.rows import gathered, take
 from quire.models.pooling.base import PoolingModel
-from quire.types import AttentionSpec, ForwardContext, KVCache, KVSpec
+from quire.types import MOST_RECORDED, AttentionSpec, ForwardContext, KVCache, KVSpec
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -41,7 +41,6 @@ class Sizes(NamedTuple):
         return AttentionSpec(self.heads, self.heads, self.head or self.hidden // self.heads)
 
 
-_RECORDED = 1040  # tokens: no step has more that is recorded
 # What a block's parts are called: paths of modules below the block.
 Names = Mapping[str, str]
 BERT_NAMES: Names = {
@@ -76,7 +75,7 @@ class EncoderLayer(nn.Module):
         """x: [T, C], which this overwrites -> [T, C]."""
         return self.finish(x, self.attend(self.qkv(x), ctx, cache))
 
-    def last(self, x: torch.Tensor, ctx: ForwardContext, cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
+    def forward_rows(self, x: torch.Tensor, ctx: ForwardContext, cache: KVCache, rows: torch.Tensor) -> torch.Tensor:
         """The rows [R] int64 of what `forward` returns: [R, C]."""
         x, attended = take(rows, x, self.attend(self.qkv(x), ctx, cache))
         with gathered(rows):
@@ -132,11 +131,11 @@ class EncoderEmbeddings(nn.Module):
 
     def _of_first_type(self, tokens: torch.Tensor) -> torch.Tensor:
         """Zeros, as many as there are tokens. Recorded steps know them by their address: they stay."""
-        if len(tokens) > _RECORDED:
+        if len(tokens) > MOST_RECORDED:
             return torch.zeros_like(tokens)
         zeros = self._first_type.get(tokens.device)
         if zeros is None:
-            zeros = self._first_type[tokens.device] = tokens.new_zeros(_RECORDED)
+            zeros = self._first_type[tokens.device] = tokens.new_zeros(MOST_RECORDED)
         return zeros[: len(tokens)]
 
 
@@ -242,7 +241,7 @@ class EncoderModel(PoolingModel):
         for layer, cache in layers:
             x = layer(x, ctx, cache)
         block, cache = last
-        return block(x, ctx, cache) if ctx.wanted is None else block.last(x, ctx, cache, ctx.wanted)
+        return block(x, ctx, cache) if ctx.wanted is None else block.forward_rows(x, ctx, cache, ctx.wanted)
 
     def embedded(self, words: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         """What the first block reads: words [T, E] -> [T, C]."""

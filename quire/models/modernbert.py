@@ -100,9 +100,9 @@ class ModernBertLayer(nn.Module):
         cache: KVCache,
     ) -> torch.Tensor:
         """residual: [T, C], to which this adds, in place, x [T, C]: what the layer before left to add."""
-        return self.finish(residual, self.attn.mix(self.begin(residual, x), rope, ctx, cache))
+        return self.finish(residual, self.attn(self.begin(residual, x), rope, ctx, cache))
 
-    def last(
+    def forward_rows(
         self,
         residual: torch.Tensor,
         x: torch.Tensor | None,
@@ -116,15 +116,15 @@ class ModernBertLayer(nn.Module):
         mixed = self.attn.mix(self.begin(residual, x), rope, ctx, cache)
         residual, mixed = take(rows, residual, mixed)
         with gathered(rows):
-            return residual, self.finish(residual, mixed)
+            return residual, self.finish(residual, self.attn.Wo(mixed))
 
     def begin(self, residual: torch.Tensor, x: torch.Tensor | None) -> torch.Tensor:
         """Add x to the residual stream; what attention reads."""
         return residual if self.attn_norm is None else self.attn_norm(residual, x)
 
-    def finish(self, residual: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """Row by row: what is left to add. mixed: what `attn.mix` returned."""
-        made: torch.Tensor = self.mlp(self.mlp_norm(residual, self.attn.Wo(mixed)))
+    def finish(self, residual: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Row by row: what is left to add. attended: what attention did."""
+        made: torch.Tensor = self.mlp(self.mlp_norm(residual, attended))
         return made
 
 
@@ -149,7 +149,7 @@ class ModernBertEncoder(nn.Module):
         if ctx.wanted is None:
             y: torch.Tensor = self.final_norm(residual, block(residual, x, ropes[which], ctx, cache))
             return y
-        residual, x = block.last(residual, x, ropes[which], ctx, cache, ctx.wanted)
+        residual, x = block.forward_rows(residual, x, ropes[which], ctx, cache, ctx.wanted)
         with gathered(ctx.wanted):
             y = self.final_norm(residual, x)
         return y

@@ -117,19 +117,19 @@ class RotaryEncoderLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache) -> torch.Tensor:
         """x: [T, C], which this overwrites -> [T, C]."""
-        return self.finish(x, self.self_attn.mix(x, rope, ctx, cache))
+        return self.finish(x, self.self_attn(x, rope, ctx, cache))
 
-    def last(
+    def forward_rows(
         self, x: torch.Tensor, rope: RotaryTable, ctx: ForwardContext, cache: KVCache, rows: torch.Tensor
     ) -> torch.Tensor:
         """The rows [R] int64 of what `forward` returns: [R, C]."""
         x, mixed = take(rows, x, self.self_attn.mix(x, rope, ctx, cache))
         with gathered(rows):
-            return self.finish(x, mixed)
+            return self.finish(x, self.self_attn.o_proj(mixed))
 
-    def finish(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """x: [T, C], which this overwrites; mixed: [T, H * D] -> [T, C]."""
-        x = self.post_attention_layernorm(x, self.self_attn.o_proj(mixed))
+    def finish(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """Row by row. x: [T, C], which this overwrites; attended: [T, C] -> [T, C]."""
+        x = self.post_attention_layernorm(x, attended)
         y: torch.Tensor = self.post_mlp_layernorm(x, self.mlp(x))
         return y
 
@@ -175,7 +175,7 @@ class RotaryEncoder(BertModel):
         for layer, cache in layers:
             x = layer(x, rope, ctx, cache)
         layer, cache = last
-        return layer(x, rope, ctx, cache) if ctx.wanted is None else layer.last(x, rope, ctx, cache, ctx.wanted)
+        return layer(x, rope, ctx, cache) if ctx.wanted is None else layer.forward_rows(x, rope, ctx, cache, ctx.wanted)
 
     def see_files(self, checkpoint: Checkpoint) -> Mapping[str, str]:
         self._names = frozenset(checkpoint.names())

@@ -43,7 +43,7 @@ class Forward:
         whole = isinstance(model, MediaModel) and model.prompt_sees
         self._whole_window = min((one for one in model.kv_spec.windows if one > 0), default=0) if whole else 0
         towers = None if pools is None else pools.pooling.towers
-        # Placeholders are no tokens of a later stage's, nor where features are told as they are.
+        # A later stage is handed rows that have them; where an image's features are what is told, they stand nowhere.
         self._takes_features = (stage is None or stage.is_first) and (towers is None or towers.image is None)
         levels = model.feature_levels if isinstance(model, MediaModel) else 0
         # On a GPU, whose rows these are would have to be waited for where a step has adapters.

@@ -18,13 +18,13 @@ import torch
 from quire import kernels
 from quire.models.base import CausalLM
 from quire.platform.execution.batch import tensors
-from quire.types import ForwardContext, KVCache, StateCache
+from quire.types import MOST_RECORDED, ForwardContext, KVCache, StateCache
 
 logger = logging.getLogger("quire")
 
 # For so many tokens, and rows that are wanted, recordings are made: primes, see `record_sizable`, of which few are
 # factors of the sizes that models have. Of more tokens, Python is no part of a step's time that is worth the memory.
-_TOKENS = (131, 269, 521, 1031)
+_TOKENS = (131, 269, 521, MOST_RECORDED)
 _WANTED = (47, 83, 167, 331, 523)
 _NO_BLOCK = -1
 _PATIENCE = 1.0  # seconds for which other threads' steps are waited for, so that one can be recorded

@@ -15,6 +15,7 @@ from quire import LLM, kernels
 from tests.models import tiny
 from tests.models.pooling import test_bert, test_decoders, test_modernbert, test_rotary_encoders
 from tests.models.pooling.worlds import engine, given, prompts, saved
+from tests.models.rows.checks import recorded_steps
 
 LENGTHS = (2, 3, 60, 17, 41, 9, 30, 55, 2, 20)
 KINDS = ("CLS", "LAST", "MEAN")
@@ -56,12 +57,6 @@ def vectors(llm: LLM, batch: list[list[int]]) -> list[torch.Tensor]:
     return [torch.tensor(one.outputs.embedding) for one in llm.embed(given(batch), use_tqdm=False)]
 
 
-def recorded(llm: LLM) -> list[Any]:
-    """Shapes, of all threads' recordings; nothing public says it."""
-    own = llm.llm_engine.executor.runner._forward._recordings
-    return [shape for some in own._free for shape in some.of]
-
-
 @pytest.mark.parametrize(("make", "family", "variant"), CASES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits(make: Callable[[str, str], Any], family: str, variant: str, dtype: str, tmp_path: Path) -> None:
@@ -80,6 +75,6 @@ def test_bits(make: Callable[[str, str], Any], family: str, variant: str, dtype:
         for found in (narrowed, *(vectors(llm, batch) for _ in range(3))):
             assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
         if kernels.backend().__name__ == "quire.kernels.native":
-            assert bool(recorded(llm)) is (family not in IN_PYTHON)
+            assert bool(recorded_steps(llm)) is (family not in IN_PYTHON)
             one_row = kind != "MEAN" and family not in WHOLE
-            assert all(bool(shape.wanted) is one_row for shape in recorded(llm))
+            assert all(bool(shape.wanted) is one_row for shape in recorded_steps(llm))

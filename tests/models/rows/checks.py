@@ -58,3 +58,9 @@ def recorded_shapes(llm: LLM) -> list[Any]:
     """Shapes of decode steps that were recorded, and are replayed without Python."""
     shapes = llm.llm_engine.executor.runner._decode._shapes  # nothing public says it
     return [shape for shape, recording in shapes.items() if recording is not None]
+
+
+def recorded_steps(llm: LLM) -> list[Any]:
+    """Shapes of steps of any number of tokens that were recorded, of all threads' recordings."""
+    own = llm.llm_engine.executor.runner._forward._recordings  # nothing public says it
+    return [shape for some in own._free for shape in some.of]

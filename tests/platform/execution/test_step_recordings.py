@@ -15,6 +15,7 @@ from quire.models.loader import load_model
 from quire.platform.execution import step_recordings
 from tests.models import run_model
 from tests.models.rows import all_rows
+from tests.models.rows.checks import recorded_steps
 from tests.models.tiny import VOCAB, build
 from tests.platform.conftest import make_llama
 
@@ -28,12 +29,6 @@ IN_PYTHON = {
     "GraniteMoeHybridForCausalLM", "MiniCPM3ForCausalLM", "YoutuForCausalLM",
 }  # fmt: skip
 SMALL = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 300, "block_size": 4}
-
-
-def recorded(llm: LLM) -> list[Any]:
-    """Shapes, of all threads' recordings; nothing public says it."""
-    own = llm.llm_engine.executor.runner._forward._recordings
-    return [shape for some in own._free for shape in some.of]
 
 
 def answers(llm: LLM, count: int = 14) -> list[Any]:
@@ -63,9 +58,11 @@ def test_of_models_that_generate(architecture: str, tmp_path: Path) -> None:
     assert answers(eager) == expected
     for _ in range(3):  # met, recorded, replayed
         assert answers(replaying) == expected
-    assert not recorded(eager)
-    known = architecture in IN_PYTHON or not all_rows()[architecture].recorded
-    assert bool(recorded(replaying)) is not known
+    assert not recorded_steps(eager)
+    in_python = architecture in IN_PYTHON or not all_rows()[architecture].recorded
+    assert bool(recorded_steps(replaying)) is not in_python
+    narrows = replaying.llm_engine.executor.runner.model.narrows and not in_python
+    assert any(shape.wanted for shape in recorded_steps(replaying)) is narrows
 
 
 def test_shapes_serve_what_is_smaller(tmp_path: Path) -> None:
@@ -83,11 +80,11 @@ def test_shapes_serve_what_is_smaller(tmp_path: Path) -> None:
 
     for lengths in ((100,), (90,), (2,), (3, 4), (131,), (132,), (140,), (1,), (60, 2, 30), (2,) * 70, (3,) * 68):
         assert run(llm, *lengths) == run(eager, *lengths)
-    shapes = {(one.tokens, one.sequences, one.wanted) for one in recorded(llm)}
+    shapes = {(one.tokens, one.sequences, one.wanted) for one in recorded_steps(llm)}
     assert shapes == {(131, 64, 0), (269, 64, 0), (269, 512, 0)}
     for lengths in ((1500,), (1032,), (1031,), (1028,)):  # the first two are left to Python
         assert run(llm, *lengths) == run(eager, *lengths)
-    assert max(one.tokens for one in recorded(llm)) == 1031
+    assert max(one.tokens for one in recorded_steps(llm)) == 1031
 
 
 def test_weights_and_pool_may_move(tmp_path: Path) -> None:
@@ -97,13 +94,13 @@ def test_weights_and_pool_may_move(tmp_path: Path) -> None:
     llm = LLM(path, **more)
     expected = answers(llm)
     assert answers(llm) == answers(llm) == expected
-    assert recorded(llm)
+    assert recorded_steps(llm)
     for level in (1, 2):
         llm.sleep(level=level)
         llm.wake_up()
-        assert not recorded(llm)
+        assert not recorded_steps(llm)
         assert answers(llm) == answers(llm) == answers(llm) == expected
-        assert recorded(llm)
+        assert recorded_steps(llm)
 
 
 def test_only_so_many_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +120,7 @@ def test_a_failed_step_leaves_recordings_as_they_are(tmp_path: Path, monkeypatch
     llm = LLM(path, **SMALL, enable_prefix_caching=False)
     expected = answers(llm)
     assert answers(llm) == expected
-    before = recorded(llm)
+    before = recorded_steps(llm)
     run, fails = step_recordings._Recorded.run, iter([True])
 
     def once(self: Any, *given: Any) -> Any:
@@ -133,7 +130,7 @@ def test_a_failed_step_leaves_recordings_as_they_are(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(step_recordings._Recorded, "run", once)
     assert answers(llm) == expected  # the step is made again
-    assert next(fails, None) is None and set(before) <= set(recorded(llm))
+    assert next(fails, None) is None and set(before) <= set(recorded_steps(llm))
 
 
 def test_threads_have_recordings_of_their_own(tmp_path: Path) -> None:
@@ -171,7 +168,7 @@ def test_an_interrupted_thread_is_not_waited_for_long(tmp_path: Path, monkeypatc
     own = llm.llm_engine.executor.runner._forward._recordings
     expected = answers(llm)
     own._in_python.add(-1)
-    assert answers(llm) == expected and not recorded(llm)
+    assert answers(llm) == expected and not recorded_steps(llm)
     own._in_python.clear()
     own._in_python.add(threading.get_ident())  # this one begins a step, and so has left
-    assert answers(llm) == expected and recorded(llm) and not own._in_python
+    assert answers(llm) == expected and recorded_steps(llm) and not own._in_python
