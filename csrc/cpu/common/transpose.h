@@ -11,6 +11,7 @@ namespace QUIRE_ISA {
 
 inline void transpose(Vec* rows) {
   __m512 pairs[16];
+#pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     pairs[i] = _mm512_unpacklo_ps(rows[i].v, rows[i + 1].v);
     pairs[i + 1] = _mm512_unpackhi_ps(rows[i].v, rows[i + 1].v);
@@ -23,12 +24,14 @@ inline void transpose(Vec* rows) {
   };
   // quads[4 i + j]: column j of each quarter of rows 4 i .. 4 i + 3.
   __m512 quads[16];
+#pragma GCC unroll 4
   for (int i = 0; i < 16; i += 4) {
     quads[i] = low(pairs[i], pairs[i + 2]);
     quads[i + 1] = high(pairs[i], pairs[i + 2]);
     quads[i + 2] = low(pairs[i + 1], pairs[i + 3]);
     quads[i + 3] = high(pairs[i + 1], pairs[i + 3]);
   }
+#pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
     const __m512 ab = _mm512_shuffle_f32x4(quads[j], quads[4 + j], 0x44);
     const __m512 ab2 = _mm512_shuffle_f32x4(quads[j], quads[4 + j], 0xee);

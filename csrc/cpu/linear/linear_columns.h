@@ -34,7 +34,8 @@ class ColumnProducts {
   // Whether to be used at all. Fewer tokens do not pay for turning the rows; of more features, turned rows would not fit
   // in the second-level cache.
   static bool suits(const LinearArgs& args) {
-    if (args.features <= 0 || args.tokens < kLeastTokens || turned_rows(steps_of(args)) > kRowBytes / 4) return false;
+    if (args.features <= 0 || args.tokens < least_tokens(args) || turned_rows(steps_of(args)) > kRowBytes / 4)
+      return false;
     return blocks_of(args) * parts_of(args) >= kBlocksEach * max_threads();
   }
 
@@ -71,25 +72,29 @@ class ColumnProducts {
   // Meanwhile the rows that follow travel into the second-level cache.
   void run(const LinearBlock<T, Out>& block, const LinearBlock<T, Out>* next) const {
     const int64_t first = tiles_ * block.part / parts_, last = tiles_ * (block.part + 1) / parts_;
-    const int64_t ahead = next ? next->rows * row_bytes() / (last - first) : 0;  // bytes for each tile
-    const auto run_tile = steps_ > kPairSteps ? &ColumnProducts::multiply<1> : &ColumnProducts::multiply<2>;
+    const int64_t groups = (block.rows + kColumnRows - 1) / kColumnRows;
+    const bool pairs = steps_ <= kPairSteps;
     float* w = scratch<float, TurnedRows>(turned_rows(steps_));
+    Ahead ahead(next ? next->w : nullptr, next ? next->rows * row_bytes() : 0, steps_, groups * (last - first));
     for (int64_t row = 0; row < block.rows; row += kColumnRows) {
       const int64_t left = block.rows - row, rows = left < kColumnRows ? left : kColumnRows;
-      for (int64_t half = 0; half < kColumnVecs; ++half) {
-        const int64_t own = rows - half * kLanes;
-        turn_block(block.w + (row + half * kLanes) * args_.features, args_.features,
-                   own < 0        ? 0
-                   : own < kLanes ? own
-                                  : kLanes,
-                   chain_rows(steps_), kColumnRows, w + half * kLanes);
-      }
+      for (int64_t at = 0; at < rows; at += kLanes)
+        turn_block(block.w + (row + at) * args_.features, args_.features, rows - at, chain_rows(steps_), kColumnRows,
+                   w + at);
       const T* bias = block.bias ? block.bias + row : nullptr;
-      for (int64_t t = first; t < last; ++t) {
-        if (row == 0) prefetch(next, (t - first) * ahead, ahead);
+      for (int64_t t = first; t < last; ++t, ahead.advance()) {
         const int64_t token = t * kColumnTokens, tokens = args_.tokens - token;
-        (this->*run_tile)(x_ + t * tile_size(steps_), w, bias, block.y + token * block.y_stride + row, block.y_stride,
-                          static_cast<int>(tokens < kColumnTokens ? tokens : kColumnTokens), static_cast<int>(rows));
+        const Tile tile{x_ + t * tile_size(steps_),
+                        w,
+                        bias,
+                        block.y + token * block.y_stride + row,
+                        block.y_stride,
+                        static_cast<int>(tokens < kColumnTokens ? tokens : kColumnTokens),
+                        static_cast<int>(rows)};
+        if (pairs)
+          multiply_some<2>(tile, ahead);
+        else
+          multiply_some<1>(tile, ahead);
       }
     }
   }
@@ -101,10 +106,15 @@ class ColumnProducts {
   // Measured: two chains at a time pay up to so many steps, of longer ones they want more than the first-level cache
   // holds; and the other kernels take less time of halves for longer.
   static constexpr int64_t kPairSteps = 32;
-  static constexpr int64_t kLeastTokens = sizeof(T) == 4 ? 121 : 241, kBlocksEach = 4;
-  // Of a part's tokens, and of a block's rows, turned.
-  static constexpr int64_t kTokenBytes = 2 << 20, kLeastTiles = 8, kRowBytes = 640 << 10;
+  static constexpr int64_t kBlocksEach = 4;
+  // Of a part's tokens, which each of its blocks reads from the third-level cache, and of a block's rows, turned.
+  static constexpr int64_t kTokenBytes = 8 << 20, kLeastTiles = 8, kRowBytes = 640 << 10;
 
+  // Measured beside linear_dot.h, to which longer features come dearer.
+  static int64_t least_tokens(const LinearArgs& args) {
+    if (args.features > 1024) return kColumnTokens + 1;
+    return sizeof(T) == 4 ? 29 : 73;
+  }
   static int64_t steps_of(const LinearArgs& args) { return (args.features + D::kStep - 1) / D::kStep; }
   static int64_t tiles_of(const LinearArgs& args) { return (args.tokens + kColumnTokens - 1) / kColumnTokens; }
   static int64_t blocks_of(const LinearArgs& args) {
@@ -128,43 +138,72 @@ class ColumnProducts {
   // Which partial sum is made as number i: so that each one's counterpart in the tree is there when it is needed.
   static constexpr int kOrder[kChains] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
 
-  // to[chain][step][width]: sixteen rows, of which `count` are there and the others zeros. What does not fit in `width`
-  // is written over by the next step, and behind the last one there is room for it.
+  // to[chain][step][width]: sixteen rows, of which the first `count` are there; what is put for the others is never
+  // looked at. What does not fit in `width` is written over by the next step, and behind the last one there is room.
   void turn_block(const T* rows, int64_t stride, int64_t count, int64_t chain, int width, float* to) const {
-    for (int64_t s = 0; s < steps_; ++s, to += width) {
+    const T* from[kLanes];
+    for (int i = 0; i < kLanes; ++i) from[i] = rows + (i < count ? i : count - 1) * stride;
+    const auto turn = [&](const auto& units_of) {
       Vec units[kLanes];
-      for (int i = 0; i < kLanes; ++i) units[i] = i < count ? Vec{units_at(rows + i * stride, s)} : zero();
+#pragma GCC unroll 16
+      for (int i = 0; i < kLanes; ++i) units[i] = {units_of(from[i])};
       transpose(units);
+#pragma GCC unroll 16
       for (int i = 0; i < kChains; ++i) store(to + i * chain, units[kOrder[i]]);
-    }
-  }
-  Operand units_at(const T* row, int64_t step) const {
-    const int64_t left = args_.features - step * D::kStep;
-    return left < D::kStep ? D::units(row + step * D::kStep, static_cast<int>(left)) : D::units(row + step * D::kStep);
+    };
+    const int64_t features = args_.features, whole = features / D::kStep * D::kStep;
+    for (int64_t at = 0; at < whole; at += D::kStep, to += width)
+      turn([at](const T* row) { return D::units(row + at); });
+    const int left = static_cast<int>(features - whole);
+    if (left > 0) turn([whole, left](const T* row) { return D::units(row + whole, left); });
   }
 
-  static void prefetch(const LinearBlock<T, Out>* next, int64_t from, int64_t bytes) {
-    const char* rows = next ? reinterpret_cast<const char*>(next->w) + from : nullptr;
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(rows + at, 0, 2);
-  }
+  // The rows that follow, of which a line is fetched at each step of some chains.
+  struct Ahead {
+    Ahead(const T* rows, int64_t bytes, int64_t steps, int64_t tiles)
+        : at(reinterpret_cast<const char*>(rows)), left(bytes), chain_bytes(steps * kLine),
+          tile_bytes((bytes / chain_bytes / tiles + 1) * chain_bytes) {}
+    void advance() {
+      const int64_t done = left < tile_bytes ? left : tile_bytes;
+      at += done, left -= done;
+    }
+    // Where a tile's chain fetches, `before` bytes after its first one; or null.
+    const char* of_chain(int64_t before) const { return before < tile_bytes && before < left ? at + before : nullptr; }
+
+    static constexpr int64_t kLine = 64;
+    const char* at;
+    int64_t left;
+    const int64_t chain_bytes, tile_bytes;
+  };
+
+  // A tile's part in y, of whose tokens and rows so many exist.
+  struct Tile {
+    const float *x, *w;  // [kChains][steps][kColumnTokens] and [kColumnRows], in kOrder
+    const T* bias;
+    Out* y;
+    int64_t y_stride;
+    int tokens, rows;
+  };
 
   // What fills the registers: a chain of all of a tile's tokens, or two of half of them, so that the first addition of
   // the tree needs no memory.
-  template <int kTogether>
-  using Registers = Vec[kTogether][kColumnTokens / kTogether][kColumnVecs];
+  template <int kTogether, int kTokens>
+  using Registers = Vec[kTogether][kTokens / kTogether][kColumnVecs];
 
-  template <int kTogether>
-  static inline __attribute__((always_inline)) void add_steps(Registers<kTogether>& sums, const float* x,
-                                                              const float* w, int64_t steps) {
+  // kAhead: a line is fetched at each step, from `ahead` on.
+  template <int kTogether, int kTokens, bool kAhead>
+  static inline __attribute__((always_inline)) void add_steps(Registers<kTogether, kTokens>& sums, const float* x,
+                                                              const float* w, int64_t steps, const char* ahead) {
     const int64_t next_x = chain_tokens(steps), next_w = chain_rows(steps);
     for (int64_t s = 0; s < steps; ++s, x += kColumnTokens, w += kColumnRows) {
+      if constexpr (kAhead) __builtin_prefetch(ahead + s * Ahead::kLine, 0, 2);
       Operand own[kTogether][kColumnVecs];
 #pragma GCC unroll 2
       for (int c = 0; c < kTogether; ++c)
 #pragma GCC unroll 2
         for (int v = 0; v < kColumnVecs; ++v) own[c][v] = D::load_floats(w + c * next_w + v * kLanes);
 #pragma GCC unroll 16
-      for (int i = 0; i < kColumnTokens / kTogether; ++i) {
+      for (int i = 0; i < kTokens / kTogether; ++i) {
 #pragma GCC unroll 2
         for (int c = 0; c < kTogether; ++c) {
           const Operand factor = set1(x[c * next_x + i]).v;
@@ -176,22 +215,26 @@ class ColumnProducts {
   }
 
   // Chains up to number `last` of the tokens from `first` on, and what is in front of them in the tree: into the branch
-  // that waits for what follows.
-  template <int kTogether>
+  // that waits for what follows. ahead: null, or what add_steps fetches.
+  template <int kTogether, int kTokens>
   static inline __attribute__((always_inline)) void multiply_chains(const float* x, const float* w, int64_t steps,
-                                                                    int last, int first, Sums* branches) {
-    constexpr int kTokens = kColumnTokens / kTogether;
-    Registers<kTogether> sums;
+                                                                    int last, int first, const char* ahead,
+                                                                    Sums* branches) {
+    constexpr int kShare = kTokens / kTogether;
+    Registers<kTogether, kTokens> sums;
 #pragma GCC unroll 16
-    for (int i = 0; i < kTokens; ++i)
+    for (int i = 0; i < kShare; ++i)
 #pragma GCC unroll 2
       for (int c = 0; c < kTogether; ++c)
 #pragma GCC unroll 2
         for (int v = 0; v < kColumnVecs; ++v) sums[c][i][v] = zero();
-    add_steps<kTogether>(sums, x, w, steps);
+    if (ahead)
+      add_steps<kTogether, kTokens, true>(sums, x, w, steps, ahead);
+    else
+      add_steps<kTogether, kTokens, false>(sums, x, w, steps, nullptr);
     const auto add_to_first = [&](const Vec(*more)[kColumnVecs], bool before) {
 #pragma GCC unroll 16
-      for (int i = 0; i < kTokens; ++i)
+      for (int i = 0; i < kShare; ++i)
 #pragma GCC unroll 2
         for (int v = 0; v < kColumnVecs; ++v)
           sums[0][i][v] = before ? add(more[i][v], sums[0][i][v]) : add(sums[0][i][v], more[i][v]);
@@ -201,33 +244,45 @@ class ColumnProducts {
     for (; level < kLevels && (last >> level & 1); ++level) add_to_first(branches[level] + first, true);
     Vec(*kept)[kColumnVecs] = branches[level < kLevels ? level : 0] + first;
 #pragma GCC unroll 16
-    for (int i = 0; i < kTokens; ++i)
+    for (int i = 0; i < kShare; ++i)
 #pragma GCC unroll 2
       for (int v = 0; v < kColumnVecs; ++v) kept[i][v] = sums[0][i][v];
   }
 
-  // y of a tile, of whose tokens and rows so many exist.
-  template <int kTogether>
-  void multiply(const float* x, const float* w, const T* bias, Out* y, int64_t y_stride, int tokens, int rows) const {
+  template <int kTogether, int kTokens>
+  void multiply(const Tile& tile, const Ahead& ahead) const {
     Sums branches[kLevels];  // of the tree: sums of 1, 2, 4 and 8 chains; in the end the first has all
     const int64_t steps = steps_, next_x = kTogether * chain_tokens(steps), next_w = kTogether * chain_rows(steps);
+    const float *x = tile.x, *w = tile.w;
+    int64_t fetched = 0;
     for (int last = kTogether - 1; last < kChains; last += kTogether, x += next_x, w += next_w)
-      for (int first = 0; first < kColumnTokens; first += kColumnTokens / kTogether)
-        multiply_chains<kTogether>(x + first, w, steps, last, first, branches);
-    put(branches[0], bias, y, y_stride, tokens, rows);
+      for (int first = 0; first < kTokens; first += kTokens / kTogether, fetched += ahead.chain_bytes)
+        multiply_chains<kTogether, kTokens>(x + first, w, steps, last, first, ahead.of_chain(fetched), branches);
+    put(branches[0], tile);
+  }
+  // Of no more tokens than it takes.
+  template <int kTogether>
+  void multiply_some(const Tile& tile, const Ahead& ahead) const {
+    if (tile.tokens <= kColumnTokens / 3)
+      multiply<kTogether, kColumnTokens / 3>(tile, ahead);
+    else if (tile.tokens <= kColumnTokens * 2 / 3)
+      multiply<kTogether, kColumnTokens * 2 / 3>(tile, ahead);
+    else
+      multiply<kTogether, kColumnTokens>(tile, ahead);
   }
 
-  static void put(const Sums& sums, const T* bias, Out* y, int64_t y_stride, int tokens, int rows) {
+  static void put(const Sums& sums, const Tile& tile) {
     for (int v = 0; v < kColumnVecs; ++v) {
-      const int at = v * kLanes, count = rows - at < kLanes ? rows - at : kLanes;
+      const int at = v * kLanes, count = tile.rows - at < kLanes ? tile.rows - at : kLanes;
       if (count <= 0) return;
-      const Vec shift = bias ? load_first(bias + at, count) : zero();
-      for (int i = 0; i < tokens; ++i) {
-        const Vec total = bias ? add(sums[i][v], shift) : sums[i][v];
+      const Vec shift = tile.bias ? load_first(tile.bias + at, count) : zero();
+      for (int i = 0; i < tile.tokens; ++i) {
+        const Vec total = tile.bias ? add(sums[i][v], shift) : sums[i][v];
+        Out* y = tile.y + i * tile.y_stride + at;
         if (count == kLanes)
-          store(y + i * y_stride + at, total);
+          store(y, total);
         else
-          store_first(y + i * y_stride + at, total, count);
+          store_first(y, total, count);
       }
     }
   }
