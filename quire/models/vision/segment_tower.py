@@ -67,7 +67,7 @@ class SegmentLayer(nn.Module):
         self.norm1 = own_norm(block.norm1)
         self.norm2 = own_norm(block.norm2)
         self.attn = _Attention(block.attn)
-        self.mlp = _feed_forward(block.mlp, hidden_act)
+        self.mlp = feed_forward(block.mlp, hidden_act)
         self._layouts = layouts
 
     def forward(
@@ -129,7 +129,8 @@ class _FeedForward(nn.Module):
         return second(self._activate(first(x)))
 
 
-def _feed_forward(mlp: Any, hidden_act: str) -> nn.Module:
+def feed_forward(mlp: Any, hidden_act: str) -> nn.Module:
+    """Quire's for one of transformers', with its linear layers. Raises UnsupportedModelError."""
     parts = {name for name, child in mlp.named_children() if isinstance(child, Linear)}
     if parts == {"gate_proj", "up_proj", "down_proj"}:
         return _GatedFeedForward(mlp, hidden_act)

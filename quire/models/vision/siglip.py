@@ -3,7 +3,6 @@ attention of the head that stands there."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from quire.models.base import refuse
+from quire.models.vision.grid_layers import segments_of, use_grid_layers
 from quire.models.vision.towers import TowerLinear, build_tower
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class SiglipTower:
         self.tower: Any = getattr(built, "vision_model", built)
         self.side: int = vision.image_size
         self.patches: int = (vision.image_size // vision.patch_size) ** 2
-        # Before transformers 5, layers asked for more.
-        asked = inspect.signature(self.tower.encoder.layers[0].forward).parameters if vision.num_hidden_layers else {}
-        self._masks = {name: None for name in ("attention_mask", "causal_attention_mask") if name in asked}
+        use_grid_layers(self.tower, vision.hidden_act)
 
     def check_sides(self, sides: tuple[int, ...]) -> None:
         """Of what the image processor makes of an image. Raises ValueError where that is not the tower's."""
@@ -65,10 +63,13 @@ class SiglipTower:
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels: [N, 3, side, side] -> [N, patches, C]."""
         x = self.tower.embeddings(pixels)
+        count, rows, channels = x.shape
+        x = x.reshape(-1, channels).contiguous()
+        segments = segments_of(count, rows, x.device)
         for layer in self.tower.encoder.layers:
-            x = layer(x, **self._masks)
-            x = x if isinstance(x, torch.Tensor) else x[0]  # as before transformers 5
-        return self.tower.post_layernorm(x)
+            layer(x, segments)
+        y: torch.Tensor = self.tower.post_layernorm(x)
+        return y.view(count, rows, channels)
 
 
 class HeadAttention(nn.Module):

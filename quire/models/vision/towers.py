@@ -6,7 +6,6 @@ features do not depend on what else is encoded.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from quire.errors import UnsupportedModelError
 from quire.layers import Linear, activation
+from quire.models.vision.grid_layers import segments_of, use_grid_layers
 from quire.types import ImageLayout
 
 if TYPE_CHECKING:
@@ -96,10 +96,7 @@ class FixedGridTower:
         self.grid: int = vision.image_size // vision.patch_size
         self.tokens = self.grid**2 + TOWERS[vision.model_type] - self.first
         self.channels: int = vision.hidden_size * len(self.layers)
-        # Before transformers 5, CLIP's layers asked for another mask.
-        encoder: Any = tower.encoder
-        asked = inspect.signature(encoder.layers[0].forward).parameters
-        self._masks: dict[str, None] = {"causal_attention_mask": None} if "causal_attention_mask" in asked else {}
+        use_grid_layers(tower, vision.hidden_act)
 
     def read_processor(self, settings: Mapping[str, Any], encode: Callable[[str], list[int]]) -> None:
         """As `VisionLanguageModel.read_processor`: nothing is around its features."""
@@ -124,16 +121,18 @@ class FixedGridTower:
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels: [N, 3, side, side] -> [N, tokens, channels]."""
-        state = self.tower.embeddings(pixels)
+        x = self.tower.embeddings(pixels)
+        count, rows, channels = x.shape
+        x = x.reshape(-1, channels).contiguous()
         if hasattr(self.tower, "pre_layrnorm"):  # CLIP's
-            state = self.tower.pre_layrnorm(state)
-        states = [state]
-        for layer in self.tower.encoder.layers[: max(self.layers)]:
-            state = layer(state, attention_mask=None, **self._masks)
-            # Before transformers 5, some layers returned a tuple.
-            state = state if isinstance(state, torch.Tensor) else state[0]
-            states.append(state)
-        chosen = [states[number][:, self.first :] for number in self.layers]
+            x = self.tower.pre_layrnorm(x)
+        segments = segments_of(count, rows, x.device)
+        states = {0: x.clone()} if 0 in self.layers else {}
+        for number, layer in enumerate(self.tower.encoder.layers[: max(self.layers)], 1):
+            layer(x, segments)
+            if number in self.layers:
+                states[number] = x.clone()
+        chosen = [states[number].view(count, rows, channels)[:, self.first :] for number in self.layers]
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=-1)
 
 

@@ -1,0 +1,87 @@
+"""Layers of towers over one grid of patches: CLIP's (arXiv:2103.00020) and SigLIP's (arXiv:2303.15343).
+
+Their embeddings stay transformers' own but for the convolution, which is a product of patches. A layer of theirs is
+taken apart, and what it is made of put together again on quire's kernels, under the same names: two norms, one product
+for query, key and value, attention of an image's rows among themselves, and a feed-forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire import kernels
+from quire.layers import Linear, MergedLinear, Segments
+from quire.models.vision.segment_tower import feed_forward, own_norm
+
+
+def use_grid_layers(tower: Any, hidden_act: str) -> None:
+    """Have a tower's layers, its patch embedding and the norms around them computed by quire's kernels.
+
+    hidden_act: of the layers' feed-forwards. Raises UnsupportedModelError for one that quire does not know.
+    """
+    tower.embeddings.patch_embedding = PatchConvolution(tower.embeddings.patch_embedding)
+    for number, layer in enumerate(tower.encoder.layers):
+        tower.encoder.layers[number] = GridLayer(layer, hidden_act)
+    for name in ("pre_layrnorm", "post_layernorm"):  # CLIP's, in its published spelling; both
+        if hasattr(tower, name):
+            setattr(tower, name, own_norm(getattr(tower, name)))
+
+
+def segments_of(images: int, rows: int, device: torch.device) -> Segments:
+    """Of so many images, each of so many rows."""
+    return Segments(torch.arange(0, (images + 1) * rows, rows, device=device))
+
+
+class PatchConvolution(nn.Module):
+    """A convolution whose stride is its size. It keeps the convolution's parameters as they are."""
+
+    def __init__(self, convolution: nn.Conv2d) -> None:
+        super().__init__()
+        self._parameters.update(convolution._parameters)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """pixels: [N, channels, height, width] -> [N, C, rows, columns] of whole patches."""
+        parameters: Any = self._parameters
+        weight = parameters["weight"]
+        high, wide = weight.shape[2:]
+        rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
+        patches = pixels[:, :, : rows * high, : columns * wide].unflatten(3, (columns, wide)).unflatten(2, (rows, high))
+        # [N, channels, rows, high, columns, wide] -> a row of each patch
+        flat = patches.permute(0, 2, 4, 1, 3, 5).flatten(0, 2).flatten(1).contiguous()
+        y = kernels.linear(flat, (weight.flatten(1),), (parameters["bias"],))
+        return y.view(len(pixels), rows, columns, -1).permute(0, 3, 1, 2)
+
+
+class GridLayer(nn.Module):
+    """Pre-norm: layer_norm1, self_attn, layer_norm2 and mlp of one layer."""
+
+    def __init__(self, layer: Any, hidden_act: str) -> None:
+        super().__init__()
+        self.layer_norm1 = own_norm(layer.layer_norm1)
+        self.self_attn = _Attention(layer.self_attn)
+        self.layer_norm2 = own_norm(layer.layer_norm2)
+        self.mlp = feed_forward(layer.mlp, hidden_act)
+
+    def forward(self, x: torch.Tensor, segments: Segments) -> None:
+        """x: [T, C] contiguous, the images' rows, which the layer writes to."""
+        y = self.layer_norm2(x, self.self_attn(self.layer_norm1(x), segments))
+        kernels.add_to(x, self.mlp(y))
+
+
+class _Attention(nn.Module):
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.q_proj: Linear = attention.q_proj
+        self.k_proj: Linear = attention.k_proj
+        self.v_proj: Linear = attention.v_proj
+        self.out_proj: Linear = attention.out_proj
+        self._qkv = MergedLinear(self.q_proj, self.k_proj, self.v_proj)
+        self.heads: int = attention.num_heads
+        self.scale = (self.q_proj.out_features // self.heads) ** -0.5
+
+    def forward(self, x: torch.Tensor, segments: Segments) -> torch.Tensor:
+        query, key, value = self._qkv(x).view(len(x), 3, self.heads, -1).unbind(1)
+        return self.out_proj(segments.attend(query, key, value, self.scale).view(len(x), -1))
