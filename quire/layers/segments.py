@@ -38,6 +38,11 @@ class Segments:
 
     def _by_torch(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
         """Blocks of one key are not what the GPU's kernels are made for."""
+        if len(set(self._counts)) == 1:  # one call for all
+            parts_of = (len(self._counts), -1)
+            q, k, v = (one.unflatten(0, parts_of).transpose(1, 2) for one in (query, key, value))
+            attended = functional.scaled_dot_product_attention(q, k, v, scale=scale)
+            return attended.transpose(1, 2).flatten(0, 1).contiguous()
         heads = [one.transpose(0, 1)[None].split(self._counts, dim=2) for one in (query, key, value)]
         parts = [functional.scaled_dot_product_attention(q, k, v, scale=scale) for q, k, v in zip(*heads, strict=True)]
         return torch.cat(parts, dim=2)[0].transpose(0, 1).contiguous()

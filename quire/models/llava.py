@@ -20,6 +20,7 @@ from torch import nn
 
 from quire.models.base import refuse
 from quire.models.vision.base import ImageInputs, MediaInputs, VisionLanguageModel, text_model
+from quire.models.vision.grid_layers import check_grid
 from quire.models.vision.pixtral import PixtralTower, RowsOfPatches, check_pixtral
 from quire.models.vision.towers import TOWERS, FixedGridTower, Projector, build_tower
 from quire.types import ImageLayout, MediaLayout
@@ -78,10 +79,8 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
             check_pixtral(config)
         elif vision.model_type not in TOWERS:
             refuse(config, "vision_config", f"its tower must be one of {', '.join(TOWERS)}", vision.model_type)
-        sizes = () if rows else ("image_size", "patch_size", "num_channels", "num_hidden_layers", "hidden_size")
-        for field in sizes:
-            if type(getattr(vision, field)) is not int or getattr(vision, field) < 1:
-                refuse(config, f"vision_config.{field}", "it must be a whole number above 0", getattr(vision, field))
+        if not rows:
+            check_grid(config)
         video = getattr(config, "video_token_index", None) if cls.takes_frames else None
         if video is not None and (rows or type(video) is not int or not 0 <= video < 2**31):
             refuse(config, "video_token_index", "it must be a token id, of a model whose frames are all of one size")

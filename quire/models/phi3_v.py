@@ -20,6 +20,7 @@ from quire.errors import CheckpointError
 from quire.layers import Linear, activation
 from quire.models.base import refuse
 from quire.models.vision.base import ImageInputs, VisionLanguageModel, text_model
+from quire.models.vision.grid_layers import check_grid
 from quire.models.vision.towers import FixedGridTower, build_tower
 from quire.types import ImageLayout
 
@@ -230,9 +231,7 @@ def _check_told(config: PretrainedConfig, field: str, known: Mapping[str, tuple[
 
 def _check_tower(config: PretrainedConfig) -> None:
     vision, told = config.vision_config, config.img_processor
-    for field in ("image_size", "patch_size", "num_channels", "num_hidden_layers", "hidden_size"):
-        if type(getattr(vision, field)) is not int or getattr(vision, field) < 1:
-            refuse(config, f"vision_config.{field}", "it must be a whole number above 0", getattr(vision, field))
+    check_grid(config)
     grid, states = vision.image_size // vision.patch_size, vision.num_hidden_layers + 1
     if grid < 2 or grid % 2:
         reason = f"squares of 2 x 2 patches are one feature, and a crop has {grid} a side"

@@ -24,10 +24,11 @@ def starts(lengths: list[int]) -> torch.Tensor:
     return torch.tensor([0, *lengths]).cumsum(0)
 
 
+@pytest.mark.parametrize("way", ["attend", "_by_torch"])  # the second is a GPU's
 @pytest.mark.parametrize("lengths", [[1], [70], [4, 64, 3, 1, 130], [16] * 9])
-def test_rows_see_their_segment(lengths: list[int]) -> None:
+def test_rows_see_their_segment(lengths: list[int], way: str) -> None:
     own = rows(lengths, torch.float32)
-    found = Segments(starts(lengths)).attend(*own, SCALE)
+    found = getattr(Segments(starts(lengths)), way)(*own, SCALE)
     parts = zip(*(one.transpose(0, 1).split(lengths, dim=1) for one in own), strict=True)
     expected = [functional.scaled_dot_product_attention(*part, scale=SCALE) for part in parts]
     torch.testing.assert_close(found, torch.cat(expected, dim=1).transpose(0, 1), atol=1e-5, rtol=1e-5)

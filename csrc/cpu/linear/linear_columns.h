@@ -1,4 +1,5 @@
-// The linear kernel on registers of 512 bits for many tokens, with the very sums of linear_dot.h.
+// The linear kernel on registers of 512 bits for more tokens than a tile or many (least_tokens), with the very sums of
+// linear_dot.h.
 //
 // There, the sixteen partial sums of one product fill a register. Here a register has one partial sum of each of sixteen
 // rows: a tile of kColumnTokens tokens and kColumnRows rows makes one or two partial sums of all its products along the
@@ -78,7 +79,7 @@ class ColumnProducts {
     Ahead ahead(next ? next->w : nullptr, next ? next->rows * row_bytes() : 0, steps_, groups * (last - first));
     for (int64_t row = 0; row < block.rows; row += kColumnRows) {
       const int64_t left = block.rows - row, rows = left < kColumnRows ? left : kColumnRows;
-      for (int64_t at = 0; at < rows; at += kLanes)
+      for (int64_t at = 0; at < rows; at += kLanes)  // of a second half without rows, whatever lies there is multiplied
         turn_block(block.w + (row + at) * args_.features, args_.features, rows - at, chain_rows(steps_), kColumnRows,
                    w + at);
       const T* bias = block.bias ? block.bias + row : nullptr;
@@ -138,8 +139,8 @@ class ColumnProducts {
   // Which partial sum is made as number i: so that each one's counterpart in the tree is there when it is needed.
   static constexpr int kOrder[kChains] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
 
-  // to[chain][step][width]: sixteen rows, of which the first `count` are there; what is put for the others is never
-  // looked at. What does not fit in `width` is written over by the next step, and behind the last one there is room.
+  // to[chain][step][width]: sixteen rows, of which the first `count` are there. The last of them stands for the others, too:
+  // what is computed of these is not kept. What does not fit in `width` is written over by the next step, and behind the last one there is room.
   void turn_block(const T* rows, int64_t stride, int64_t count, int64_t chain, int width, float* to) const {
     const T* from[kLanes];
     for (int i = 0; i < kLanes; ++i) from[i] = rows + (i < count ? i : count - 1) * stride;
@@ -158,11 +159,11 @@ class ColumnProducts {
     if (left > 0) turn([whole, left](const T* row) { return D::units(row + whole, left); });
   }
 
-  // The rows that follow, of which a line is fetched at each step of some chains.
+  // The rows that follow. Each chain of a tile that takes part fetches a line of them at each of its steps.
   struct Ahead {
     Ahead(const T* rows, int64_t bytes, int64_t steps, int64_t tiles)
         : at(reinterpret_cast<const char*>(rows)), left(bytes), chain_bytes(steps * kLine),
-          tile_bytes((bytes / chain_bytes / tiles + 1) * chain_bytes) {}
+          tile_bytes(((bytes + chain_bytes * tiles - 1) / (chain_bytes * tiles)) * chain_bytes) {}
     void advance() {
       const int64_t done = left < tile_bytes ? left : tile_bytes;
       at += done, left -= done;
@@ -173,7 +174,7 @@ class ColumnProducts {
     static constexpr int64_t kLine = 64;
     const char* at;
     int64_t left;
-    const int64_t chain_bytes, tile_bytes;
+    const int64_t chain_bytes, tile_bytes;  // what a chain fetches, and a tile
   };
 
   // A tile's part in y, of whose tokens and rows so many exist.
@@ -260,7 +261,7 @@ class ColumnProducts {
         multiply_chains<kTogether, kTokens>(x + first, w, steps, last, first, ahead.of_chain(fetched), branches);
     put(branches[0], tile);
   }
-  // Of no more tokens than it takes.
+  // By the smallest of three that takes the tile's tokens.
   template <int kTogether>
   void multiply_some(const Tile& tile, const Ahead& ahead) const {
     if (tile.tokens <= kColumnTokens / 3)

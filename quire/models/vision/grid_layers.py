@@ -7,14 +7,29 @@ for query, key and value, attention of an image's rows among themselves, and a f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from quire import kernels
 from quire.layers import Linear, MergedLinear, Segments
+from quire.models.base import refuse
 from quire.models.vision.segment_tower import feed_forward, own_norm
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def check_grid(config: PretrainedConfig) -> None:
+    """Refuse sizes that are none, and images without a patch. Raises UnsupportedModelError."""
+    vision = config.vision_config
+    for field in ("image_size", "patch_size", "num_channels", "num_hidden_layers", "hidden_size"):
+        if type(getattr(vision, field)) is not int or getattr(vision, field) < 1:
+            refuse(config, f"vision_config.{field}", "it must be a whole number above 0", getattr(vision, field))
+    if vision.patch_size > vision.image_size:
+        reason = f"an image of {vision.image_size} pixels a side would have no patch"
+        refuse(config, "vision_config.patch_size", reason, vision.patch_size)
 
 
 def use_grid_layers(tower: Any, hidden_act: str) -> None:
@@ -25,7 +40,7 @@ def use_grid_layers(tower: Any, hidden_act: str) -> None:
     tower.embeddings.patch_embedding = PatchConvolution(tower.embeddings.patch_embedding)
     for number, layer in enumerate(tower.encoder.layers):
         tower.encoder.layers[number] = GridLayer(layer, hidden_act)
-    for name in ("pre_layrnorm", "post_layernorm"):  # CLIP's, in its published spelling; both
+    for name in ("pre_layrnorm", "post_layernorm"):  # the first is CLIP's alone, and spelt so in its checkpoints
         if hasattr(tower, name):
             setattr(tower, name, own_norm(getattr(tower, name)))
 
@@ -36,7 +51,8 @@ def segments_of(images: int, rows: int, device: torch.device) -> Segments:
 
 
 class PatchConvolution(nn.Module):
-    """A convolution whose stride is its size. It keeps the convolution's parameters as they are."""
+    """A convolution whose stride is its size. It keeps the convolution's parameters as they are: adapters replace them
+    while an image is encoded."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from quire.models.base import refuse
-from quire.models.vision.grid_layers import segments_of, use_grid_layers
+from quire.models.vision.grid_layers import check_grid, segments_of, use_grid_layers
 from quire.models.vision.towers import TowerLinear, build_tower
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ def check_siglip(config: PretrainedConfig) -> None:
     vision = config.vision_config
     if vision.model_type != "siglip_vision_model":
         refuse(config, "vision_config", "its tower must be 'siglip_vision_model'", vision.model_type)
-    for field in ("image_size", "patch_size", "num_channels", "num_hidden_layers", "hidden_size"):
-        if type(getattr(vision, field)) is not int or getattr(vision, field) < 1:
-            refuse(config, f"vision_config.{field}", "it must be a whole number above 0", getattr(vision, field))
+    check_grid(config)
 
 
 class SiglipTower:

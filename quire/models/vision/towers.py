@@ -1,4 +1,5 @@
-"""Vision towers: transformers' own modules, with quire's linear layers in the place of torch's.
+"""Vision towers: transformers' own modules, with quire's linear layers in the place of torch's; of CLIP's and SigLIP's,
+whole layers (`grid_layers.py`).
 
 So each of their matrix products goes through the same layer as the text model's, and is as exact in this: an image's
 features do not depend on what else is encoded.
@@ -127,10 +128,13 @@ class FixedGridTower:
         if hasattr(self.tower, "pre_layrnorm"):  # CLIP's
             x = self.tower.pre_layrnorm(x)
         segments = segments_of(count, rows, x.device)
-        states = {0: x.clone()} if 0 in self.layers else {}
-        for number, layer in enumerate(self.tower.encoder.layers[: max(self.layers)], 1):
+        last = max(self.layers)
+        states = {last: x}  # in the end; layers write to it
+        if 0 in self.layers and last > 0:
+            states[0] = x.clone()
+        for number, layer in enumerate(self.tower.encoder.layers[:last], 1):
             layer(x, segments)
-            if number in self.layers:
+            if number in self.layers and number < last:
                 states[number] = x.clone()
         chosen = [states[number].view(count, rows, channels)[:, self.first :] for number in self.layers]
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=-1)
