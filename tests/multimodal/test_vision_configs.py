@@ -57,6 +57,7 @@ def edited(path: Path, field: str, value: Any) -> Path:
         (LLAVA, "vision_config.hidden_size", 2**40, CheckpointError, "vision_config.hidden_size=1099511627776"),
         (LLAVA, "vision_config.image_size", 2**24, UnsupportedModelError, "image_size"),
         (LLAVA, "vision_config.patch_size", 1000, UnsupportedModelError, "patch_size=1000"),
+        (LLAVA, "vision_config.hidden_act", "xielu", UnsupportedModelError, "hidden_act='xielu'"),
         (LLAVA, "image_token_index", 2**40, CheckpointError, "image_token_index=1099511627776"),
         (LLAVA, "image_token_index", -1, UnsupportedModelError, "-1"),
         (LLAVA, "image_token_index", "383", CheckpointError, "image_token_index='383'"),

@@ -122,6 +122,8 @@ class _FeedForward(nn.Module):
             self.add_module(name, getattr(mlp, name))
         self._names = names
         self._activate = activation(hidden_act)
+        if isinstance(self._activate, nn.Module):
+            raise UnsupportedModelError(f"vision_config.hidden_act={hidden_act!r}: it has weights of its own.")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second = (self._modules[name] for name in self._names)
