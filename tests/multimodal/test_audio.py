@@ -91,14 +91,17 @@ def test_a_request_answers_as_if_it_were_alone(variant: str, dtype: str, tmp_pat
         path, dtype=dtype, max_num_batched_tokens=23, block_size=4,
         media_cache_bytes=room_for(MOST, 4 if dtype == "float32" else 2), num_gpu_blocks_override=24,
     )  # fmt: skip
-    for number, (prompt, params) in enumerate(given * 3):
-        tight.llm_engine.add_request(str(number), prompt, params)
-    done = drive(tight.llm_engine)
-    found = [done[str(number)] for number in range(3 * len(given))]
-    assert [
-        ([(c.token_ids, c.logprobs) for c in output.outputs], output.prompt_logprobs) for output in found
-    ] == alone * 3
-    nothing_left(tight)
+    for _ in range(20):  # sounds that come late may find the pool free
+        for number, (prompt, params) in enumerate(given * 3):
+            tight.llm_engine.add_request(str(number), prompt, params)
+        done = drive(tight.llm_engine)
+        found = [done[str(number)] for number in range(3 * len(given))]
+        assert [
+            ([(c.token_ids, c.logprobs) for c in output.outputs], output.prompt_logprobs) for output in found
+        ] == alone * 3
+        nothing_left(tight)
+        if tight.llm_engine.scheduler.num_preemptions:
+            break
     if variant != "windows":  # which gives back what is behind its window
         assert tight.llm_engine.scheduler.num_preemptions > 0
     # The sounds are heard: another one gives other scores.
