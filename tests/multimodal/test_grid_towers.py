@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from quire.models.vision.grid_layers import PatchConvolution
 from quire.models.vision.siglip import SiglipTower
+from quire.models.vision.tower_parts import PatchConvolution
 from quire.models.vision.towers import FixedGridTower, build_tower
 
 SIZES = {"num_channels": 3, "hidden_size": 72, "intermediate_size": 50, "num_hidden_layers": 3}

@@ -1,4 +1,4 @@
-// The linear kernel on registers of 512 bits for more tokens than a tile or many (least_tokens), with the very sums of
+// The linear kernel on registers of 512 bits from a few dozen tokens on (least_tokens), with the very sums of
 // linear_dot.h.
 //
 // There, the sixteen partial sums of one product fill a register. Here a register has one partial sum of each of sixteen
@@ -105,7 +105,7 @@ class ColumnProducts {
   using Sums = Vec[kColumnTokens][kColumnVecs];
   static constexpr int kLevels = 4, kChains = 1 << kLevels;
   // Measured: two chains at a time pay up to so many steps, of longer ones they want more than the first-level cache
-  // holds; and the other kernels take less time of halves for longer.
+  // holds.
   static constexpr int64_t kPairSteps = 32;
   static constexpr int64_t kBlocksEach = 4;
   // Of a part's tokens, which each of its blocks reads from the third-level cache, and of a block's rows, turned.
@@ -139,8 +139,9 @@ class ColumnProducts {
   // Which partial sum is made as number i: so that each one's counterpart in the tree is there when it is needed.
   static constexpr int kOrder[kChains] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
 
-  // to[chain][step][width]: sixteen rows, of which the first `count` are there. The last of them stands for the others, too:
-  // what is computed of these is not kept. What does not fit in `width` is written over by the next step, and behind the last one there is room.
+  // to[chain][step][width]: sixteen rows, of which the first `count` are there. The last of them stands for the others,
+  // too: what is computed of these is not kept. What does not fit in `width` is written over by the next step, and behind
+  // the last one there is room for it.
   void turn_block(const T* rows, int64_t stride, int64_t count, int64_t chain, int width, float* to) const {
     const T* from[kLanes];
     for (int i = 0; i < kLanes; ++i) from[i] = rows + (i < count ? i : count - 1) * stride;

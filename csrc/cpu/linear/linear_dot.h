@@ -1,7 +1,8 @@
 // The linear kernel on vector registers: kTileTokens x kTileRows dot products at a time.
 //
 // Where the processor cannot multiply the elements as they are, x is widened once a call, and weights on their way into
-// registers. For more than a few tokens see linear_outer.h, for many linear_columns.h.
+// registers. For more than a few tokens see linear_columns.h and linear_outer.h,
+// which linear_run.h asks first, in this order.
 #pragma once
 
 #include "cpu/common/parallel.h"

@@ -15,7 +15,7 @@ from torch import nn
 from quire import kernels
 from quire.layers import Linear, MergedLinear, Segments
 from quire.models.base import refuse
-from quire.models.vision.segment_tower import feed_forward, own_norm
+from quire.models.vision.tower_parts import PatchConvolution, feed_forward, own_norm
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -45,30 +45,10 @@ def use_grid_layers(tower: Any, hidden_act: str) -> None:
             setattr(tower, name, own_norm(getattr(tower, name)))
 
 
-def segments_of(images: int, rows: int, device: torch.device) -> Segments:
-    """Of so many images, each of so many rows."""
-    return Segments(torch.arange(0, (images + 1) * rows, rows, device=device))
-
-
-class PatchConvolution(nn.Module):
-    """A convolution whose stride is its size. It keeps the convolution's parameters as they are: adapters replace them
-    while an image is encoded."""
-
-    def __init__(self, convolution: nn.Conv2d) -> None:
-        super().__init__()
-        self._parameters.update(convolution._parameters)
-
-    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """pixels: [N, channels, height, width] -> [N, C, rows, columns] of whole patches."""
-        parameters: Any = self._parameters
-        weight = parameters["weight"]
-        high, wide = weight.shape[2:]
-        rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
-        patches = pixels[:, :, : rows * high, : columns * wide].unflatten(3, (columns, wide)).unflatten(2, (rows, high))
-        # [N, channels, rows, high, columns, wide] -> a row of each patch
-        flat = patches.permute(0, 2, 4, 1, 3, 5).flatten(0, 2).flatten(1).contiguous()
-        y = kernels.linear(flat, (weight.flatten(1),), (parameters["bias"],))
-        return y.view(len(pixels), rows, columns, -1).permute(0, 3, 1, 2)
+def rows_of_images(x: torch.Tensor) -> tuple[torch.Tensor, Segments]:
+    """x: [N, R, C] -> [N * R, C], contiguous, and where each image's rows lie."""
+    count, rows = x.shape[:2]
+    return x.flatten(0, 1).contiguous(), Segments(torch.arange(0, (count + 1) * rows, rows, device=x.device))
 
 
 class GridLayer(nn.Module):

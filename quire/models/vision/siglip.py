@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from quire.models.base import refuse
-from quire.models.vision.grid_layers import check_grid, segments_of, use_grid_layers
+from quire.models.vision.grid_layers import check_grid, rows_of_images, use_grid_layers
 from quire.models.vision.towers import TowerLinear, build_tower
 
 if TYPE_CHECKING:
@@ -60,14 +60,12 @@ class SiglipTower:
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels: [N, 3, side, side] -> [N, patches, C]."""
-        x = self.tower.embeddings(pixels)
-        count, rows, channels = x.shape
-        x = x.reshape(-1, channels).contiguous()
-        segments = segments_of(count, rows, x.device)
+        embedded = self.tower.embeddings(pixels)
+        x, segments = rows_of_images(embedded)
         for layer in self.tower.encoder.layers:
             layer(x, segments)
         y: torch.Tensor = self.tower.post_layernorm(x)
-        return y.view(count, rows, channels)
+        return y.view(embedded.shape)
 
 
 class HeadAttention(nn.Module):

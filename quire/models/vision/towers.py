@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from quire.errors import UnsupportedModelError
 from quire.layers import Linear, activation
-from quire.models.vision.grid_layers import segments_of, use_grid_layers
+from quire.models.vision.grid_layers import rows_of_images, use_grid_layers
 from quire.types import ImageLayout
 
 if TYPE_CHECKING:
@@ -123,11 +123,10 @@ class FixedGridTower:
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """pixels: [N, 3, side, side] -> [N, tokens, channels]."""
         x = self.tower.embeddings(pixels)
-        count, rows, channels = x.shape
-        x = x.reshape(-1, channels).contiguous()
+        shape = x.shape
+        x, segments = rows_of_images(x)
         if hasattr(self.tower, "pre_layrnorm"):  # CLIP's
             x = self.tower.pre_layrnorm(x)
-        segments = segments_of(count, rows, x.device)
         last = max(self.layers)
         states = {last: x}  # in the end; layers write to it
         if 0 in self.layers and last > 0:
@@ -136,7 +135,7 @@ class FixedGridTower:
             layer(x, segments)
             if number in self.layers and number < last:
                 states[number] = x.clone()
-        chosen = [states[number].view(count, rows, channels)[:, self.first :] for number in self.layers]
+        chosen = [states[number].view(shape)[:, self.first :] for number in self.layers]
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=-1)
 
 
