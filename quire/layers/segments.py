@@ -11,7 +11,8 @@ from quire import kernels
 class Segments:
     """Which rows of a call form each segment: those from starts[s] up to starts[s + 1].
 
-    starts: [S + 1] of whole numbers, from 0 to the number of rows, each larger than the one before.
+    starts: [S + 1] of whole numbers, from 0 to the number of rows, each larger than the one before. On the CPU,
+    whatever device the rows are on, it is read without waiting for that device.
     """
 
     def __init__(self, starts: torch.Tensor) -> None:
@@ -29,7 +30,7 @@ class Segments:
 
         On a CPU, a row's bits do not depend on the other segments.
         """
-        if query.is_cuda:
+        if query.device.type != "cpu":
             return self._by_torch(query, key, value, scale)
         keys, values = (one.contiguous().unsqueeze(2) for one in (key, value))
         return kernels.paged_attention(
