@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,14 +80,14 @@ class Adapter:
         """How many layers it changes."""
         return len(self.changes) + len(self.parameters) + len(self.elsewhere)
 
-    @property
+    @cached_property
     def mixable(self) -> bool:
         """Whether it is plain LoRA, whose shares can be weighted and added."""
         return not self.parameters and all(_is_plain(change) for change in self.changes.values())
 
-    @property
+    @cached_property
     def recordable(self) -> bool:
-        """Whether the kernel does all of it."""
+        """Whether the kernel does all of it; asked at each step."""
         return all(
             isinstance(change, LatentChange)
             or (isinstance(change, LinearChange) and change.weight is None and change.tokens is None)

@@ -28,6 +28,10 @@ from quire.types import ImageLayout, MediaLayout
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+# Rows of a tower that are worth encoding together. Measured: of images of 197 rows, two take 0.93 of the time of one
+# after the other, and more no less.
+ROWS_TOGETHER = 512
+
 
 class LlavaForConditionalGeneration(VisionLanguageModel):
     # Hugging Face's names before release 4.52 and since then; a CLIP tower had a `vision_model` in it before 5.
@@ -53,6 +57,8 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         self.vision_tower, self.grid_tower = self.towers(config)
         self.processor_settings = self.grid_tower.settings
         self.multi_modal_projector = self.projector(config)
+        if isinstance(self.grid_tower, FixedGridTower) and type(self).encode is LlavaForConditionalGeneration.encode:
+            self.images_together = max(1, ROWS_TOGETHER // self.grid_tower.rows)
         self.adopt(text_model(config))
 
     @classmethod
@@ -117,6 +123,12 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
 
     def encode(self, inputs: ImageInputs) -> torch.Tensor:
         return self._project(inputs["pixel_values"])[0]
+
+    def encode_images(self, images: Sequence[ImageInputs]) -> Sequence[torch.Tensor]:
+        if len(images) == 1:
+            return super().encode_images(images)
+        features = self._project(torch.cat([image["pixel_values"] for image in images]))
+        return [one.clone() for one in features]  # else each would keep the memory of all
 
     def video_layout(self, inputs: MediaInputs) -> MediaLayout:
         assert isinstance(self.grid_tower, FixedGridTower)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from quire.models.llava import ROWS_TOGETHER
+from quire.models.loader import load_model
 from quire.models.vision.siglip import SiglipTower
 from quire.models.vision.tower_parts import PatchConvolution
 from quire.models.vision.towers import FixedGridTower, build_tower
+from quire.platform.execution.encoder_runner import EncoderRunner
+from quire.platform.scheduling.plan import EncodeImage
+from tests.multimodal import tiny_vision
 
 SIZES = {"num_channels": 3, "hidden_size": 72, "intermediate_size": 50, "num_hidden_layers": 3}
 GRIDS = {"one row of 26": (26, 1), "heads of 72": (31, 1), "heads of 12": (20, 6)}  # image_size, heads
@@ -97,3 +103,39 @@ def test_a_patch_embedding_is_the_convolution(bias: bool) -> None:
     convolution = torch.nn.Conv2d(3, 10, (4, 5), stride=(4, 5), bias=bias)
     pixels = torch.randn(2, 3, 11, 16)  # 3 rows and a column of pixels are in no patch
     torch.testing.assert_close(PatchConvolution(convolution)(pixels), convolution(pixels))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("variant", ["clip", "siglip"])
+@torch.inference_mode()
+def test_small_images_are_encoded_together(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """As many as pay, in the bits of each alone; features that a caller gives stay out of it."""
+    tiny_vision.build("LlavaForConditionalGeneration", variant, tmp_path)
+    model: Any = load_model(tmp_path, dtype)
+    tower, length, digests = model.grid_tower, model.grid_tower.tokens, [bytes([i]) for i in range(6)]
+    assert model.images_together == ROWS_TOGETHER // tower.rows > 1
+    model.images_together = 3
+    sizes: list[int] = []
+    model.grid_tower = lambda pixels: (sizes.append(len(pixels)), tower(pixels))[1]
+    inputs = {one: {"pixel_values": torch.randn(1, 3, tower.side, tower.side)} for one in digests}
+    given = torch.randn(length, model.config.text_config.hidden_size)
+    inputs[digests[2]] = {"image_embeds": given}
+
+    def encoded(wanted: list[bytes]) -> list[torch.Tensor]:
+        runner = EncoderRunner(model, torch.device("cpu"))
+        for one in wanted:
+            runner.take_pixels(one, inputs[one])
+        runner.run([EncodeImage(one, length) for one in wanted])
+        for one in wanted:  # and does not keep the others' memory
+            assert runner.features[one].untyped_storage().nbytes() == runner.features[one].nbytes
+        return [runner.features[one] for one in wanted]
+
+    together = encoded(digests)
+    assert sizes == [3, 2] and torch.equal(together[2], given.to(dtype))
+    assert all(torch.equal(encoded([one])[0], features) for one, features in zip(digests, together, strict=True))
+    wrong = {one: {"pixel_values": torch.randn(1, 3, tower.side, tower.side)} for one in digests[:2]}
+    runner = EncoderRunner(model, torch.device("cpu"))
+    for one in wrong:
+        runner.take_pixels(one, wrong[one])
+    with pytest.raises(RuntimeError, match=f"{length} features, and 1 placeholders"):
+        runner.run([EncodeImage(one, 1) for one in wrong])

@@ -36,6 +36,7 @@ class TakesMedia:
     prompt_sees: whether all tokens of a prompt see one another (arXiv:2407.07726).
     feature_width: numbers of a feature, where it is no embedding but the whole of what the model tells of an image
     (`TowerPrompts`).
+    images_together: how many images, of equal inputs' shapes, `encode_images` may be given on a CPU.
     """
 
     image_token_id: int | None = None
@@ -45,6 +46,7 @@ class TakesMedia:
     feature_levels: int = 0
     prompt_sees: bool = False
     feature_width: int | None = None
+    images_together: int = 1
     # What the family's Hugging Face processor asks of its image processor, whatever that one's own file says.
     processor_settings: Mapping[str, Any] = {}
     # What that processor writes before and behind an image's marker in a text, before the text becomes tokens.
@@ -112,6 +114,10 @@ class TakesMedia:
         """The features of one image: [features, E], to stand in the place of embeddings; with `feature_levels`,
         [features, E * (1 + levels)]."""
         raise NotImplementedError
+
+    def encode_images(self, images: Sequence[ImageInputs]) -> Sequence[torch.Tensor]:
+        """What `encode` returns for each of up to `images_together` images, to the bit."""
+        return [self.encode(image) for image in images]
 
     def encode_video(self, inputs: MediaInputs) -> torch.Tensor:
         """The features of one video, likewise."""

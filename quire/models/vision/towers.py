@@ -95,7 +95,8 @@ class FixedGridTower:
         self.tower: Any = tower
         self.side: int = vision.image_size
         self.grid: int = vision.image_size // vision.patch_size
-        self.tokens = self.grid**2 + TOWERS[vision.model_type] - self.first
+        self.rows = self.grid**2 + TOWERS[vision.model_type]  # of an image, in each layer
+        self.tokens = self.rows - self.first
         self.channels: int = vision.hidden_size * len(self.layers)
         use_grid_layers(tower, vision.hidden_act)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -12,6 +12,9 @@ from quire.lora import AdapterSlots
 from quire.models.base import CausalLM
 from quire.models.vision.base import MediaModel
 from quire.platform.scheduling.plan import EncodeImage
+
+# Inputs that a caller has computed: rows of a prompt, features of an image.
+_GIVEN = {"prompt_embeds", "image_embeds"}
 
 
 class EncoderRunner:
@@ -35,26 +38,49 @@ class EncoderRunner:
             self.features.pop(digest, None)
 
     def run(self, images: Sequence[EncodeImage]) -> None:
-        """Encode the images whose features are not there, each by itself: together they would take as long, and their
-        sums would depend on each other's number."""
+        """Encode the images whose features are not there."""
+        missing = {image.digest: image for image in images if image.digest not in self.features}
         try:
-            for image in images:
-                if image.digest not in self.features:
-                    self.features[image.digest] = self._encode(image, self._pixels[image.digest])
+            for alike in self._alike(missing.values()):
+                for image, features in zip(alike, self._encode(alike), strict=True):
+                    self._keep(image, features)
         finally:
             if self._pixels:
                 self._pixels.clear()
 
-    def _encode(self, image: EncodeImage, pixels: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        dtype = self._model.dtype
-        if "prompt_embeds" in pixels:  # no image's: rows of a prompt, in the model's dtype
-            return self._model.embed_given(send(pixels["prompt_embeds"], self._device))
-        given = pixels.get("image_embeds")
-        assert isinstance(self._model, MediaModel)
-        inputs = {name: send(tensor, self._device) for name, tensor in pixels.items()}
-        with nullcontext() if self._adapter_slots is None else self._adapter_slots.encoding_for(image.adapters):
-            features = self._model.encode_media(image.kind, inputs) if given is None else given
-        features = self._model.embed_given(features.to(self._device, dtype))
+    def _alike(self, images: Iterable[EncodeImage]) -> Iterator[list[EncodeImage]]:
+        """As many as the model may be given at once: of one shape, changed by the same adapters.
+
+        Not on a GPU, where sums may depend on how many there are.
+        """
+        most = self._model.images_together if isinstance(self._model, MediaModel) and self._device.type == "cpu" else 1
+        groups: dict[object, list[EncodeImage]] = {}
+        for image in images:
+            pixels = self._pixels[image.digest]
+            alone = most == 1 or image.kind != "image" or not _GIVEN.isdisjoint(pixels)
+            shapes = image.digest if alone else tuple((name, tensor.shape) for name, tensor in pixels.items())
+            groups.setdefault((image.adapters, shapes), []).append(image)
+        for group in groups.values():
+            yield from (group[first : first + most] for first in range(0, len(group), most))
+
+    def _encode(self, images: Sequence[EncodeImage]) -> Sequence[torch.Tensor]:
+        """The features of images that are alike."""
+        first = images[0]
+        inputs = [self._on_device(self._pixels[image.digest]) for image in images]
+        for name in _GIVEN & inputs[0].keys():
+            return [inputs[0][name]]
+        model = self._model
+        assert isinstance(model, MediaModel)
+        with nullcontext() if self._adapter_slots is None else self._adapter_slots.encoding_for(first.adapters):
+            if len(images) > 1:
+                return model.encode_images(inputs)
+            return [model.encode_media(first.kind, inputs[0])]
+
+    def _on_device(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: send(tensor, self._device) for name, tensor in inputs.items()}
+
+    def _keep(self, image: EncodeImage, features: torch.Tensor) -> None:
         if len(features) != image.length:
             raise RuntimeError(f"one {image.kind} has {len(features)} features, and {image.length} placeholders")
-        return features.contiguous()
+        given = self._model.embed_given(features.to(self._device, self._model.dtype))
+        self.features[image.digest] = given.contiguous()
