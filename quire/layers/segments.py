@@ -11,8 +11,8 @@ from quire import kernels
 class Segments:
     """Which rows of a call form each segment: those from starts[s] up to starts[s + 1].
 
-    starts: [S + 1] of whole numbers, from 0 to the number of rows, each larger than the one before. On the CPU,
-    whatever device the rows are on, it is read without waiting for that device.
+    starts: [S + 1] of whole numbers, from 0 to the number of rows, each larger than the one before. They may be on the
+    CPU wherever the rows are; then no GPU is waited for.
     """
 
     def __init__(self, starts: torch.Tensor) -> None:

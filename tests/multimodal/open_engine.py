@@ -196,12 +196,30 @@ def nothing_left(llm: LLM) -> None:
 
 def count_encodes(llm: LLM) -> list[Any]:
     """A list that takes the inputs of each image that the model encodes from here on."""
-    model = llm.llm_engine.executor.runner.model
-    encode, calls = model.encode, []
+    calls: list[Any] = []
+    watch_encodes(llm, calls.append)
+    return calls
 
-    def counted(inputs: Any) -> Any:
-        calls.append(inputs)
+
+def watch_encodes(llm: LLM, watch: Callable[[Any], None]) -> Callable[[], None]:
+    """Have `watch` called with the inputs of each image before the model encodes it, by itself or with others.
+
+    Returns what ends that.
+    """
+    model: Any = llm.llm_engine.executor.runner.model
+    encode, encode_images = model.encode, model.encode_images
+
+    def watched(inputs: Any) -> Any:
+        watch(inputs)
         return encode(inputs)
 
-    model.encode = counted
-    return calls
+    def all_watched(images: Any) -> Any:
+        for inputs in images:
+            watch(inputs)
+        return encode_images(images)
+
+    def end() -> None:
+        model.encode, model.encode_images = encode, encode_images
+
+    model.encode, model.encode_images = watched, all_watched
+    return end

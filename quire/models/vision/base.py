@@ -36,7 +36,7 @@ class TakesMedia:
     prompt_sees: whether all tokens of a prompt see one another (arXiv:2407.07726).
     feature_width: numbers of a feature, where it is no embedding but the whole of what the model tells of an image
     (`TowerPrompts`).
-    images_together: how many images, of equal inputs' shapes, `encode_images` may be given on a CPU.
+    images_together: how many images, with inputs of equal shapes and dtypes, are encoded at once on a CPU.
     """
 
     image_token_id: int | None = None
@@ -116,7 +116,7 @@ class TakesMedia:
         raise NotImplementedError
 
     def encode_images(self, images: Sequence[ImageInputs]) -> Sequence[torch.Tensor]:
-        """What `encode` returns for each of up to `images_together` images, to the bit."""
+        """What `encode` returns for each of several images, up to `images_together`, to the bit."""
         return [self.encode(image) for image in images]
 
     def encode_video(self, inputs: MediaInputs) -> torch.Tensor:

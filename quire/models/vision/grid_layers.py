@@ -48,7 +48,7 @@ def use_grid_layers(tower: Any, hidden_act: str) -> None:
 def rows_of_images(x: torch.Tensor) -> tuple[torch.Tensor, Segments]:
     """x: [N, R, C] -> [N * R, C], contiguous, and where each image's rows lie."""
     count, rows = x.shape[:2]
-    return x.flatten(0, 1).contiguous(), Segments(torch.arange(0, (count + 1) * rows, rows))
+    return x.flatten(0, 1).contiguous(), Segments(torch.arange(0, (count + 1) * rows, rows, device="cpu"))
 
 
 class GridLayer(nn.Module):

@@ -49,7 +49,7 @@ class EncoderRunner:
                 self._pixels.clear()
 
     def _alike(self, images: Iterable[EncodeImage]) -> Iterator[list[EncodeImage]]:
-        """As many as the model may be given at once: of one shape, changed by the same adapters.
+        """As many as the model may be given at once, of one shape, changed by the same adapters.
 
         Not on a GPU, where sums may depend on how many there are.
         """
@@ -58,8 +58,8 @@ class EncoderRunner:
         for image in images:
             pixels = self._pixels[image.digest]
             alone = most == 1 or image.kind != "image" or not _GIVEN.isdisjoint(pixels)
-            shapes = image.digest if alone else tuple((name, tensor.shape) for name, tensor in pixels.items())
-            groups.setdefault((image.adapters, shapes), []).append(image)
+            likeness = image.digest if alone else tuple((name, one.shape, one.dtype) for name, one in pixels.items())
+            groups.setdefault((image.adapters, likeness), []).append(image)
         for group in groups.values():
             yield from (group[first : first + most] for first in range(0, len(group), most))
 
@@ -67,8 +67,9 @@ class EncoderRunner:
         """The features of images that are alike."""
         first = images[0]
         inputs = [self._on_device(self._pixels[image.digest]) for image in images]
-        for name in _GIVEN & inputs[0].keys():
-            return [inputs[0][name]]
+        for name, tensor in inputs[0].items():
+            if name in _GIVEN:
+                return [tensor]
         model = self._model
         assert isinstance(model, MediaModel)
         with nullcontext() if self._adapter_slots is None else self._adapter_slots.encoding_for(first.adapters):
