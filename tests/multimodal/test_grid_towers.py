@@ -109,7 +109,7 @@ def test_a_patch_embedding_is_the_convolution(bias: bool) -> None:
 @pytest.mark.parametrize("variant", ["clip", "siglip"])
 @torch.inference_mode()
 def test_small_images_are_encoded_together(variant: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """As many as pay, in the bits of each alone; features that a caller gives stay out of it."""
+    """As many as pay, in the bits of each alone; not those of other adapters, and no features that a caller gives."""
     tiny_vision.build("LlavaForConditionalGeneration", variant, tmp_path)
     model: Any = load_model(tmp_path, dtype)
     tower, length, digests = model.grid_tower, model.grid_tower.tokens, [bytes([i]) for i in range(6)]
@@ -133,6 +133,13 @@ def test_small_images_are_encoded_together(variant: str, dtype: torch.dtype, tmp
     together = encoded(digests)
     assert sizes == [3, 2] and torch.equal(together[2], given.to(dtype))
     assert all(torch.equal(encoded([one])[0], features) for one, features in zip(digests, together, strict=True))
+    sizes.clear()
+    runner = EncoderRunner(model, torch.device("cpu"))
+    for one in digests[3:]:
+        runner.take_pixels(one, inputs[one])
+    mixes = [((1, 1.0),), ((1, 0.5),), ((1, 1.0),)]
+    runner.run([EncodeImage(one, length, mix) for one, mix in zip(digests[3:], mixes, strict=True)])
+    assert sizes == [2, 1]
     wrong = {one: {"pixel_values": torch.randn(1, 3, tower.side, tower.side)} for one in digests[:2]}
     runner = EncoderRunner(model, torch.device("cpu"))
     for one in wrong:
