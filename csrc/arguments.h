@@ -82,6 +82,12 @@ struct LoraTable {
   int64_t slots;
 };
 
+// A weight whose rows are to be packed, where they lie: see cpu/linear/columns.h.
+struct PackArgs {
+  void* w;  // [rows, K], contiguous
+  int64_t rows, features;
+};
+
 struct LinearArgs {
   const void* x;  // [T, K], rows x_stride apart
   void* y;        // [T, sum of rows], contiguous
@@ -93,6 +99,7 @@ struct LinearArgs {
   int64_t num_segments;
   const RowFormat* formats = nullptr;  // one for each weight; null: weights are elements of `dtype`
   int64_t y_stride = 0;                // from a token's row of y to the next one's; 0: y is contiguous
+  const char* packed = nullptr;        // of each weight, whether `pack_rows` has packed it; null: none is
 };
 
 // Rows sorted by expert, each times its own expert's weights.

@@ -52,6 +52,12 @@ def same_draws() -> None:
 
 
 @pytest.fixture(autouse=True)
+def small_weights_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of large models are, where the processor multiplies by packed ones."""
+    monkeypatch.setattr("quire.models.packing.LEAST", 0)
+
+
+@pytest.fixture(autouse=True)
 def logs_as_before() -> Iterator[None]:
     """A command that runs in this process sets up its loggers."""
     loggers = [logging.getLogger(name) for name in ("quire", "asyncio")]

@@ -42,28 +42,6 @@ void set_isa(const std::string& name) {
   throw std::invalid_argument("unknown instruction set '" + name + "'; this build has " + known);
 }
 
-// weights: (data, bias, rows) for each weight, flat; bias 0: none. tables: (entries, slots) for each, flat, or empty;
-// entries 0: no adapter changes its product.
-void linear(uintptr_t x, int64_t tokens, int64_t features, int64_t x_stride, const py::tuple& weights, uintptr_t y,
-            int dtype, int out_dtype, const py::tuple& tables, uintptr_t segments, int64_t num_segments) {
-  const Numbers weight(weights), table(tables);
-  std::vector<Weight> list(weight.size() / 3);
-  std::vector<LoraTable> adapters(table.size() / 2);
-  int64_t rows = 0;
-  for (size_t i = 0; i < list.size(); ++i) {
-    list[i] = {at<void>(weight[3 * i]), at<void>(weight[3 * i + 1]), weight[3 * i + 2]};
-    rows += list[i].rows;
-  }
-  for (size_t i = 0; i < adapters.size(); ++i) adapters[i] = {at<LoraEntry>(table[2 * i]), table[2 * i + 1]};
-  const auto call = [=, list = std::move(list), adapters = std::move(adapters)](const Extent& now) {
-    check_segments(at<LoraSegment>(segments), num_segments, now.rows, adapters);
-    current->kernels->linear({at<void>(x), at<void>(y), list.data(), static_cast<int64_t>(list.size()), now.rows,
-                              features, x_stride, static_cast<DType>(dtype), static_cast<DType>(out_dtype),
-                              adapters.data(), at<LoraSegment>(segments), num_segments});
-  };
-  make_linear(tokens, num_segments, call, rows * features * tokens);
-}
-
 void check_blocks(const AttentionArgs& args, int64_t tokens, int64_t num_blocks, int64_t table_width) {
   if (args.query_start[0] != 0 || args.query_start[args.sequences] != tokens)
     throw py::value_error("query_start: must begin with 0 and end with the number of tokens");
@@ -357,7 +335,6 @@ PYBIND11_MODULE(_C, module) {
     return py::make_tuple(time.regions, time.work, time.last);
   });
 
-  module.def("linear", &linear);
   module.def("paged_attention", &paged_attention);
   module.def("embedding", &embedding);
   module.def("rms_norm", &norm<false>);
@@ -374,6 +351,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("sum_rows", &sum_rows);
   module.def("gather_columns", &gather);
   bind_experts(module);
+  bind_linear(module);
   bind_quantized(module);
   bind_states(module);
 

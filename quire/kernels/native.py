@@ -17,7 +17,7 @@ import torch
 import quire.kernels._C as _C
 from quire.errors import QuireError
 from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
-from quire.kernels.binding import Numbers, column
+from quire.kernels.binding import DTYPES, Numbers, column
 from quire.kernels.experts import ExpertWeights
 from quire.kernels.quantized import QuantizedWeight
 from quire.kernels.quantized_experts import QuantizedExpertWeights
@@ -86,6 +86,17 @@ def simulated_time() -> tuple[int, float, float]:
     """Since `simulate_team`: parallel regions; seconds for which threads have worked in them; seconds that the regions
     would have taken."""
     return _C.simulated_time()
+
+
+def packs_rows(dtype: torch.dtype) -> bool:
+    """Whether weights of a dtype are multiplied by faster once they are packed (`packed.py`)."""
+    code = DTYPES.get(dtype)
+    return code is not None and _C.packs_rows(code)
+
+
+def pack_rows(weight: torch.Tensor) -> None:
+    """Pack a weight [N, K], for which `packed.can_pack`, where it lies."""
+    _C.pack_rows(weight.data_ptr(), *weight.shape)
 
 
 def _linear(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.kernels.backends import backend_of
+from quire.kernels.packed import GROUP, is_form
 from quire.kernels.table import Columns, Contiguous, Heads, Let, Rows, Rule, kernel
 
 if TYPE_CHECKING:
@@ -47,29 +48,29 @@ def _weight_list(
     features: int,
     dtype: torch.dtype,
 ) -> tuple[tuple[int, ...], int]:
-    """(data, bias or 0, rows) for each weight, flat; and the sum of their rows."""
+    """(data, bias or 0, rows; below 0, if packed) for each weight, flat; and the sum of their rows."""
     if len(weights) != len(biases):
         raise ValueError(f"biases: expected one or None for each of {len(weights)} weights, got {len(biases)}")
     here, total = place.here, 0
     flat: list[int] = []
     for weight, bias in zip(weights, biases):  # noqa: B905 (the lengths were compared above)
         shape = weight.shape
-        if (
-            weight.dtype is not dtype
-            or len(shape) != 2
-            or shape[1] != features
-            or not here(weight)
-            or not weight.is_contiguous()
-        ):
+        if len(shape) == 2 and shape[1] == features:
+            count = rows = shape[0]
+        elif is_form(shape, features) and place.device == "cpu":
+            rows = shape[0] * GROUP
+            count = -rows
+        else:
             place.reject("weights", weight, f"[N, {features}], contiguous", dtype)
-        rows = shape[0]
+        if weight.dtype is not dtype or not here(weight) or not weight.is_contiguous():
+            place.reject("weights", weight, f"[N, {features}], contiguous", dtype)
         total += rows
         if bias is None:
-            flat += weight.data_ptr(), 0, rows
+            flat += weight.data_ptr(), 0, count
             continue
         if bias.dtype is not dtype or bias.shape != (rows,) or not here(bias) or not bias.is_contiguous():
             place.reject("biases", bias, f"[{rows}], contiguous", dtype)
-        flat += weight.data_ptr(), bias.data_ptr(), rows
+        flat += weight.data_ptr(), bias.data_ptr(), count
     return tuple(flat), total
 
 
@@ -93,7 +94,8 @@ def linear(
 ) -> torch.Tensor:
     """Return x times each weight transposed, plus its bias, side by side, plus what adapters add.
 
-    x: [T, K], rows may be strided. weights: each [N_i, K], contiguous. biases: each [N_i] or None.
+    x: [T, K], rows may be strided. weights: each [N_i, K], contiguous, or packed (`packed.py`) on a CPU. biases: each
+    [N_i] or None.
     segments: which rows belong to which adapters; tables: the adapters of each weight, or None where none changes its
     product. Of a segment's rows, a weight's product y becomes (y + scaling * weight * (x a^T) B^T) * scale + shift
     (arXiv:2106.09685), each adapter at its own rank, sums in float32; other rows stay as they are.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from quire.kernels import exact
+from quire.kernels import exact, packed
 from quire.kernels.adapters import LoraSegments, LoraTable, unpack
 from quire.kernels.experts import ExpertWeights, expert_segments
 from quire.kernels.quantized import QuantizedWeight
@@ -46,7 +46,8 @@ def linear(
     tables: Sequence[LoraTable | None] = (),
     segments: LoraSegments | None = None,
 ) -> torch.Tensor:
-    return _side_by_side(x, weights, exact.products, biases, out_dtype, tables, segments)
+    rows = [packed.unpack(weight) for weight in weights]
+    return _side_by_side(x, rows, exact.products, biases, out_dtype, tables, segments)
 
 
 def quantized_linear(

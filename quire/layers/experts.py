@@ -29,6 +29,8 @@ _WHOLE = Routing("softmax_of_chosen")
 class ExpertLinear(Linear):
     """A layer of one expert. `Experts` computes it, together with those of the others; so it is never called."""
 
+    packs = False
+
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         raise NotImplementedError("Experts multiplies by all experts' weights at once")
 

@@ -89,6 +89,7 @@ class LatentProjection(Linear):
     It is never called: `queries` and `outputs` are its products. `absorb` comes before them.
     """
 
+    packs = False
     adapters: LatentAdapters | None = None  # type: ignore[assignment]  # what else may be changed is refused
 
     def __init__(self, rank: int, heads: int, key: int, value: int, query_layer: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -19,8 +20,10 @@ class Linear(nn.Module):
 
     format: that form, which says what the layer's tensors are and how to multiply by them.
     adapters: what LoRA adapters change here; None while none does.
+    packs: whether the weight may be packed (`kernels/packed.py`). A subclass that looks at it as rows says no.
     """
 
+    packs: ClassVar[bool] = True
     format: WeightFormat
     adapters: LinearAdapters | None = None
     weight: nn.Parameter

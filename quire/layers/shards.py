@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from quire.kernels import packed
 from quire.kernels.adapters import PACKED_COLUMNS, LoraSegments, LoraTable
 from quire.kernels.exchange import Columns, Exchange
 from quire.layers.weight_formats import FLOAT_ROWS, Layer, WeightFormat
@@ -65,8 +66,11 @@ class OwnRows:
     def __init__(self, layer: Any, format: WeightFormat, first: int, end: int) -> None:
         self.in_features, self.out_features = layer.in_features, end - first
         self.format = format
-        rows: dict[str, Any] = {name: layer._parameters[name] for name in ("weight", "bias")}
-        self._parameters = {name: None if rows[name] is None else rows[name].data[first:end] for name in rows}
+        weight, bias = (layer._parameters[name] for name in ("weight", "bias"))
+        self._parameters: dict[str, Any] = {
+            "weight": packed.slice_rows(weight.data, first, end),
+            "bias": None if bias is None else bias.data[first:end],
+        }
         self._buffers = layer._buffers
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from quire import kernels
+from quire.kernels import packed
 from quire.kernels.adapters import LoraSegments, LoraTable
 
 
@@ -63,9 +64,9 @@ class WeightFormat(Protocol):
 
 
 class FloatRows:
-    """Rows of bfloat16, float16 or float32, whichever the model has, as the checkpoint's tensors lie.
+    """Rows of bfloat16, float16 or float32, whichever the model has, as the checkpoint's tensors lie or packed.
 
-    weight: [out_features, in_features]; bias: [out_features] or None.
+    weight: [out_features, in_features], or as `kernels/packed.py` has it; bias: [out_features] or None.
     """
 
     def add_tensors(self, layer: Layer, bias: bool) -> None:
@@ -88,7 +89,7 @@ class FloatRows:
         return layer.weight.nbytes
 
     def rows(self, layer: Layer, first: int, end: int) -> torch.Tensor:
-        return layer.weight[first:end].float()
+        return packed.unpack(layer.weight, first, end).float()
 
 
 def _parameter(*shape: int) -> nn.Parameter:

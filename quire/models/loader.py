@@ -32,6 +32,7 @@ from quire.layers.stages import Stage
 from quire.models import quantization
 from quire.models.base import CausalLM
 from quire.models.conformity import check_buffers, check_class, check_model, check_size, filled_by_files
+from quire.models.packing import pack_again, pack_weights, unpacked
 from quire.models.pooling.base import PoolingModel
 from quire.models.pooling.of_decoders import pooled_of
 from quire.models.pooling.purpose import GENERATE, Purpose
@@ -108,6 +109,7 @@ def load_model(
     fill(model, checkpoint, wanted, device)
     if shard is not None:  # before anything looks its weights up
         share_out(model, shard)
+    pack_weights(model)
     if not rehearsed and stage is None:  # which has not the numbers of all layers
         run_once(model, device)
     model.check_loaded()
@@ -357,12 +359,13 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
 
 def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
     """Read all numbers once more, into the memory that they have. Raises CheckpointError."""
-    filled = filled_by_files(model)
+    filled = unpacked(model, filled_by_files(model))
     if isinstance(model, PoolingModel):
         checkpoint = model.as_named(checkpoint)
     wanted = with_rows(_matches(model, checkpoint, filled), model)
     read_into(checkpoint, [(one, filled[one.name].data) for one in wanted])
     model.loaded()
+    pack_again(model)
 
 
 def _matches(model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor]) -> Matches:

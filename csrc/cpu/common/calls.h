@@ -178,6 +178,7 @@ inline void check_segments(const LoraSegment* segments, int64_t count, int64_t t
 
 // Each folder's functions, made known to the module.
 void bind_experts(py::module_& module);
+void bind_linear(py::module_& module);
 void bind_quantized(py::module_& module);
 void bind_states(py::module_& module);
 

@@ -31,6 +31,8 @@ struct Kernels {
   void (*unpacked_grouped_linear)(const GroupedLinearArgs&);
   void (*likeliest)(const LikeliestArgs&);
   void (*sum_rows)(const SumRowsArgs&);
+  bool (*packs_rows)(DType);
+  void (*pack_rows)(const PackArgs&);
 };
 
 // Defined by the files that are compiled once for each instruction set.
@@ -61,6 +63,8 @@ void quantized_embedding(const EmbeddingArgs&);
 void unpacked_grouped_linear(const GroupedLinearArgs&);
 void likeliest(const LikeliestArgs&);
 void sum_rows(const SumRowsArgs&);
+bool packs_rows(DType);
+void pack_rows(const PackArgs&);
 
 extern const Kernels kernels;
 

@@ -30,6 +30,8 @@ const Kernels kernels = {
     unpacked_grouped_linear,
     likeliest,
     sum_rows,
+    packs_rows,
+    pack_rows,
 };
 
 }  // namespace QUIRE_ISA

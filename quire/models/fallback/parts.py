@@ -14,6 +14,8 @@ from quire.layers import Embedding, LayerNorm, Linear, RMSNorm
 class FlatLinear(Linear):
     """`Linear` for any number of leading dimensions."""
 
+    packs = False  # transformers' code has it, and may look at its weight
+
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x: [..., in_features] -> [..., out_features]."""
         flat = x.reshape(-1, self.in_features).contiguous()

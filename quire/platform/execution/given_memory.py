@@ -15,6 +15,7 @@ from quire import huge_pages
 from quire.checkpoint.files import Checkpoint
 from quire.checkpoint.opening import open_checkpoint
 from quire.errors import CheckpointError, QuireError
+from quire.kernels import packed
 from quire.models.base import CausalLM
 from quire.models.loader import fill_again
 from quire.platform.execution.model_runner import ModelRunner
@@ -99,5 +100,5 @@ def _unread_bytes(model: CausalLM) -> int:
     for name, (first, end) in model.rows_read.items():
         weight = parameters.get(name)
         if weight is not None and weight.numel():
-            unread += weight.nbytes - weight.nbytes // len(weight) * (end - first)
+            unread += weight.nbytes - weight.nbytes // packed.num_rows(weight) * (end - first)
     return unread

@@ -1,0 +1,71 @@
+"""Weights of a linear layer in the form that some CPUs multiply by fastest (csrc/cpu/linear/columns.h).
+
+A weight [N, K] of bfloat16 becomes [N / 32, 16, K / 32, 64], in the same memory: groups of 32 rows; in each, for each
+of a product's 16 partial sums, the pairs of columns that it takes, one pair of every row after the other. Products with
+it have the very bits of those with its rows. Its shape says that it is packed, so that nobody takes it for rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+GROUP, CHAINS, STEP = 32, 16, 32  # rows; partial sums; columns of which each partial sum takes a pair
+PAIRS = 2 * GROUP  # numbers of one partial sum in a step
+_ORDER = (0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15)  # kOrder: which partial sum stands at which place
+_PLACES = torch.tensor(sorted(range(CHAINS), key=_ORDER.__getitem__))
+
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """Whether a weight can be packed, and a CPU's kernel is faster then."""
+    from quire.kernels import native
+
+    if weight.dim() != 2 or not weight.is_cpu or not weight.is_contiguous() or not native.packs_rows(weight.dtype):
+        return False
+    rows, features = weight.shape
+    return rows > 0 and features > 0 and rows % GROUP == 0 and features % STEP == 0
+
+
+def pack(weight: torch.Tensor, rows: tuple[int, int] | None = None) -> torch.Tensor:
+    """Pack a weight [N, K], for which `can_pack`, where it lies. rows: the first and the end of those that are there,
+    multiples of 32; None: all. Returns it in its new shape."""
+    from quire.kernels import native
+
+    native.pack_rows(weight if rows is None else weight[rows[0] : rows[1]])
+    return weight.view(len(weight) // GROUP, CHAINS, -1, PAIRS)
+
+
+def is_form(shape: torch.Size, features: int) -> bool:
+    """Whether a packed weight of so many columns has this shape."""
+    return len(shape) == 4 and shape[1] == CHAINS and shape[2] * STEP == features and shape[3] == PAIRS
+
+
+def is_packed(weight: torch.Tensor) -> bool:
+    return weight.dim() == 4
+
+
+def num_rows(weight: torch.Tensor) -> int:
+    """N, of a weight that may be packed."""
+    return len(weight) * GROUP if is_packed(weight) else len(weight)
+
+
+def memory(weight: torch.Tensor) -> torch.Tensor:
+    """Where a weight lies, as [N, K]: to be written to, and packed anew."""
+    return weight.view(num_rows(weight), -1)
+
+
+def slice_rows(weight: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """The rows `first` .. `end` of a weight that may be packed, in the form that it has: whole groups, if it is."""
+    return weight[first // GROUP : end // GROUP] if is_packed(weight) else weight[first:end]
+
+
+def unpack(weight: torch.Tensor, first: int = 0, end: int | None = None) -> torch.Tensor:
+    """The rows `first` .. `end` as they were, of a weight that may be packed: [end - first, K]; a copy, if it is."""
+    if end is None:
+        end = num_rows(weight)
+    if not is_packed(weight):
+        return weight[first:end]
+    start, stop = first // GROUP, -(-end // GROUP)
+    groups = weight[start:stop].unflatten(3, (GROUP, 2))[:, _PLACES]
+    # [groups, rows, steps, partial sums, 2]: a step's pairs in the order of its columns.
+    rows = groups.permute(0, 3, 2, 1, 4).reshape(-1, weight.shape[2] * STEP)
+    return rows[first - start * GROUP : end - start * GROUP]

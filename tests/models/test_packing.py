@@ -1,0 +1,161 @@
+"""A model whose weights are packed gives the very bits of the one with rows, and stays what its files say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from quire.checkpoint.opening import open_checkpoint
+from quire.kernels import native, packed
+from quire.layers import Linear
+from quire.layers.shards import Shard
+from quire.layers.stages import Stage
+from quire.lora.base import Base
+from quire.models import packing
+from quire.models.base import CausalLM
+from quire.models.loader import fill_again, load_model
+from tests.kernels.exchange_parties import shared, together
+from tests.models import rows, run_model
+from tests.models.test_staged import BLOCK, CHUNKS, QUICK, Pipe, logits
+from tests.models.tiny import VOCAB
+
+pytestmark = pytest.mark.skipif(not native.packs_rows(torch.bfloat16), reason="this processor multiplies by rows")
+
+LEAST = packing.LEAST
+IDS = [(7 * place) % (VOCAB - 4) + 3 for place in range(sum(CHUNKS))]
+EVERY = [pytest.param(one, marks=[pytest.mark.slow] * (one not in QUICK)) for one in sorted(rows.all_rows())]
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Callable[..., Path]:
+    """Saves one of whole groups; heads of 3 x 32 and 32 columns."""
+
+    def make(**settings: object) -> Path:
+        sizes = {"hidden_size": 96, "intermediate_size": 160, "vocab_size": 128, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": False}
+        torch.manual_seed(3)
+        LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, **settings})).to(torch.bfloat16).save_pretrained(tmp_path)
+        return tmp_path
+
+    return make
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., CausalLM]:
+    def make(path: Path, packs: bool, **options: object) -> CausalLM:
+        monkeypatch.setattr(packing, "LEAST", 0 if packs else 1 << 60)
+        return load_model(path, "bfloat16", **options)  # type: ignore[arg-type]
+
+    return make
+
+
+def names(model: CausalLM) -> set[str]:
+    """Of the layers that are packed."""
+    found = model.named_modules()
+    return {name for name, one in found if isinstance(one, Linear) and packed.is_packed(one.weight)}
+
+
+def run(model: CausalLM) -> torch.Tensor:
+    return run_model.logits(model, IDS, CHUNKS, block_size=BLOCK)
+
+
+@pytest.mark.parametrize("architecture", EVERY)
+def test_every_family(checkpoint: Callable[[str, str], Path], load: Callable[..., CausalLM], architecture: str) -> None:
+    for variant in rows.entry(architecture)[2]:
+        path = checkpoint(architecture, variant)
+        assert torch.equal(run(load(path, True)), run(load(path, False))), variant
+
+
+def test_all_layers(llama: Callable[..., Path], load: Callable[..., CausalLM]) -> None:
+    path = llama()
+    model, plain = load(path, True), load(path, False)
+    layers = {name for name, one in plain.named_modules() if isinstance(one, Linear)}
+    assert names(model) == layers and len(layers) == 15 and not names(plain)
+    assert torch.equal(run(model), run(plain))
+    for name in layers:
+        own, other = model.get_submodule(name), plain.get_submodule(name)
+        assert isinstance(own, Linear) and isinstance(other, Linear)
+        assert torch.equal(own.format.rows(own, 3, 31), other.weight[3:31].float())
+
+
+def test_small_models_keep_their_rows(llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "LEAST", LEAST)
+    assert not names(load_model(llama(), "bfloat16"))
+
+
+def test_a_projection_that_is_the_embedding_keeps_its_rows(
+    llama: Callable[..., Path], load: Callable[..., CausalLM]
+) -> None:
+    path = llama(tie_word_embeddings=True)
+    model = load(path, True)
+    assert "lm_head" not in names(model) and len(names(model)) == 14
+    assert torch.equal(run(model), run(load(path, False)))
+
+
+def test_some_layers_alone(llama: Callable[..., Path], load: Callable[..., CausalLM]) -> None:
+    """Rows of no whole group stay rows, merged with others that are packed."""
+    path = llama(num_key_value_heads=1, num_attention_heads=4, head_dim=24, vocab_size=97)
+    model = load(path, True)
+    assert names(model) == {
+        f"model.layers.{layer}.{name}"
+        for layer in range(2)
+        for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    }
+    assert torch.equal(run(model), run(load(path, False)))
+
+
+def test_other_dtypes(llama: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "LEAST", 0)
+    path = llama()
+    assert not names(load_model(path, "float32")) and not names(load_model(path, "float16"))
+    assert not names(load_model(path, "bfloat16", quantized="int8"))
+
+
+def test_read_again(llama: Callable[..., Path], load: Callable[..., CausalLM]) -> None:
+    """As an engine does that has slept."""
+    path = llama()
+    model = load(path, True)
+    wanted, before = run(model), names(model)
+    with torch.inference_mode():
+        for parameter in model.parameters():
+            parameter.data.fill_(float("nan"))
+    fill_again(model, open_checkpoint(path, "auto"))
+    assert torch.equal(run(model), wanted) and names(model) == before
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_shares_of_processes(llama: Callable[..., Path], load: Callable[..., CausalLM], size: int) -> None:
+    path = llama()
+    wanted = run(load(path, False))
+
+    def by_one(rank: int, parties: list) -> torch.Tensor:  # type: ignore[type-arg]
+        model = load(path, True, shard=Shard(rank, size, parties[rank]))
+        assert names(model)
+        fill_again(model, open_checkpoint(path, "auto"))
+        return run(model)
+
+    with closing(shared(size)) as exchanges:
+        parties = next(exchanges)
+        own: list[torch.Tensor] = together(size, lambda rank: by_one(rank, parties))
+    assert all(torch.equal(one, wanted) for one in own)
+
+
+def test_stages(llama: Callable[..., Path], load: Callable[..., CausalLM]) -> None:
+    path, pipe = llama(), Pipe()
+    stages = [load(path, True, stage=Stage(number, 2, pipe)) for number in range(2)]
+    assert all(names(stage) for stage in stages)
+    assert torch.equal(logits(stages, IDS), run(load(path, False)))
+
+
+def test_what_an_adapter_saves_is_compared_with_rows(llama: Callable[..., Path], load: Callable[..., CausalLM]) -> None:
+    path = llama()
+    base, plain = Base(load(path, True)), load(path, False)
+    saved = plain.lm_head.weight.data.clone()
+    assert base.shape("lm_head.weight") == saved.shape and base.equals("lm_head.weight", saved)
+    saved[70, 5] += 1
+    assert not base.equals("lm_head.weight", saved)
