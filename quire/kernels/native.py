@@ -19,6 +19,7 @@ from quire.errors import QuireError
 from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
 from quire.kernels.binding import DTYPES, Numbers, column
 from quire.kernels.experts import ExpertWeights
+from quire.kernels.packed import can_pack
 from quire.kernels.quantized import QuantizedWeight
 from quire.kernels.quantized_experts import QuantizedExpertWeights
 
@@ -95,7 +96,9 @@ def packs_rows(dtype: torch.dtype) -> bool:
 
 
 def pack_rows(weight: torch.Tensor) -> None:
-    """Pack a weight [N, K], for which `packed.can_pack`, where it lies."""
+    """Pack a weight [N, K] where it lies. Raises ValueError for one that cannot be packed (`packed.can_pack`)."""
+    if not can_pack(weight):
+        raise ValueError(f"weight: {list(weight.shape)} {weight.dtype} on {weight.device} cannot be packed here")
     _C.pack_rows(weight.data_ptr(), *weight.shape)
 
 

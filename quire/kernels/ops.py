@@ -61,7 +61,7 @@ def _weight_list(
             rows = shape[0] * GROUP
             count = -rows
         else:
-            place.reject("weights", weight, f"[N, {features}], contiguous", dtype)
+            place.reject("weights", weight, f"[N, {features}], contiguous, or on a CPU such a one packed", dtype)
         if weight.dtype is not dtype or not here(weight) or not weight.is_contiguous():
             place.reject("weights", weight, f"[N, {features}], contiguous", dtype)
         total += rows

@@ -1,8 +1,9 @@
 """Weights of a linear layer in the form that some CPUs multiply by fastest (csrc/cpu/linear/columns.h).
 
 A weight [N, K] of bfloat16 becomes [N / 32, 16, K / 32, 64], in the same memory: groups of 32 rows; in each, for each
-of a product's 16 partial sums, the pairs of columns that it takes, one pair of every row after the other. Products with
-it have the very bits of those with its rows. Its shape says that it is packed, so that nobody takes it for rows.
+of a product's 16 partial sums, in `_ORDER`, the pairs of columns that it takes, one pair of every row after the other.
+Products with it have the very bits of those with its rows. Its shape says that it is packed: `kernels.linear` takes it,
+and what would take it for a matrix fails. Only whole groups of it can be cut off (`slice_rows`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 GROUP, CHAINS, STEP = 32, 16, 32  # rows; partial sums; columns of which each partial sum takes a pair
 PAIRS = 2 * GROUP  # numbers of one partial sum in a step
 _ORDER = (0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15)  # kOrder: which partial sum stands at which place
-_PLACES = torch.tensor(sorted(range(CHAINS), key=_ORDER.__getitem__))
+_PLACES = sorted(range(CHAINS), key=_ORDER.__getitem__)
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -27,10 +28,14 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 def pack(weight: torch.Tensor, rows: tuple[int, int] | None = None) -> torch.Tensor:
     """Pack a weight [N, K], for which `can_pack`, where it lies. rows: the first and the end of those that are there,
-    multiples of 32; None: all. Returns it in its new shape."""
+    multiples of 32; None: all. Returns it in its new shape. Raises ValueError."""
     from quire.kernels import native
 
-    native.pack_rows(weight if rows is None else weight[rows[0] : rows[1]])
+    first, end = (0, len(weight)) if rows is None else rows
+    if first % GROUP or end % GROUP:
+        raise ValueError(f"rows: {first} to {end} are no whole groups of {GROUP}")
+    if first < end:
+        native.pack_rows(weight[first:end])
     return weight.view(len(weight) // GROUP, CHAINS, -1, PAIRS)
 
 

@@ -50,7 +50,7 @@ class Base:
     def equals(self, own: str, tensor: torch.Tensor) -> bool:
         """Whether a parameter has the numbers of `tensor`, which is of its shape and of `dtype_of`."""
         parameter = self.parameter(own)
-        if parameter.is_floating_point() and parameter.shape == tensor.shape:
+        if parameter.is_floating_point() and parameter.shape == tensor.shape:  # else packed, or quantized
             return torch.equal(tensor.to(parameter.device), parameter)
         module = self.modules[own.rpartition(".")[0]]
         step = max(1, _PIECE // max(1, tensor.shape[1]))

@@ -32,7 +32,7 @@ from quire.layers.stages import Stage
 from quire.models import quantization
 from quire.models.base import CausalLM
 from quire.models.conformity import check_buffers, check_class, check_model, check_size, filled_by_files
-from quire.models.packing import pack_again, pack_weights, unpacked
+from quire.models.packing import as_rows, pack_weights
 from quire.models.pooling.base import PoolingModel
 from quire.models.pooling.of_decoders import pooled_of
 from quire.models.pooling.purpose import GENERATE, Purpose
@@ -359,13 +359,13 @@ def fill(model: CausalLM, checkpoint: Checkpoint, dtype: torch.dtype, device: to
 
 def fill_again(model: CausalLM, checkpoint: Checkpoint) -> None:
     """Read all numbers once more, into the memory that they have. Raises CheckpointError."""
-    filled = unpacked(model, filled_by_files(model))
     if isinstance(model, PoolingModel):
         checkpoint = model.as_named(checkpoint)
-    wanted = with_rows(_matches(model, checkpoint, filled), model)
-    read_into(checkpoint, [(one, filled[one.name].data) for one in wanted])
-    model.loaded()
-    pack_again(model)
+    with as_rows(model):
+        filled = filled_by_files(model)
+        wanted = with_rows(_matches(model, checkpoint, filled), model)
+        read_into(checkpoint, [(one, filled[one.name].data) for one in wanted])
+        model.loaded()
 
 
 def _matches(model: CausalLM, checkpoint: Checkpoint, filled: Mapping[str, torch.Tensor]) -> Matches:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-
-import torch
+from contextlib import contextmanager
 
 from quire.kernels import packed
 from quire.layers import Linear
@@ -13,42 +12,48 @@ from quire.layers.shards import SharedRows
 from quire.layers.weight_formats import FLOAT_ROWS
 from quire.models.base import CausalLM
 
-# Bytes. Weights that stay in a processor's cache are read the faster as rows, by one token at a time.
+# Bytes of all weights that can be packed. What stays in a processor's cache, one token at a time reads faster as rows.
 LEAST = 64 << 20
+
+_KNOWN = {"quire", "torch", "abc", "builtins"}  # packages whose classes look at no Linear's weight
 
 
 def pack_weights(model: CausalLM) -> None:
     """Pack the weights of a model's linear layers where they lie, before anything has looked them up.
 
-    Left as they are: a model of small weights or with quantized ones; of others, what a CPU's kernel would not be
-    faster with, and what two modules share.
+    Left as they are: a model of small weights, with quantized ones, or of a plug-in that does not say `packs_weights`;
+    of others, what a CPU's kernel would not be faster with, and what two modules share.
     """
-    if model.quantization is not None:
+    own = all(kind.__module__.partition(".")[0] in _KNOWN for kind in type(model).__mro__)
+    if model.quantization is not None or not (own or model.packs_weights):
         return
     found = list(_packable(model))
-    if sum(layer.weight.nbytes for _, layer in found) < LEAST:
-        return
-    for name, layer in found:
+    if sum(layer.weight.nbytes for _, layer in found) >= LEAST:
+        _pack(model, found)
+
+
+@contextmanager
+def as_rows(model: CausalLM) -> Iterator[None]:
+    """Within, a model's packed weights have their shape of rows, to be read again; then they are packed again.
+
+    What lies there in between is no model's weights.
+    """
+    found = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and packed.is_form(module.weight.shape, module.in_features)
+    ]
+    for _, layer in found:
+        layer.weight.data = packed.memory(layer.weight.data)
+    try:
+        yield
+    finally:
+        _pack(model, found)
+
+
+def _pack(model: CausalLM, layers: list[tuple[str, Linear]]) -> None:
+    for name, layer in layers:
         layer.weight.data = packed.pack(layer.weight.data, model.rows_read.get(f"{name}.weight"))
-
-
-def unpacked(model: CausalLM, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A model's parameters, by name, with the memory of the packed ones as [out_features, in_features], to be filled
-    again. Then `pack_again`."""
-    names = {f"{name}.weight" for name, _ in _packed(model)}
-    return {name: packed.memory(one.data) if name in names else one for name, one in tensors.items()}
-
-
-def pack_again(model: CausalLM) -> None:
-    """Pack the weights that were packed before they were filled again."""
-    for name, layer in _packed(model):
-        packed.pack(packed.memory(layer.weight.data), model.rows_read.get(f"{name}.weight"))
-
-
-def _packed(model: CausalLM) -> Iterator[tuple[str, Linear]]:
-    for name, module in model.named_modules():
-        if isinstance(module, Linear) and packed.is_packed(module.weight):
-            yield name, module
 
 
 def _packable(model: CausalLM) -> Iterator[tuple[str, Linear]]:
@@ -59,7 +64,7 @@ def _packable(model: CausalLM) -> Iterator[tuple[str, Linear]]:
         if parameter is not None
     )
     for name, module in model.named_modules():
-        if not isinstance(module, Linear) or not type(module).packs or name in model.elsewhere:
+        if not isinstance(module, Linear) or not module.packs or name in model.elsewhere:
             continue
         own = module.format.inner if isinstance(module.format, SharedRows) else module.format
         weight = module.weight

@@ -174,3 +174,12 @@ def test_a_layer_tells_its_rows() -> None:
     layer.weight.data = packed.pack(layer.weight.data)
     assert torch.equal(layer.format.rows(layer, 3, 50), before[3:50].float())
     assert layer.format.nbytes(layer) == before.nbytes
+
+
+@packs
+def test_what_cannot_be_packed_is_refused() -> None:
+    for wrong in (randn(64, 96, dtype=F32), randn(64, 90, dtype=BF16), randn(32, 64, 96, dtype=BF16)):
+        with pytest.raises(ValueError, match="cannot be packed"):
+            packed.pack(wrong)
+    with pytest.raises(ValueError, match="groups"):
+        packed.pack(randn(64, 96, dtype=BF16), (3, 64))

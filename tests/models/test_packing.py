@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM, NomicBertConfig, NomicBertModel, Qwen3Config, Qwen3ForCausalLM
 
+from quire import LLM, registry
 from quire.checkpoint.opening import open_checkpoint
+from quire.errors import CheckpointError
 from quire.kernels import native, packed
 from quire.layers import Linear
 from quire.layers.shards import Shard
 from quire.layers.stages import Stage
 from quire.lora.base import Base
-from quire.models import packing
+from quire.models import loader, packing
 from quire.models.base import CausalLM
+from quire.models.llama import LlamaForCausalLM as QuireLlama
 from quire.models.loader import fill_again, load_model
+from quire.models.pooling.purpose import Purpose
 from tests.kernels.exchange_parties import shared, together
-from tests.models import rows, run_model
+from tests.models import rows, run_model, tiny
 from tests.models.test_staged import BLOCK, CHUNKS, QUICK, Pipe, logits
 from tests.models.tiny import VOCAB
 
@@ -68,7 +74,19 @@ def run(model: CausalLM) -> torch.Tensor:
 def test_every_family(checkpoint: Callable[[str, str], Path], load: Callable[..., CausalLM], architecture: str) -> None:
     for variant in rows.entry(architecture)[2]:
         path = checkpoint(architecture, variant)
-        assert torch.equal(run(load(path, True)), run(load(path, False))), variant
+        model, wanted = load(path, True), run(load(path, False))
+        assert torch.equal(run(model), wanted), variant
+        read_again(model, path)
+        assert torch.equal(run(model), wanted), variant
+
+
+def test_a_projection_that_is_normalised(tmp_path: Path, load: Callable[..., CausalLM]) -> None:
+    """Baichuan 2's, whenever its numbers have been read."""
+    tiny.build("BaichuanForCausalLM", "baichuan2_7b", tmp_path, vocab_size=128)
+    model, wanted = load(tmp_path, True), run(load(tmp_path, False))
+    assert "lm_head" in names(model) and torch.equal(run(model), wanted)
+    read_again(model, tmp_path)
+    assert "lm_head" in names(model) and torch.equal(run(model), wanted)
 
 
 def test_all_layers(llama: Callable[..., Path], load: Callable[..., CausalLM]) -> None:
@@ -121,11 +139,101 @@ def test_read_again(llama: Callable[..., Path], load: Callable[..., CausalLM]) -
     path = llama()
     model = load(path, True)
     wanted, before = run(model), names(model)
+    read_again(model, path)
+    assert torch.equal(run(model), wanted) and names(model) == before
+
+
+def test_read_again_in_vain(
+    llama: Callable[..., Path], load: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = llama()
+    model = load(path, True)
+    wanted, before = run(model), names(model)
+
+    def fails(*_: object) -> None:
+        raise CheckpointError("gone")
+
+    with monkeypatch.context() as patched, pytest.raises(CheckpointError, match="gone"):
+        patched.setattr(loader, "read_into", fails)
+        read_again(model, path)
+    assert names(model) == before
+    read_again(model, path)
+    assert torch.equal(run(model), wanted)
+
+
+def read_again(model: CausalLM, path: Path) -> None:
     with torch.inference_mode():
         for parameter in model.parameters():
             parameter.data.fill_(float("nan"))
     fill_again(model, open_checkpoint(path, "auto"))
-    assert torch.equal(run(model), wanted) and names(model) == before
+
+
+QWEN = {
+    "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 32, "intermediate_size": 96, "max_position_embeddings": 64, "tie_word_embeddings": True,
+}  # fmt: skip
+CLASSIFIER = {"architectures": ["Qwen3ForSequenceClassification"]}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options"),
+    [
+        ({**CLASSIFIER, "classifier_from_token": [*range(5, 37)], "method": "no_post_processing"}, {}),
+        ({**CLASSIFIER, "num_labels": 32}, {"enable_lora": True}),
+    ],
+    ids=["of tokens", "an adapter's"],
+)
+def test_heads_that_the_files_do_not_have(tmp_path: Path, overrides: dict[str, Any], options: dict[str, Any]) -> None:
+    torch.manual_seed(3)
+    Qwen3ForCausalLM(Qwen3Config(**QWEN)).to(torch.bfloat16).save_pretrained(tmp_path)
+    pooling: dict[str, Any] = {"runner": "pooling", "skip_tokenizer_init": True, "num_gpu_blocks_override": 16}
+    llm = LLM(str(tmp_path), dtype="bfloat16", hf_overrides=overrides, **pooling, **options)
+
+    def answer() -> list[float]:
+        return llm.classify([{"prompt_token_ids": [*range(3, 20)]}], use_tqdm=False)[0].outputs.probs
+
+    before = None if options else answer()
+    llm.sleep(level=2)
+    llm.wake_up()
+    assert options or answer() == before
+
+
+def test_fused_files_of_an_encoder(tmp_path: Path, load: Callable[..., CausalLM]) -> None:
+    """Nomic's, whose shapes are asked for when they are read again too."""
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 64}
+    config = NomicBertConfig(num_hidden_layers=1, num_attention_heads=2, pad_token_id=0, **sizes)
+    NomicBertModel(config).to(torch.bfloat16).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in tensors if ".q_proj." in name]:
+        parts = [tensors.pop(name.replace(".q_proj.", f".{part}_proj.")) for part in "qkv"]
+        tensors[name.replace(".q_proj.", ".Wqkv.")] = torch.cat(parts)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    model = load(tmp_path, True, purpose=Purpose())
+    before = {name: layer_rows(model, name).clone() for name in names(model)}
+    assert before
+    read_again(model, tmp_path)
+    assert all(torch.equal(layer_rows(model, name), before[name]) for name in before)
+
+
+def layer_rows(model: CausalLM, name: str) -> torch.Tensor:
+    layer = model.get_submodule(name)
+    assert isinstance(layer, Linear)
+    return layer.format.rows(layer, 0, layer.out_features)
+
+
+class Other(QuireLlama):
+    """As a plug-in's, which may look at any weight."""
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_a_plug_in_says_whether(
+    llama: Callable[..., Path], load: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch, says: bool
+) -> None:
+    monkeypatch.setattr(Other, "packs_weights", says)
+    monkeypatch.setattr(registry, "resolve", lambda *_: Other)
+    model = load(llama(), True)
+    assert isinstance(model, Other) and bool(names(model)) is says
 
 
 @pytest.mark.parametrize("size", [2, 3])

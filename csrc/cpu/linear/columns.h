@@ -27,8 +27,6 @@ struct Columns {
   static constexpr int kOrder[kChains] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
 
   static int64_t steps(int64_t features) { return (features + D::kStep - 1) / D::kStep; }
-  // Whether rows can lie packed: whole groups of whole steps, and units that are multiplied as they are.
-  static bool can_pack(int64_t rows, int64_t features) { return rows % kRows == 0 && features % D::kStep == 0; }
 
   // Floats of a chain's share. Powers of two would crowd the same few places of a cache.
   static int64_t chain_tokens(int64_t steps) { return steps * kTokens + kLanes; }

@@ -17,7 +17,7 @@ import torch
 
 from quire import huge_pages
 
-AHEAD_BYTES = 256 << 20  # committed and not used yet, at most, of all tensors together
+AHEAD_BYTES = 512 << 20  # committed and not used yet, at most, of all tensors together
 # Nothing is committed ahead where less is left than this: others need it more.
 LEAST_AVAILABLE = 1 << 30
 # The engine is idle when it was so long since the last step, in seconds.
