@@ -46,7 +46,7 @@ from peers.contender import Absent, Contender, command
 from quire import LLM, SamplingParams
 from quire.cli.workload import SINGLE_OUTPUT, workload
 from quire.demo import model_path
-from quire.kernels import native
+from quire.kernels import native, packed
 from quire.layers import Linear
 from quire.platform.engine.llm_engine import LLMEngine
 from quire.platform.execution.memory import block_bytes
@@ -158,7 +158,9 @@ class Bench:
     def prefill(self) -> None:
         engine = self.llm().llm_engine
         sides: dict[str, list[float]] = {"bfloat16": [], "float32": []}
-        copies = {name: [one.weight.detach().to(getattr(torch, name)) for one in linears(engine)] for name in sides}
+        copies = {
+            name: [packed.unpack(one.weight).to(getattr(torch, name)) for one in linears(engine)] for name in sides
+        }
         for turn in range(-1, self.rounds):
             token_ids = workload(1, seed=turn + 1, prompt=(512, 512))[0][0]
             begin = time.perf_counter()

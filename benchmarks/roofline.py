@@ -23,7 +23,7 @@ from machine import Machine, seconds
 
 from quire import LLM
 from quire.cli.workload import workload
-from quire.kernels import native
+from quire.kernels import native, packed
 from quire.platform.engine.llm_engine import LLMEngine
 
 TOKENS, STREAMS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512), (1, 2, 4, 8, 16, 32, 64)
@@ -31,13 +31,14 @@ Series = list[tuple[float, float]]  # (operations a byte, operations a second)
 
 
 def linear_series(weights: Sequence[torch.Tensor], call: Callable[..., object], rounds: int) -> Series:
-    size = sum(weight.numel() for weight in weights)
+    numbers = sum(weight.numel() for weight in weights)
     found = []
     for tokens in TOKENS:
-        inputs = {w.shape[1]: torch.ones(tokens, w.shape[1], dtype=w.dtype) for w in weights}
-        pairs = [(inputs[w.shape[1]], w) for w in weights]
+        sizes = [packed.memory(weight).shape[1] for weight in weights]
+        inputs = {size: torch.ones(tokens, size, dtype=weights[0].dtype) for size in sizes}
+        pairs = [(inputs[size], weight) for size, weight in zip(sizes, weights, strict=True)]
         best = min(sum(seconds(partial(call, x, w)) for x, w in pairs) for _ in range(rounds))
-        found.append((float(tokens), 2 * tokens * size / best))
+        found.append((float(tokens), 2 * tokens * numbers / best))
     return found
 
 
@@ -97,7 +98,7 @@ def main() -> None:
     machine.measure()
     for dtype in (torch.bfloat16, torch.float32):
         name = f"F.linear in {str(dtype).removeprefix('torch.')}"
-        lines[name] = linear_series([weight.to(dtype) for weight in weights], F.linear, args.rounds)
+        lines[name] = linear_series([packed.unpack(one).to(dtype) for one in weights], F.linear, args.rounds)
     machine.measure()
     roofs = f"{machine.read / 1e9:.1f} GB/s, {machine.dense / 1e9:.0f} GFLOP/s"
     print(f"{native.isa()}, {native.num_threads()} threads: {roofs}")

@@ -19,7 +19,7 @@ from quire.errors import QuireError
 from quire.kernels.adapters import LoraSegments, LoraTable, check_tables
 from quire.kernels.binding import DTYPES, Numbers, column
 from quire.kernels.experts import ExpertWeights
-from quire.kernels.packed import can_pack
+from quire.kernels.packed import GROUP, STEP, as_packed
 from quire.kernels.quantized import QuantizedWeight
 from quire.kernels.quantized_experts import QuantizedExpertWeights
 
@@ -95,11 +95,23 @@ def packs_rows(dtype: torch.dtype) -> bool:
     return code is not None and _C.packs_rows(code)
 
 
-def pack_rows(weight: torch.Tensor) -> None:
-    """Pack a weight [N, K] where it lies. Raises ValueError for one that cannot be packed (`packed.can_pack`)."""
-    if not can_pack(weight):
-        raise ValueError(f"weight: {list(weight.shape)} {weight.dtype} on {weight.device} cannot be packed here")
-    _C.pack_rows(weight.data_ptr(), *weight.shape)
+def can_pack(weight: torch.Tensor) -> bool:
+    """Whether a weight can be packed, and is multiplied by faster then."""
+    if weight.dim() != 2 or not weight.is_cpu or not weight.is_contiguous() or not packs_rows(weight.dtype):
+        return False
+    rows, features = weight.shape
+    return rows > 0 and features > 0 and rows % GROUP == 0 and features % STEP == 0
+
+
+def pack(weight: torch.Tensor, rows: tuple[int, int] | None = None) -> torch.Tensor:
+    """Pack a weight [N, K], for which `can_pack`, where it lies. rows: the first and the end of those that are there,
+    multiples of 32; None: all. Returns it in its new shape. Raises ValueError."""
+    first, end = (0, len(weight)) if rows is None else rows
+    if not can_pack(weight) or first % GROUP or end % GROUP:
+        raise ValueError(f"weight: rows {first} to {end} of {list(weight.shape)} {weight.dtype} cannot be packed here")
+    own = weight[first:end]
+    _C.pack_rows(own.data_ptr(), *own.shape)
+    return as_packed(weight)
 
 
 def _linear(

@@ -16,29 +16,6 @@ _ORDER = (0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15)  # kOrder: which
 _PLACES = sorted(range(CHAINS), key=_ORDER.__getitem__)
 
 
-def can_pack(weight: torch.Tensor) -> bool:
-    """Whether a weight can be packed, and a CPU's kernel is faster then."""
-    from quire.kernels import native
-
-    if weight.dim() != 2 or not weight.is_cpu or not weight.is_contiguous() or not native.packs_rows(weight.dtype):
-        return False
-    rows, features = weight.shape
-    return rows > 0 and features > 0 and rows % GROUP == 0 and features % STEP == 0
-
-
-def pack(weight: torch.Tensor, rows: tuple[int, int] | None = None) -> torch.Tensor:
-    """Pack a weight [N, K], for which `can_pack`, where it lies. rows: the first and the end of those that are there,
-    multiples of 32; None: all. Returns it in its new shape. Raises ValueError."""
-    from quire.kernels import native
-
-    first, end = (0, len(weight)) if rows is None else rows
-    if first % GROUP or end % GROUP:
-        raise ValueError(f"rows: {first} to {end} are no whole groups of {GROUP}")
-    if first < end:
-        native.pack_rows(weight[first:end])
-    return weight.view(len(weight) // GROUP, CHAINS, -1, PAIRS)
-
-
 def is_form(shape: torch.Size, features: int) -> bool:
     """Whether a packed weight of so many columns has this shape."""
     return len(shape) == 4 and shape[1] == CHAINS and shape[2] * STEP == features and shape[3] == PAIRS
@@ -56,6 +33,11 @@ def num_rows(weight: torch.Tensor) -> int:
 def memory(weight: torch.Tensor) -> torch.Tensor:
     """Where a weight lies, as [N, K]: to be written to, and packed anew."""
     return weight.view(num_rows(weight), -1)
+
+
+def as_packed(weight: torch.Tensor) -> torch.Tensor:
+    """A weight [N, K], whose memory is packed, in the shape that says so."""
+    return weight.view(len(weight) // GROUP, CHAINS, -1, PAIRS)
 
 
 def slice_rows(weight: torch.Tensor, first: int, end: int) -> torch.Tensor:

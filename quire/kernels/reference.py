@@ -38,6 +38,11 @@ Weight = TypeVar("Weight", torch.Tensor, QuantizedWeight)
 ROW_MAJOR_B = False
 
 
+def can_pack(weight: torch.Tensor) -> bool:
+    """As `native.can_pack`: plain torch multiplies by rows."""
+    return False
+
+
 def linear(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quire.kernels import packed
+from quire.kernels import backend, packed
 from quire.layers import Linear
 from quire.layers.shards import SharedRows
 from quire.layers.weight_formats import FLOAT_ROWS
@@ -53,7 +53,7 @@ def as_rows(model: CausalLM) -> Iterator[None]:
 
 def _pack(model: CausalLM, layers: list[tuple[str, Linear]]) -> None:
     for name, layer in layers:
-        layer.weight.data = packed.pack(layer.weight.data, model.rows_read.get(f"{name}.weight"))
+        layer.weight.data = backend().pack(layer.weight.data, model.rows_read.get(f"{name}.weight"))
 
 
 def _packable(model: CausalLM) -> Iterator[tuple[str, Linear]]:
@@ -68,5 +68,5 @@ def _packable(model: CausalLM) -> Iterator[tuple[str, Linear]]:
             continue
         own = module.format.inner if isinstance(module.format, SharedRows) else module.format
         weight = module.weight
-        if own is FLOAT_ROWS and takers[weight.data_ptr()] == 1 and packed.can_pack(weight.data):
+        if own is FLOAT_ROWS and takers[weight.data_ptr()] == 1 and backend().can_pack(weight.data):
             yield name, module

@@ -26,8 +26,8 @@ def best() -> Any:
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    assert packed.can_pack(weight)
-    return packed.pack(weight.clone())
+    assert native.can_pack(weight)
+    return native.pack(weight.clone())
 
 
 @packs
@@ -120,14 +120,14 @@ def test_some_rows_of_a_weight() -> None:
     """The others may have no memory: they are not touched."""
     weight = randn(128, 64, dtype=BF16)
     before = weight.clone()
-    form = packed.pack(weight, (32, 96))
+    form = native.pack(weight, (32, 96))
     assert torch.equal(packed.unpack(form, 32, 96), before[32:96])
     memory = packed.memory(form)
     assert torch.equal(memory[:32], before[:32]) and torch.equal(memory[96:], before[96:])
 
 
 def test_what_is_not_packed() -> None:
-    assert packed.can_pack(randn(64, 96, dtype=BF16)) is PACKS
+    assert native.can_pack(randn(64, 96, dtype=BF16)) is PACKS
     for shape, dtype in (
         ((64, 96), F32),
         ((64, 96), torch.float16),
@@ -135,10 +135,10 @@ def test_what_is_not_packed() -> None:
         ((64, 90), BF16),
         ((0, 96), BF16),
     ):
-        assert not packed.can_pack(randn(*shape, dtype=dtype)), (shape, dtype)
-    assert not packed.can_pack(randn(64, 96, dtype=BF16).t())
-    assert not packed.can_pack(randn(2, 64, 96, dtype=BF16))
-    assert not packed.can_pack(torch.empty(64, 96, dtype=BF16, device="meta"))
+        assert not native.can_pack(randn(*shape, dtype=dtype)), (shape, dtype)
+    assert not native.can_pack(randn(64, 96, dtype=BF16).t())
+    assert not native.can_pack(randn(2, 64, 96, dtype=BF16))
+    assert not native.can_pack(torch.empty(64, 96, dtype=BF16, device="meta"))
 
 
 @packs
@@ -171,7 +171,7 @@ def test_a_layer_tells_its_rows() -> None:
     layer = Linear(96, 64, bias=False)
     layer.weight.data = randn(64, 96, dtype=BF16)
     before = layer.weight.data.clone()
-    layer.weight.data = packed.pack(layer.weight.data)
+    layer.weight.data = native.pack(layer.weight.data)
     assert torch.equal(layer.format.rows(layer, 3, 50), before[3:50].float())
     assert layer.format.nbytes(layer) == before.nbytes
 
@@ -180,6 +180,6 @@ def test_a_layer_tells_its_rows() -> None:
 def test_what_cannot_be_packed_is_refused() -> None:
     for wrong in (randn(64, 96, dtype=F32), randn(64, 90, dtype=BF16), randn(32, 64, 96, dtype=BF16)):
         with pytest.raises(ValueError, match="cannot be packed"):
-            packed.pack(wrong)
-    with pytest.raises(ValueError, match="groups"):
-        packed.pack(randn(64, 96, dtype=BF16), (3, 64))
+            native.pack(wrong)
+    with pytest.raises(ValueError, match="cannot be packed"):
+        native.pack(randn(64, 96, dtype=BF16), (3, 64))

@@ -118,7 +118,8 @@ def for_model(llm: LLM, folder: Path, seed: int, rank: int = 3, size: float = 0.
     generator, made = torch.Generator().manual_seed(seed), {}
     names = sorted(name for name in naming.linear if part in name)
     for name in names:
-        outer, inner = model.get_submodule(naming.modules[name]).weight.shape
+        layer = model.get_submodule(naming.modules[name])
+        outer, inner = layer.out_features, layer.in_features
         made[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, inner, generator=generator) / inner**0.5
         made[f"base_model.model.{name}.lora_B.weight"] = torch.randn(outer, rank, generator=generator) * size
     return write(folder, {"peft_type": "LORA", "r": rank, "target_modules": names}, made)
