@@ -40,9 +40,10 @@ _LAYOUT = {
 class Place:
     """A kind of device on which all tensors of a call must lie."""
 
-    def __init__(self, device: str) -> None:
-        """device: "cpu", "cuda" or "meta"."""
+    def __init__(self, device: str, takes_packed: bool) -> None:
+        """device: "cpu", "cuda" or "meta". takes_packed: whether its kernels know packed weights."""
         self.device = device
+        self.takes_packed = takes_packed
         self.here: Callable[[torch.Tensor], bool] = attrgetter(f"is_{device}")
         self._words = {"cpu": "the CPU", "cuda": "a GPU"}.get(device, device)
 
@@ -76,7 +77,7 @@ def column(
     are given what their parameters name: arguments and sizes of the call, `numbers` (what the row passes, as a tuple),
     `y` (the result). unchecked: arguments that are let pass as they are.
     """
-    place, done_by = Place(device), done_by or {}
+    place, done_by = Place(device, hasattr(extension, "pack_rows")), done_by or {}
     return {
         name: _bind(op, place, extension, stream, done_by.get(name), unchecked)
         for name, op in TABLE.items()

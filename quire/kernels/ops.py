@@ -55,15 +55,14 @@ def _weight_list(
     flat: list[int] = []
     for weight, bias in zip(weights, biases):  # noqa: B905 (the lengths were compared above)
         shape = weight.shape
-        if len(shape) == 2 and shape[1] == features:
+        fits = weight.dtype is dtype and here(weight) and weight.is_contiguous()
+        if fits and len(shape) == 2 and shape[1] == features:
             count = rows = shape[0]
-        elif is_form(shape, features) and place.device == "cpu":
+        elif fits and place.takes_packed and is_form(shape, features):
             rows = shape[0] * GROUP
             count = -rows
         else:
             place.reject("weights", weight, f"[N, {features}], contiguous, or on a CPU such a one packed", dtype)
-        if weight.dtype is not dtype or not here(weight) or not weight.is_contiguous():
-            place.reject("weights", weight, f"[N, {features}], contiguous", dtype)
         total += rows
         if bias is None:
             flat += weight.data_ptr(), 0, count

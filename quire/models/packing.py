@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from quire.kernels import backend, packed
+from quire.kernels import backend_of, packed
 from quire.layers import Linear
 from quire.layers.shards import SharedRows
 from quire.layers.weight_formats import FLOAT_ROWS
@@ -15,7 +15,8 @@ from quire.models.base import CausalLM
 # Bytes of all weights that can be packed. What stays in a processor's cache, one token at a time reads faster as rows.
 LEAST = 64 << 20
 
-_KNOWN = {"quire", "torch", "abc", "builtins"}  # packages whose classes look at no Linear's weight
+# Packages whose models look at a Linear's weight in `loaded` alone, or in classes with `packs = False`.
+_KNOWN = {"quire", "torch", "abc", "builtins"}
 
 
 def pack_weights(model: CausalLM) -> None:
@@ -36,7 +37,7 @@ def pack_weights(model: CausalLM) -> None:
 def as_rows(model: CausalLM) -> Iterator[None]:
     """Within, a model's packed weights have their shape of rows, to be read again; then they are packed again.
 
-    What lies there in between is no model's weights.
+    After an error they have their shape alone: whoever failed reads them all once more, and no memory is written to.
     """
     found = [
         (name, module)
@@ -47,13 +48,17 @@ def as_rows(model: CausalLM) -> Iterator[None]:
         layer.weight.data = packed.memory(layer.weight.data)
     try:
         yield
-    finally:
-        _pack(model, found)
+    except BaseException:
+        for _, layer in found:
+            layer.weight.data = packed.as_packed(layer.weight.data)
+        raise
+    _pack(model, found)
 
 
 def _pack(model: CausalLM, layers: list[tuple[str, Linear]]) -> None:
     for name, layer in layers:
-        layer.weight.data = backend().pack(layer.weight.data, model.rows_read.get(f"{name}.weight"))
+        weight = layer.weight.data
+        layer.weight.data = backend_of(weight).pack(weight, model.rows_read.get(f"{name}.weight"))
 
 
 def _packable(model: CausalLM) -> Iterator[tuple[str, Linear]]:
@@ -66,7 +71,8 @@ def _packable(model: CausalLM) -> Iterator[tuple[str, Linear]]:
     for name, module in model.named_modules():
         if not isinstance(module, Linear) or not module.packs or name in model.elsewhere:
             continue
-        own = module.format.inner if isinstance(module.format, SharedRows) else module.format
-        weight = module.weight
-        if own is FLOAT_ROWS and takers[weight.data_ptr()] == 1 and backend().can_pack(weight.data):
+        format = module.format.inner if isinstance(module.format, SharedRows) else module.format
+        weight = module.weight.data
+        can_pack = getattr(backend_of(weight), "can_pack", None)  # which a GPU's back end has not
+        if format is FLOAT_ROWS and takers[weight.data_ptr()] == 1 and can_pack and can_pack(weight):
             yield name, module

@@ -85,9 +85,9 @@ class ColumnProducts {
         if (tiles_ > 1)
           multiply_many(block, tile, ahead);
         else if (packed && tile.tokens <= kStreamTokens)
-          multiply_alone<kStreamTokens, Stream>(block, tile, Stream(row + kRows < block.rows ? nullptr : below));
+          multiply_some<kStreamTokens, Stream>(block, tile, Stream(row + kRows < block.rows ? nullptr : below));
         else
-          multiply_alone<kTokens, TwoLines>(block, tile, TwoLines{ahead});
+          multiply_some<kTokens, TwoLines>(block, tile, TwoLines{ahead});
       }
     }
   }
@@ -187,13 +187,13 @@ class ColumnProducts {
     if (tiles_ >= kPairTiles && steps_ <= kPairSteps && tile.tokens > kTokens / 2)
       multiply<2, kTokens>(block, tile, OneLine{ahead});
     else
-      multiply_alone<kTokens, OneLine>(block, tile, OneLine{ahead});
+      multiply_some<kTokens, OneLine>(block, tile, OneLine{ahead});
   }
   // By the function of as many tokens as the tile has, kMost at most.
   template <int kMost, class Fetch>
-  void multiply_alone(const LinearBlock<T, Out>& block, const Tile& tile, const Fetch& fetch) const {
+  void multiply_some(const LinearBlock<T, Out>& block, const Tile& tile, const Fetch& fetch) const {
     if constexpr (kMost > 1)
-      if (tile.tokens < kMost) return multiply_alone<kMost - 1, Fetch>(block, tile, fetch);
+      if (tile.tokens < kMost) return multiply_some<kMost - 1, Fetch>(block, tile, fetch);
     multiply<1, kMost>(block, tile, fetch);
   }
 

@@ -60,7 +60,8 @@ class _RealNumbers(TorchFunctionMode):
 
 
 class TowerLinear(Linear):
-    """Linear for any number of leading dimensions."""
+    """Linear for any number of leading dimensions. Transformers' towers ask its weight for a dtype and a device alone:
+    it may be packed."""
 
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         flat = x.reshape(-1, self.in_features).contiguous()
