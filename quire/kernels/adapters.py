@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from quire.kernels.packed import GROUP
+from quire.kernels.packed import num_rows
 from quire.kernels.transfer import overwrite, send
 
 # The rows of csrc/arguments.h's LoraEntry and LoraSegment.
@@ -195,8 +195,7 @@ def check_tables(
     for table, weight in zip(tables, weights):  # noqa: B905 (the lengths were compared above)
         if table is None:
             continue
-        shape = weight.shape
-        rows = shape[0] if len(shape) == 2 else shape[0] * GROUP
+        rows = num_rows(weight.shape)
         if table.in_features != features or table.num_rows != rows or table.dtype is not dtype:
             wanted, got = f"{[rows, features]} {dtype}", f"[{table.num_rows}, {table.in_features}] {table.dtype}"
             raise ValueError(f"tables: expected one for a weight {wanted}, got one for {got}")

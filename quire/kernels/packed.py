@@ -25,14 +25,14 @@ def is_packed(weight: torch.Tensor) -> bool:
     return weight.dim() == 4
 
 
-def num_rows(weight: torch.Tensor) -> int:
-    """N, of a weight that may be packed."""
-    return len(weight) * GROUP if is_packed(weight) else len(weight)
+def num_rows(shape: torch.Size) -> int:
+    """N, by the shape of a weight that may be packed."""
+    return shape[0] * GROUP if len(shape) == 4 else shape[0]
 
 
 def memory(weight: torch.Tensor) -> torch.Tensor:
     """Where a weight lies, as [N, K]: to be written to, and packed anew."""
-    return weight.view(num_rows(weight), -1)
+    return weight.view(num_rows(weight.shape), -1)
 
 
 def as_packed(weight: torch.Tensor) -> torch.Tensor:
@@ -48,7 +48,7 @@ def slice_rows(weight: torch.Tensor, first: int, end: int) -> torch.Tensor:
 def unpack(weight: torch.Tensor, first: int = 0, end: int | None = None) -> torch.Tensor:
     """The rows `first` .. `end` as they were, of a weight that may be packed: [end - first, K]; a copy, if it is."""
     if end is None:
-        end = num_rows(weight)
+        end = num_rows(weight.shape)
     if not is_packed(weight):
         return weight[first:end]
     start, stop = first // GROUP, -(-end // GROUP)

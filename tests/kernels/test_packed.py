@@ -107,7 +107,7 @@ def test_packing_turns_back() -> None:
     for rows, features in ((32, 32), (64, 96), (96, 1024)):
         weight = randn(rows, features, dtype=BF16)
         form = pack(weight)
-        assert form.shape == (rows // 32, 16, features // 32, 64) and packed.num_rows(form) == rows
+        assert form.shape == (rows // 32, 16, features // 32, 64) and packed.num_rows(form.shape) == rows
         assert torch.equal(packed.unpack(form), weight)
         for first, end in ((0, rows), (5, 6), (31, rows), (7, 30), (rows, rows)):
             assert torch.equal(packed.unpack(form, first, end), weight[first:end])

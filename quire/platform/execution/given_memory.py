@@ -100,5 +100,5 @@ def _unread_bytes(model: CausalLM) -> int:
     for name, (first, end) in model.rows_read.items():
         weight = parameters.get(name)
         if weight is not None and weight.numel():
-            unread += weight.nbytes - weight.nbytes // packed.num_rows(weight) * (end - first)
+            unread += weight.nbytes - weight.nbytes // packed.num_rows(weight.shape) * (end - first)
     return unread
