@@ -93,7 +93,17 @@ def ask(llm: LLM, prompts: Any, params: Any = None) -> list[Any]:
     return llm.generate(prompts, params or greedy(), use_tqdm=False)
 
 
-def tokens(llm: LLM, *prompts: Any) -> list[list[int]]:
+def ask_at_once(llm: LLM, prompts: Any, params: Any = None) -> list[Any]:
+    """As `ask`, with all images prepared before the first step: those that come late would find the pool free."""
+    engine, chosen = llm.llm_engine, params or [greedy()] * len(prompts)
+    for number, (given, one_params) in enumerate(zip(prompts, chosen, strict=True)):
+        engine.add_request(str(number), given, one_params)
+    all_ready(engine)
+    outputs = drive(engine)
+    return [outputs[str(number)] for number in range(len(prompts))]
+
+
+def tokens(llm: LLM, *prompts: Any, ask: Callable[..., list[Any]] = ask) -> list[list[int]]:
     """The greedy tokens of each prompt, all asked together; none may fail."""
     outputs = ask(llm, list(prompts))
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * len(prompts), outputs

@@ -37,7 +37,7 @@ def requests() -> list[tuple[dict, SamplingParams]]:
     return made
 
 
-def answers(llm, chosen: list[tuple[dict, SamplingParams]]) -> list[tuple]:
+def answers(llm, chosen: list[tuple[dict, SamplingParams]], ask=ask) -> list[tuple]:
     outputs = ask(llm, [prompt for prompt, _ in chosen], [params for _, params in chosen])
     nothing_left(llm)
     assert all(len(completion.token_ids) == TOKENS for output in outputs for completion in output.outputs)
@@ -76,7 +76,10 @@ def test_preemption(path, kind, dtype, alone):
         path, dtype=dtype, max_num_batched_tokens=23, block_size=4, media_cache_bytes=one_image(kind, dtype),
         num_gpu_blocks_override=7 + kind.most_tokens * 2 // 3,
     )  # fmt: skip
-    assert answers(llm, requests() * 3) == alone * 3
+    for _ in range(20):  # images that come late may find the pool free
+        assert answers(llm, requests() * 3) == alone * 3
+        if llm.llm_engine.scheduler.num_preemptions:
+            break
     assert llm.llm_engine.scheduler.num_preemptions > 0
 
 

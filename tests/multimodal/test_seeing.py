@@ -14,7 +14,7 @@ from quire import LLM
 from quire.errors import RequestError, UnsupportedModelError
 from quire.platform.execution import host_cache, model_runner, worker
 from tests.multimodal import seeing_models
-from tests.multimodal.open_engine import ask, error_of, greedy, nothing_left, one, open_llm, prompt, tokens
+from tests.multimodal.open_engine import ask, ask_at_once, error_of, greedy, nothing_left, one, open_llm, prompt, tokens
 from tests.multimodal.test_image_promise import answers
 from tests.multimodal.test_image_promise import requests as mixed
 from tests.multimodal.tiny_vision import IMAGE, picture
@@ -90,7 +90,7 @@ def test_preemption(seeing, alone, kind, swapped, monkeypatch):
         seeing(kind), max_num_batched_tokens=LONGEST[kind] + 12, block_size=4, num_gpu_blocks_override=22,
         enable_prefix_caching=not swapped,
     )  # fmt: skip
-    assert answers(llm, requests(kind) * 3) == alone(kind) * 3
+    assert answers(llm, requests(kind) * 3, ask_at_once) == alone(kind) * 3
     scheduler = llm.llm_engine.scheduler
     assert scheduler.num_preemptions > 0 and (scheduler.num_swaps > 0) is swapped
 
@@ -110,7 +110,7 @@ def test_steps_in_flight(seeing, kind, monkeypatch):
     early = engine.scheduler.advance_early
     monkeypatch.setattr(engine.scheduler, "advance_early", lambda plan: (ahead.append(plan), early(plan)))
     engine.executor.runner.looks_ahead = True
-    assert tokens(llm, *given) == expected
+    assert tokens(llm, *given, ask=ask_at_once) == expected
     assert len(ahead) > 10 and (engine.scheduler.num_preemptions > 0 or kind == "seeing")
     nothing_left(llm)
 
