@@ -248,6 +248,7 @@ struct EmbeddingArgs {
   DType dtype;
   float scale = 1;                    // of the table's rows
   const RowFormat* format = nullptr;  // of the table's rows; null: they are elements of `dtype`
+  bool packed = false;                // the table, as weights are (cpu/linear/columns.h)
 };
 
 // Of heads, x and y are [T, H, C], a token's heads one behind the other; each is normalised by itself.

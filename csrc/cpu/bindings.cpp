@@ -136,12 +136,16 @@ void check_below(const int64_t* values, int64_t count, int64_t limit, const char
     if (values[i] < 0 || values[i] >= limit) throw py::index_error(message);
 }
 
+// table_rows below 0: as many, packed.
 void embedding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t added, uintptr_t y, int64_t tokens,
                int64_t channels, int dtype, float scale) {
-  const EmbeddingArgs args{at<int64_t>(ids), at<void>(table), at<void>(added),           at<void>(y), tokens,
-                           channels,         table_rows,      static_cast<DType>(dtype), scale};
+  EmbeddingArgs args{at<int64_t>(ids), at<void>(table), at<void>(added),           at<void>(y), tokens,
+                     channels,         table_rows,      static_cast<DType>(dtype), scale};
+  if (table_rows < 0) args.packed = true, args.table_rows = -table_rows;
   const auto call = [=](const Extent& now) {
-    check_below(args.ids, now.rows, table_rows, "ids: an id is outside the rows of the table");
+    check_below(args.ids, now.rows, args.table_rows, "ids: an id is outside the rows of the table");
+    if (args.packed && !current->kernels->packs_rows(args.dtype))
+      throw py::value_error("table: a packed one is not looked up with this instruction set");
     current->kernels->embedding(about(now, args));
   };
   make({tokens}, call, tokens * channels);

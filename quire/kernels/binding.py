@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from quire.kernels.table import TABLE, Columns, Contiguous, Heads, Let, Op, Rows, Rule, Strided, Tensor
+from quire.kernels.packed import marked_shape
+from quire.kernels.table import TABLE, Columns, Contiguous, Heads, Let, Op, Packable, Rows, Rule, Strided, Tensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # What the written source calls by name.
@@ -25,11 +26,13 @@ _CODES = DTYPES
 _FLOAT32, _FLOAT64 = torch.float32, torch.float64
 _INT32, _INT64, _UINT8 = torch.int32, torch.int64, torch.uint8
 _empty = torch.empty
+_marked_shape = marked_shape
 
 Numbers = tuple[Any, ...]  # what an extension's function is given
 
 _LAYOUT = {
     Contiguous: ", contiguous",
+    Packable: ", contiguous, or on a CPU such a one packed",
     Rows: " with contiguous rows",
     Heads: " with contiguous tokens",
     Strided: " with contiguous heads",
@@ -171,6 +174,9 @@ def _checks(name: str, tensor: Tensor, device: str, known: set[str], own: bool) 
         wrong.append(f"{name}.shape != {_tuple(sizes)}")
     else:
         lines.append(f"{name}_shape = {name}.shape")
+        if isinstance(tensor, Packable):
+            lines += [f"if len({name}_shape) == 4 and place.takes_packed:"]
+            lines += [f"    {name}_shape = _marked_shape({name}_shape)"]
         wrong.append(f"len({name}_shape) != {len(sizes)}")
         wrong += [f"{name}_shape[{i}] != {size}" for i, size in enumerate(sizes) if size not in new]
     if isinstance(tensor, Contiguous):

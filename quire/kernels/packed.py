@@ -2,8 +2,9 @@
 
 A weight [N, K] of bfloat16 becomes [N / 32, 16, K / 32, 64], in the same memory: groups of 32 rows; in each, for each
 of a product's 16 partial sums, in `_ORDER`, the pairs of columns that it takes, one pair of every row after the other.
-Products with it have the very bits of those with its rows. Its shape says that it is packed: `kernels.linear` takes it,
-and what would take it for a matrix fails. Only whole groups of it can be cut off (`slice_rows`).
+Products with it have the very bits of those with its rows. Its shape says that it is packed: `kernels.linear` and
+`kernels.embedding` take it, and what would take it for a matrix fails. Only whole groups of it can be cut off
+(`slice_rows`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ def is_packed(weight: torch.Tensor) -> bool:
 def num_rows(shape: torch.Size) -> int:
     """N, by the shape of a weight that may be packed."""
     return shape[0] * GROUP if len(shape) == 4 else shape[0]
+
+
+def marked_shape(shape: torch.Size) -> tuple[int, ...]:
+    """(-N, K) of a packed weight's shape, as the compiled kernels are told of one; any other shape as it is."""
+    return (-shape[0] * GROUP, shape[2] * STEP) if is_form(shape, shape[2] * STEP) else shape
 
 
 def memory(weight: torch.Tensor) -> torch.Tensor:

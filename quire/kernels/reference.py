@@ -150,7 +150,7 @@ def _by_expert(
 def embedding(
     ids: torch.Tensor, table: torch.Tensor, added: torch.Tensor | None = None, scale: float = 1.0
 ) -> torch.Tensor:
-    rows = F.embedding(ids, table)
+    rows = F.embedding(ids, packed.unpack(table))
     if scale != 1.0:
         wide = rows.float() * scale
         return (wide if added is None else wide + added.float()).to(rows.dtype)

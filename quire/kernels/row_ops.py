@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.backends import backend_of
-from quire.kernels.table import Contiguous, Heads, Let, Rows, Rule, Strided, kernel
+from quire.kernels.table import Contiguous, Heads, Let, Packable, Rows, Rule, Strided, kernel
 
 # In the order of arguments.h.
 ACTIVATION_KINDS = (
@@ -18,7 +18,7 @@ _KIND_CODES = {kind: code for code, kind in enumerate(ACTIVATION_KINDS)}
 
 
 @kernel(
-    tensors={"table": Contiguous("V C"), "ids": Contiguous("T", "int64"), "added": Contiguous("T C")},
+    tensors={"table": Packable("V C"), "ids": Contiguous("T", "int64"), "added": Contiguous("T C")},
     out="T C",
     passes="ids_at, table_at, V, added_at, y_at, T, C, code, scale",
 )
@@ -27,6 +27,7 @@ def embedding(
 ) -> torch.Tensor:
     """Return `scale` times rows `ids` [T] int64 of table [V, C], plus `added` [T, C] where it is given: [T, C].
 
+    On a CPU the table may be packed (`packed.py`), as the weights of a projection that shares it are.
     Raises IndexError for an id outside the table.
     """
     return backend_of(table).embedding(ids, table, added, scale)

@@ -31,6 +31,10 @@ class Contiguous(Tensor):
     """Elements lie without gaps, in order."""
 
 
+class Packable(Contiguous):
+    """[N, K] that may be packed (`packed.py`) where the kernels know such weights: N is negative then."""
+
+
 class Rows(Tensor):
     """[T, C] whose rows are contiguous, and may lie apart."""
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from quire import kernels
+from quire.kernels import packed
 from quire.kernels.quantized import QuantizedWeight, RowLayout
 from quire.layers.adapters import EmbeddingAdapters, adapt_embedding
 
@@ -13,7 +14,8 @@ from quire.layers.adapters import EmbeddingAdapters, adapt_embedding
 class Embedding(nn.Module):
     """Rows of weight [num_embeddings, size], times `scale`.
 
-    layout: of quantized rows, whose weight is [num_embeddings, row_bytes] uint8; None: they are floats.
+    layout: of quantized rows, whose weight is [num_embeddings, row_bytes] uint8; None: they are floats, which a
+    projection that shares them may have packed (`kernels/packed.py`).
     adapters: what LoRA adapters change here; None while none does. unadapted: why none can, where none can.
     """
 
@@ -44,7 +46,7 @@ class Embedding(nn.Module):
 
         ids: [T] int64 -> [T, size].
         """
-        rows = self.weight[first:] if first else self.weight
+        rows = packed.unpack(self.weight, first) if first else self.weight
         if self.layout is None:
             y = kernels.embedding(ids, rows, added, self.scale)
         else:
@@ -62,7 +64,7 @@ class Embedding(nn.Module):
     def rows(self, first: int, end: int) -> torch.Tensor:
         """The rows `first` .. `end` as float32, [end - first, size]."""
         if self.layout is None:
-            return self.weight[first:end].float()
+            return packed.unpack(self.weight, first, end).float()
         return QuantizedWeight(self.weight.data, self.layout).dequantize(first, end)
 
     def scaled(self, rows: torch.Tensor) -> torch.Tensor:

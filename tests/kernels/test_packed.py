@@ -10,7 +10,7 @@ from kernel_helpers import assert_close, randn, same_bits, strided_rows
 from linear_cases import F32, Product, exact_linear, operands
 
 from quire.kernels import native, packed, reference
-from quire.layers import Linear
+from quire.layers import Embedding, Linear
 
 BF16 = torch.bfloat16
 PACKS = native.packs_rows(BF16)
@@ -142,6 +142,53 @@ def test_what_is_not_packed() -> None:
 
 
 @packs
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_of_a_table(best: Any, threads: int) -> None:
+    """Those of a table in rows, bit by bit: alone, scaled, added to others, and denormals too."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for rows, features in ((32, 32), (96, 288), (1024, 1056)):
+            table = randn(rows, features, dtype=BF16)
+            table.view(-1)[::37] = 1e-40
+            form, generator = pack(table), torch.Generator().manual_seed(rows)
+            for tokens in (0, 1, 5, 130):
+                ids = torch.randint(rows, (tokens,), generator=generator)
+                for added in (None, randn(tokens, features, dtype=BF16, seed=1)):
+                    for scale in (1.0, 1.7):
+                        for kernels in (best, reference):
+                            got, wanted = (kernels.embedding(ids, one, added, scale) for one in (form, table))
+                            assert same_bits(got, wanted)
+            assert same_bits(best.embedding(torch.arange(rows), form), table)
+    finally:
+        torch.set_num_threads(before)
+
+
+@packs
+def test_what_is_wrong_of_a_table_is_said(best: Any) -> None:
+    form, ids = pack(randn(64, 96, dtype=BF16)), torch.arange(3)
+    for wrong in (form[:, :8], form[..., :32], form[0], form.float(), form[:, :, 1:], form.transpose(0, 2)):
+        with pytest.raises((TypeError, ValueError), match="table"):
+            best.embedding(ids, wrong)
+    for outside in (64, -1):
+        with pytest.raises(IndexError, match="ids"):
+            best.embedding(torch.tensor([1, outside]), form)
+    with pytest.raises(ValueError, match="added"):
+        best.embedding(ids, form, randn(3, 95, dtype=BF16))
+
+
+@packs
+def test_an_embedding_tells_its_rows() -> None:
+    layer = Embedding(64, 96)
+    layer.weight.data = randn(64, 96, dtype=BF16)
+    before, ids = layer.weight.data.clone(), torch.tensor([3, 63, 3])
+    behind = layer(ids - 3, None, 3)
+    layer.weight.data = native.pack(layer.weight.data)
+    assert torch.equal(layer.rows(3, 50), before[3:50].float())
+    assert torch.equal(layer.look_up(ids), before[ids]) and torch.equal(layer(ids - 3, None, 3), behind)
+
+
+@packs
 def test_what_is_wrong_is_said(best: Any) -> None:
     form, x = pack(randn(64, 96, dtype=BF16)), randn(3, 96, dtype=BF16)
     for wrong in (form[:, :8], form[..., :32], form[0], form.float()):
@@ -163,6 +210,8 @@ def test_another_instruction_set_does_not_take_them_for_rows(best: Any) -> None:
             if not native.packs_rows(BF16):
                 with pytest.raises(ValueError, match="packed"):
                     best.linear(x, [form], [None])
+                with pytest.raises(ValueError, match="packed"):
+                    best.embedding(torch.arange(3), form)
                 refused += 1
     finally:
         native._C.set_isa(own)

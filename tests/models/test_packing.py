@@ -16,11 +16,11 @@ from quire import LLM, registry
 from quire.checkpoint.opening import open_checkpoint
 from quire.errors import CheckpointError
 from quire.kernels import native, packed
-from quire.layers import Linear
+from quire.layers import Embedding, Linear
 from quire.layers.shards import Shard
 from quire.layers.stages import Stage
 from quire.lora.base import Base
-from quire.models import loader, packing
+from quire.models import decoder, loader, packing
 from quire.models.base import CausalLM
 from quire.models.llama import LlamaForCausalLM as QuireLlama
 from quire.models.loader import fill_again, load_model
@@ -113,13 +113,41 @@ def test_small_models_keep_their_rows(llama: Callable[..., Path], monkeypatch: p
     assert not names(load_model(llama(), "bfloat16"))
 
 
-def test_a_projection_that_is_the_embedding_keeps_its_rows(
-    llama: Callable[..., Path], load: Callable[..., CausalLM]
-) -> None:
+def test_a_projection_that_is_the_embedding(llama: Callable[..., Path], load: Callable[..., CausalLM]) -> None:
     path = llama(tie_word_embeddings=True)
-    model = load(path, True)
-    assert "lm_head" not in names(model) and len(names(model)) == 14
-    assert torch.equal(run(model), run(load(path, False)))
+    model, plain = load(path, True), load(path, False)
+    table, wanted = plain.get_submodule("model.embed_tokens").weight.data, run(plain)
+    assert len(names(model)) == 15 and torch.equal(run(model), wanted)
+    base = Base(model)
+    for name in ("lm_head.weight", "model.embed_tokens.weight"):
+        assert base.shape(name) == table.shape and base.equals(name, table) and not base.equals(name, table.flip(0))
+    read_again(model, path)
+    assert len(names(model)) == 15 and torch.equal(run(model), wanted)
+    stages = [load(path, True, stage=Stage(number, 2, pipe)) for pipe in [Pipe()] for number in range(2)]
+    assert "lm_head" in names(stages[1]) and torch.equal(logits(stages, IDS), wanted)
+
+
+def test_a_projection_that_others_look_at_keeps_its_rows(
+    llama: Callable[..., Path], load: Callable[..., CausalLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two projections, or a table whose class may look at its rows."""
+
+    class Table(Embedding):
+        pass
+
+    path = llama(tie_word_embeddings=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(decoder, "Embedding", Table)
+        model = load(path, True)
+    assert isinstance(model.get_submodule("model.embed_tokens"), Table) and "lm_head" not in names(model)
+    path = llama()
+    model = load(path, False)
+    mlp = model.get_submodule("model.layers.0.mlp")
+    mlp.gate_proj.weight = mlp.up_proj.weight
+    monkeypatch.setattr(packing, "LEAST", 0)
+    packing.pack_weights(model)
+    kept = {f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up")}
+    assert len(names(model)) == 13 and names(model).isdisjoint(kept)
 
 
 def test_some_layers_alone(llama: Callable[..., Path], load: Callable[..., CausalLM]) -> None:

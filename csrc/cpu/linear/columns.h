@@ -62,6 +62,17 @@ struct Columns {
     for (int64_t at = 0; at < count && at < kRows; at += kLanes)
       turn(rows + at * features, features, count - at, features, chain, kRows, to + at);
   }
+
+  // A row of packed weights as it was: to[features].
+  static void turn_back(const T* packed, int64_t row, int64_t features, T* to) {
+    const int64_t steps = features / D::kStep;
+    const float* from = reinterpret_cast<const float*>(packed + row / kRows * kRows * features) + row % kRows;
+    // kOrder reverses four bits: it says of each partial sum, too, as which number it is made.
+    const __m512i places =
+        _mm512_mullo_epi32(_mm512_loadu_si512(kOrder), _mm512_set1_epi32(static_cast<int>(packed_chain(steps))));
+    for (int64_t step = 0; step < steps; ++step, from += kRows, to += D::kStep)
+      _mm512_storeu_ps(to, _mm512_i32gather_ps(places, from, sizeof(float)));
+  }
 };
 
 }  // namespace

@@ -1,7 +1,9 @@
 // Rows of a table, times a number, each with a row of another matrix added where there is one.
 #include "cpu/common/kernels.h"
 #include "cpu/common/parallel.h"
+#include "cpu/common/scratch.h"
 #include "cpu/common/simd.h"
+#include "cpu/linear/columns.h"
 
 namespace quire {
 namespace QUIRE_ISA {
@@ -20,10 +22,29 @@ void sum_row(const T* row, const T* added, int64_t channels, T* y, const Term& t
 }
 
 template <class T>
-void embedding_as(const EmbeddingArgs& args) {
+struct PlainTable {
+  const EmbeddingArgs& args;
+  const T* operator()(int64_t id) const { return static_cast<const T*>(args.table) + id * args.channels; }
+};
+
+#if defined(__AVX512F__)
+template <class T>
+struct PackedTable {
+  const EmbeddingArgs& args;
+  T* row = scratch<T, PackedTable>(args.channels);
+  const T* operator()(int64_t id) const {
+    Columns<T>::turn_back(static_cast<const T*>(args.table), id, args.channels, row);
+    return row;
+  }
+};
+#endif
+
+template <class T, template <class> class Table>
+void embedding_of(const EmbeddingArgs& args) {
   parallel_for(args.tokens, kGrainElements / (args.channels + 1), [&](int64_t begin, int64_t end) {
+    const Table<T> row_of{args};
     for (int64_t t = begin; t < end; ++t) {
-      const T* row = static_cast<const T*>(args.table) + args.ids[t] * args.channels;
+      const T* row = row_of(args.ids[t]);
       T* y = static_cast<T*>(args.y) + t * args.channels;
       if (!args.added && args.scale == 1.0f) {
         __builtin_memcpy(y, row, args.channels * sizeof(T));
@@ -36,6 +57,14 @@ void embedding_as(const EmbeddingArgs& args) {
         sum_row(row, added, args.channels, y, [&](Vec v) { return mul(v, set1(args.scale)); });
     }
   });
+}
+
+template <class T>
+void embedding_as(const EmbeddingArgs& args) {
+#if defined(__AVX512F__)
+  if (args.packed) return embedding_of<T, PackedTable>(args);
+#endif
+  embedding_of<T, PlainTable>(args);
 }
 
 }  // namespace
