@@ -101,8 +101,8 @@ class CausalLM(nn.Module):
     fixed_fields: ClassVar[Mapping[str, Any]] = {}
     # Operations of torch's, by name, that recorded steps on a CPU may have: each treats tokens one by one.
     recorded_operations: frozenset[str] = frozenset()
-    # Whether a plug-in's weights may be packed (`packing.py`): once `loaded` has returned, nothing but Linear
-    # looks at its linear layers' weights.
+    # Whether a plug-in's weights may be packed (`packing.py`): once `loaded` has returned, nothing but Linear looks at
+    # its linear layers' weights, and nothing but Embedding at those that are its projection's too.
     packs_weights: ClassVar[bool] = False
     # What `loaded` has made of weights, in memory of its own: it goes and comes with the weights'.
     derived: Sequence[torch.Tensor] = ()

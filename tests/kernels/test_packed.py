@@ -182,10 +182,9 @@ def test_an_embedding_tells_its_rows() -> None:
     layer = Embedding(64, 96)
     layer.weight.data = randn(64, 96, dtype=BF16)
     before, ids = layer.weight.data.clone(), torch.tensor([3, 63, 3])
-    behind = layer(ids - 3, None, 3)
     layer.weight.data = native.pack(layer.weight.data)
     assert torch.equal(layer.rows(3, 50), before[3:50].float())
-    assert torch.equal(layer.look_up(ids), before[ids]) and torch.equal(layer(ids - 3, None, 3), behind)
+    assert torch.equal(layer.look_up(ids), before[ids]) and torch.equal(layer(ids), before[ids])
 
 
 @packs

@@ -123,8 +123,24 @@ def test_a_projection_that_is_the_embedding(llama: Callable[..., Path], load: Ca
         assert base.shape(name) == table.shape and base.equals(name, table) and not base.equals(name, table.flip(0))
     read_again(model, path)
     assert len(names(model)) == 15 and torch.equal(run(model), wanted)
-    stages = [load(path, True, stage=Stage(number, 2, pipe)) for pipe in [Pipe()] for number in range(2)]
-    assert "lm_head" in names(stages[1]) and torch.equal(logits(stages, IDS), wanted)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "variant"),
+    [
+        ("GemmaForCausalLM", "mha"), ("Gemma3ForCausalLM", "as_published"), ("GraniteForCausalLM", "tied"),
+        ("CohereForCausalLM", "as_published"), ("BloomForCausalLM", "bloom"), ("OPTForCausalLM", "post_norm"),
+    ],
+)  # fmt: skip
+def test_families_whose_projection_is_the_embedding(
+    tmp_path: Path, load: Callable[..., CausalLM], architecture: str, variant: str
+) -> None:
+    tiny.build(architecture, variant, tmp_path, vocab_size=128, hidden_size=64)
+    model, wanted = load(tmp_path, True), run(load(tmp_path, False))
+    assert [name for name, one in model.named_modules() if isinstance(one, Embedding) and packed.is_packed(one.weight)]
+    assert torch.equal(run(model), wanted)
+    read_again(model, tmp_path)
+    assert torch.equal(run(model), wanted)
 
 
 def test_a_projection_that_others_look_at_keeps_its_rows(
@@ -279,9 +295,10 @@ def test_a_plug_in_says_whether(
     assert isinstance(model, Other) and bool(names(model)) is says
 
 
+@pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
-def test_shares_of_processes(llama: Callable[..., Path], load: Callable[..., CausalLM], size: int) -> None:
-    path = llama()
+def test_shares_of_processes(llama: Callable[..., Path], load: Callable[..., CausalLM], size: int, tied: bool) -> None:
+    path = llama(tie_word_embeddings=tied)
     wanted = run(load(path, False))
 
     def by_one(rank: int, parties: list) -> torch.Tensor:  # type: ignore[type-arg]
@@ -298,10 +315,11 @@ def test_shares_of_processes(llama: Callable[..., Path], load: Callable[..., Cau
     assert all(torch.equal(one, wanted) for one in own)
 
 
-def test_stages(llama: Callable[..., Path], load: Callable[..., CausalLM]) -> None:
-    path, pipe = llama(), Pipe()
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages(llama: Callable[..., Path], load: Callable[..., CausalLM], tied: bool) -> None:
+    path, pipe = llama(tie_word_embeddings=tied), Pipe()
     stages = [load(path, True, stage=Stage(number, 2, pipe)) for number in range(2)]
-    assert all(names(stage) for stage in stages)
+    assert all(names(stage) for stage in stages) and "lm_head" in names(stages[1])
     wanted = run(load(path, False))
     assert torch.equal(logits(stages, IDS), wanted)
     for stage in stages:

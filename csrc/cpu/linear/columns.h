@@ -65,6 +65,7 @@ struct Columns {
 
   // A row of packed weights as it was: to[features].
   static void turn_back(const T* packed, int64_t row, int64_t features, T* to) {
+    static_assert(D::kStep * sizeof(T) == kLanes * sizeof(float), "a step is a register of units");
     const int64_t steps = features / D::kStep;
     const float* from = reinterpret_cast<const float*>(packed + row / kRows * kRows * features) + row % kRows;
     // kOrder reverses four bits: it says of each partial sum, too, as which number it is made.

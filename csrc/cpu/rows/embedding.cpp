@@ -10,6 +10,7 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int64_t kGrainElements = 16384;  // about 5 microseconds on one core
+constexpr int64_t kPackedEffort = 8;       // what an element of a packed table takes, of one that lies in a row
 
 // y = term(row), plus `added` where there is one.
 template <class T, class Term>
@@ -27,7 +28,7 @@ struct PlainTable {
   const T* operator()(int64_t id) const { return static_cast<const T*>(args.table) + id * args.channels; }
 };
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)  // see packs_rows
 template <class T>
 struct PackedTable {
   const EmbeddingArgs& args;
@@ -40,8 +41,8 @@ struct PackedTable {
 #endif
 
 template <class T, template <class> class Table>
-void embedding_of(const EmbeddingArgs& args) {
-  parallel_for(args.tokens, kGrainElements / (args.channels + 1), [&](int64_t begin, int64_t end) {
+void embedding_of(const EmbeddingArgs& args, int64_t effort) {
+  parallel_for(args.tokens, kGrainElements / (args.channels * effort + 1), [&](int64_t begin, int64_t end) {
     const Table<T> row_of{args};
     for (int64_t t = begin; t < end; ++t) {
       const T* row = row_of(args.ids[t]);
@@ -59,21 +60,16 @@ void embedding_of(const EmbeddingArgs& args) {
   });
 }
 
-template <class T>
-void embedding_as(const EmbeddingArgs& args) {
-#if defined(__AVX512F__)
-  if (args.packed) return embedding_of<T, PackedTable>(args);
-#endif
-  embedding_of<T, PlainTable>(args);
-}
-
 }  // namespace
 
 void embedding(const EmbeddingArgs& args) {
+#if defined(__AVX512BF16__)
+  if (args.packed) return embedding_of<bf16, PackedTable>(args, kPackedEffort);
+#endif
   switch (args.dtype) {
-    case DType::float32: return embedding_as<float>(args);
-    case DType::bfloat16: return embedding_as<bf16>(args);
-    case DType::float16: return embedding_as<fp16>(args);
+    case DType::float32: return embedding_of<float, PlainTable>(args, 1);
+    case DType::bfloat16: return embedding_of<bf16, PlainTable>(args, 1);
+    case DType::float16: return embedding_of<fp16, PlainTable>(args, 1);
   }
 }
 
