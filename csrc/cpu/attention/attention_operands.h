@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cpu/common/kernels.h"
+#include "cpu/common/processor.h"
 #include "cpu/common/split_pairs.h"
 #include "cpu/common/units.h"
 
@@ -62,13 +63,8 @@ inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 // 8.4 ms line by line, 6.1 block by block, 4.7 head by head and 4.3 by turns (16 streams at 3,500 tokens). On those
 // before them memory's order was the fastest.
 inline bool asks_by_turns() {
-#if defined(__x86_64__)
-  static const bool newer = __builtin_cpu_is("amd") && !__builtin_cpu_is("amdfam15h") &&
-                            !__builtin_cpu_is("amdfam17h") && !__builtin_cpu_is("amdfam19h");
+  static const bool newer = is_amd_since_zen5();
   return newer;
-#else
-  return false;
-#endif
 }
 
 // What is asked for while a head's part of a tile is worked on: sixteen rows for every sixteen keys that are scored, then

@@ -2,7 +2,7 @@
 // register. A product has sixteen partial sums, as in linear_dot.h: number c takes the units c, c + 16, c + 32 ... of 32
 // bits. What belongs to one of them is a chain. Both factors are turned:
 //
-//   tokens   [tiles of kTokens]  of [kChains][steps][kTokens]
+//   tokens   [tiles of kTokens]  of [kChains][steps][as many as a tile has]
 //   weights  [groups of kRows]   of [kChains][steps][kRows]
 //
 // with chains in kOrder. Tokens are turned in each call. A weight is turned once, when it is loaded (`packed`: groups lie
@@ -38,7 +38,7 @@ struct Columns {
   // to[chain][step][width]: sixteen rows, of which the first `count` are there. The last of them stands for the others,
   // too: what is computed of these is not kept. What does not fit in `width` is written over by the next step, and behind
   // the last one there is room for it. stride: from a row to the next one; chain: from a chain to the next one.
-  static void turn(const T* rows, int64_t stride, int64_t count, int64_t features, int64_t chain, int width,
+  static void turn(const T* rows, int64_t stride, int64_t count, int64_t features, int64_t chain, int64_t width,
                    float* to) {
     const T* from[kLanes];
     for (int i = 0; i < kLanes; ++i) from[i] = rows + (i < count ? i : count - 1) * stride;

@@ -10,6 +10,7 @@
 #if defined(__AVX512F__)
 
 #include "cpu/common/parallel.h"
+#include "cpu/common/processor.h"
 #include "cpu/common/scratch.h"
 #include "cpu/linear/columns.h"
 #include "cpu/linear/linear_block.h"
@@ -45,7 +46,9 @@ class ColumnProducts {
 
   // x: memory for so many elements.
   ColumnProducts(const LinearArgs& args, float* x)
-      : args_(args), steps_(steps_of(args)), tiles_(tiles_of(args)), parts_(parts_of(args)), x_(x) {}
+      : args_(args), steps_(steps_of(args)), tiles_(tiles_of(args)),
+        width_(tiles_ > 0 ? (args.tokens - 1) / tiles_ + 1 : 0), parts_(parts_of(args)), streams_(is_amd_since_zen5()),
+        x_(x) {}
   static int64_t elements(const LinearArgs& args) { return tiles_of(args) * C::tile_size(steps_of(args)); }
 
   // The tokens' tiles, to be turned once. A few of them are turned sooner than a team is woken.
@@ -57,7 +60,7 @@ class ColumnProducts {
     const T* x = static_cast<const T*>(args_.x);
     for (int64_t t = begin; t < end; ++t)
       C::turn(x + first_token(t) * args_.x_stride, args_.x_stride, first_token(t + 1) - first_token(t), args_.features,
-              C::chain_tokens(steps_), kTokens, x_ + t * C::tile_size(steps_));
+              C::chain_tokens(steps_), width_, x_ + t * C::tile_size(steps_));
   }
 
   // Into how many parts the tokens are cut: as many share a block's turned rows as the third-level cache holds.
@@ -84,8 +87,10 @@ class ColumnProducts {
                         row};
         if (tiles_ > 1)
           multiply_many(block, tile, ahead);
-        else if (packed && tile.tokens <= kStreamTokens)
+        else if (packed && streams_ && tile.tokens <= kStreamTokens)
           multiply_some<kStreamTokens, Stream>(block, tile, Stream(row + kRows < block.rows ? nullptr : below));
+        else if (packed && !streams_ && tile.tokens <= kFewTokens)
+          multiply_some<kFewTokens, NoLine>(block, tile, NoLine{});
         else
           multiply_some<kTokens, TwoLines>(block, tile, TwoLines{ahead});
       }
@@ -99,7 +104,9 @@ class ColumnProducts {
   // Measured: with so many tiles, two chains at a time pay up to so many steps; of longer ones they want more than the
   // first-level cache holds.
   static constexpr int64_t kPairSteps = 32, kPairTiles = 8;
-  static constexpr int kStreamTokens = 6;  // measured; more take longer than their weights
+  // So few tokens take no longer than their weights, measured: these are asked for a little ahead of their use, or, on
+  // AMD's processors before Zen 5, not at all: their own prefetchers are the faster.
+  static constexpr int kStreamTokens = 6, kFewTokens = 5;
   static constexpr int64_t kBlocksEach = 4;
   // Of a part's tokens, which each of its blocks reads from the third-level cache, and of a group's rows, turned.
   static constexpr int64_t kTokenBytes = 8 << 20, kLeastTiles = 8, kRowBytes = 640 << 10;
@@ -154,6 +161,12 @@ class ColumnProducts {
     const int64_t part_;
   };
 
+  struct NoLine {
+    static constexpr int kLines = 0, kCache = 2;
+    static constexpr const char* at = nullptr;
+    static constexpr int64_t steps = 0;
+    void begin(const float*, int64_t, bool) {}
+  };
   // What fetches while the steps of a chain are made: kLines at each of the first `steps`, from `at` on.
   struct OneLine {
     static constexpr int kLines = 1, kCache = 2;  // the second-level one, as __builtin_prefetch counts them
@@ -207,7 +220,7 @@ class ColumnProducts {
     for (int last = kTogether - 1; last < kChains; last += kTogether, x += next_x, w += next_w)
       for (int first = 0; first < kOwn; first += kOwn / kTogether) {
         fetch.begin(w, steps_, last == kChains - 1);
-        multiply_chains<kTogether, kOwn / kTogether>(x + first, w, tile.chain, steps_, last, first, fetch, tree);
+        multiply_chains<kTogether, kOwn / kTogether>(x + first, w, tile.chain, last, first, fetch, tree);
       }
     put(block, tile, tree[0]);
   }
@@ -219,9 +232,8 @@ class ColumnProducts {
   // Chains up to number `last` of the tokens from `first` on, and what is in front of them in the tree: into the branch
   // that waits for what follows.
   template <int kTogether, int kOwn, class Fetch>
-  static inline __attribute__((always_inline)) void multiply_chains(const float* x, const float* w, int64_t chain,
-                                                                    int64_t steps, int last, int first,
-                                                                    const Fetch& fetch, Tree& tree) {
+  inline __attribute__((always_inline)) void multiply_chains(const float* x, const float* w, int64_t chain, int last,
+                                                             int first, const Fetch& fetch, Tree& tree) const {
     Registers<kTogether, kOwn> sums;
 #pragma GCC unroll 2
     for (int c = 0; c < kTogether; ++c)
@@ -229,7 +241,7 @@ class ColumnProducts {
       for (int i = 0; i < kOwn; ++i)
 #pragma GCC unroll 2
         for (int v = 0; v < kVecs; ++v) sums[c][i][v] = zero();
-    add_steps<kTogether, kOwn>(sums, x, w, chain, steps, fetch);
+    add_steps<kTogether, kOwn>(sums, x, w, chain, fetch);
     const auto add_to_first = [&](const Vec(*more)[kVecs], bool before) {
 #pragma GCC unroll 16
       for (int i = 0; i < kOwn; ++i)
@@ -248,12 +260,11 @@ class ColumnProducts {
   }
 
   template <int kTogether, int kOwn, class Fetch>
-  static inline __attribute__((always_inline)) void add_steps(Registers<kTogether, kOwn>& sums, const float* x,
-                                                              const float* w, int64_t chain, int64_t steps,
-                                                              const Fetch& fetch) {
-    const int64_t next_x = C::chain_tokens(steps);
+  inline __attribute__((always_inline)) void add_steps(Registers<kTogether, kOwn>& sums, const float* x, const float* w,
+                                                       int64_t chain, const Fetch& fetch) const {
+    const int64_t next_x = C::chain_tokens(steps_), width = width_, steps = steps_;
     const char* ahead = fetch.at;
-    for (int64_t s = 0; s < steps; ++s, x += kTokens, w += kRows) {
+    for (int64_t s = 0; s < steps; ++s, x += width, w += kRows) {
       if (s < fetch.steps) {
 #pragma GCC unroll 2
         for (int i = 0; i < Fetch::kLines; ++i, ahead += kLine) __builtin_prefetch(ahead, 0, Fetch::kCache);
@@ -293,8 +304,11 @@ class ColumnProducts {
   }
 
   const LinearArgs& args_;
-  const int64_t steps_, tiles_, parts_;  // parts: of the tokens
-  float* const x_;                       // [tiles_] of [kChains][steps][kTokens]
+  const int64_t steps_, tiles_;
+  const int64_t width_;  // tokens of the widest tile: the narrower, the more of x a first-level cache holds
+  const int64_t parts_;  // of the tokens
+  const bool streams_;
+  float* const x_;  // [tiles_] of [kChains][steps][width_]
 };
 
 }  // namespace

@@ -1,0 +1,20 @@
+// Which processor this is, where instruction sets do not tell: for what was measured of some, never for what is computed.
+#pragma once
+
+namespace quire {
+namespace QUIRE_ISA {
+namespace {
+
+// Family 26 and what comes after it.
+inline bool is_amd_since_zen5() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("amd") && !__builtin_cpu_is("amdfam15h") && !__builtin_cpu_is("amdfam17h") &&
+         !__builtin_cpu_is("amdfam19h");
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+}  // namespace QUIRE_ISA
+}  // namespace quire
