@@ -16,7 +16,7 @@ BF16 = torch.bfloat16
 PACKS = native.packs_rows(BF16)
 packs = pytest.mark.skipif(not PACKS, reason="this processor multiplies by rows")
 # Each way of a tile, and of several; two chains at a time; a part of the tokens.
-TOKENS = (*range(1, 14), 18, 24, 25, 36, 47, 60, 95, 96, 130)
+TOKENS = (*range(1, 14), 18, 24, 25, 36, 47, 60, 85, 95, 96, 97, 130)
 
 
 @pytest.fixture

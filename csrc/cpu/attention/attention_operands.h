@@ -54,13 +54,12 @@ struct HeadRows {
   HeadRows from(int64_t i) const { return {rows + i, offset}; }
 };
 
-// Into the first-level cache, from which it soon goes on to the second. Spread over the work, one line here and there:
-// in bursts, prefetches wait for one another and the loads wait for them. On AMD's processors before Zen 5 into the
-// second: in a first-level cache of 32 KB the next tile drives this one out (two Zen 4 cores, 16 streams at 3,500
-// tokens: 22 GB/s instead of 15).
-const bool kSinceZen5 = is_amd_since_zen5(), kIntoSecond = is_amd() && !kSinceZen5;
+// Into the first-level cache, from which it soon goes on to the second; on AMD's processors before Zen 5 into the second
+// alone: of a first-level cache of 32 KB the next tile drives this one out (two Zen 4 cores, 16 streams at 3,500 tokens:
+// 22 GB/s instead of 15). Spread over the work, one line here and there: in bursts, prefetches wait for one another and
+// the loads wait for them.
 inline void prefetch(const void* p) {
-  if (kIntoSecond)
+  if (kAmdBeforeZen5)
     __builtin_prefetch(p, 0, 2);
   else
     __builtin_prefetch(p, 0, 3);
@@ -70,7 +69,7 @@ inline void prefetch(const void* p) {
 // memory has them. On AMD's processors of family 26, the more it goes in memory's order, the slower: one thread takes
 // 8.4 ms line by line, 6.1 block by block, 4.7 head by head and 4.3 by turns (16 streams at 3,500 tokens). On those
 // before them memory's order was the fastest.
-inline bool asks_by_turns() { return kSinceZen5; }
+inline bool asks_by_turns() { return kAmdSinceZen5; }
 
 // What is asked for while a head's part of a tile is worked on: sixteen rows for every sixteen keys that are scored, then
 // sixteen for every sixteen values.

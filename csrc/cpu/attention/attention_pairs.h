@@ -31,16 +31,18 @@ struct CachedPairs {
   int64_t value_dim;
 
   void take(int pair, int64_t d, Vec* values) const {
-    pair_values(row(2 * pair, d), row(2 * pair + 1, d), values);
+    const uint32_t key = 2 * static_cast<uint32_t>(pair);  // unsigned: by shifts and masks alone
+    pair_values(row(key, d), row(key + 1, d), values);
     if (!ahead) return;
-    const HeadRows<S>& next = ahead[2 * pair / kLanes];
-    prefetch(next.at(2 * pair % kLanes) + d);
-    prefetch(next.at(2 * pair % kLanes + 1) + d);
+    const HeadRows<S>& next = ahead[key / kLanes];
+    prefetch(next.at(key % kLanes) + d);
+    prefetch(next.at(key % kLanes + 1) + d);
   }
 
  private:
-  __m512i row(int key, int64_t d) const {
-    if (key < seen.begin || key >= seen.end) return _mm512_setzero_si512();
+  __m512i row(uint32_t key, int64_t d) const {
+    if (key - static_cast<uint32_t>(seen.begin) >= static_cast<uint32_t>(seen.end - seen.begin))
+      return _mm512_setzero_si512();
     const S* from = rows.at(key) + d;
     const int64_t left = value_dim - d;
     const Vec units =

@@ -1,5 +1,7 @@
 #include "cpu/common/isa.h"
 
+#include "cpu/common/processor.h"
+
 #if defined(QUIRE_HAS_AVXVNNI)
 #include <cpuid.h>
 #endif
@@ -59,6 +61,20 @@ extern const Kernels kernels;
 void integer_linear(const LinearArgs&);
 void integer_grouped_linear(const GroupedLinearArgs&);
 }  // namespace portable
+
+#if defined(__x86_64__)
+namespace {
+
+bool is_old_amd() {
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amdfam15h") || __builtin_cpu_is("amdfam17h") || __builtin_cpu_is("amdfam19h");
+}
+
+}  // namespace
+
+const bool kAmdBeforeZen5 = is_old_amd();
+const bool kAmdSinceZen5 = !kAmdBeforeZen5 && __builtin_cpu_is("amd");
+#endif
 
 namespace {
 

@@ -2,27 +2,13 @@
 #pragma once
 
 namespace quire {
-namespace QUIRE_ISA {
-namespace {
 
-inline bool is_amd() {
+// AMD's family 26 (Zen 5), and those that came after it; its families 21 to 25 (Zen 4 and before). Found out in isa.cpp,
+// which every processor can run.
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  return __builtin_cpu_is("amd");
+extern const bool kAmdSinceZen5, kAmdBeforeZen5;
 #else
-  return false;
+constexpr bool kAmdSinceZen5 = false, kAmdBeforeZen5 = false;
 #endif
-}
 
-// Family 26 and what comes after it.
-inline bool is_amd_since_zen5() {
-#if defined(__x86_64__)
-  return is_amd() && !__builtin_cpu_is("amdfam15h") && !__builtin_cpu_is("amdfam17h") && !__builtin_cpu_is("amdfam19h");
-#else
-  return false;
-#endif
-}
-
-}  // namespace
-}  // namespace QUIRE_ISA
 }  // namespace quire

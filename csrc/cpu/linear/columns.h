@@ -2,7 +2,7 @@
 // register. A product has sixteen partial sums, as in linear_dot.h: number c takes the units c, c + 16, c + 32 ... of 32
 // bits. What belongs to one of them is a chain. Both factors are turned:
 //
-//   tokens   [tiles of kTokens]  of [kChains][steps][as many as a tile has]
+//   tokens   [tiles of kTokens]  of [kChains][steps][as many as the widest tile has]
 //   weights  [groups of kRows]   of [kChains][steps][kRows]
 //
 // with chains in kOrder. Tokens are turned in each call. A weight is turned once, when it is loaded (`packed`: groups lie
@@ -29,10 +29,10 @@ struct Columns {
   static int64_t steps(int64_t features) { return (features + D::kStep - 1) / D::kStep; }
 
   // Floats of a chain's share. Powers of two would crowd the same few places of a cache.
-  static int64_t chain_tokens(int64_t steps) { return steps * kTokens + kLanes; }
+  static int64_t chain_tokens(int64_t steps, int64_t width) { return steps * width + kLanes; }
   static int64_t chain_rows(int64_t steps) { return steps * kRows + kLanes; }
   static int64_t packed_chain(int64_t steps) { return steps * kRows; }
-  static int64_t tile_size(int64_t steps) { return kChains * chain_tokens(steps); }
+  static int64_t tile_size(int64_t steps) { return kChains * chain_tokens(steps, kTokens); }
   static int64_t turned_rows(int64_t steps) { return kChains * chain_rows(steps); }
 
   // to[chain][step][width]: sixteen rows, of which the first `count` are there. The last of them stands for the others,

@@ -47,8 +47,8 @@ class ColumnProducts {
   // x: memory for so many elements.
   ColumnProducts(const LinearArgs& args, float* x)
       : args_(args), steps_(steps_of(args)), tiles_(tiles_of(args)),
-        width_(tiles_ > 0 ? (args.tokens - 1) / tiles_ + 1 : 0), parts_(parts_of(args)), streams_(is_amd_since_zen5()),
-        x_(x) {}
+        width_(tiles_ > 0 ? (args.tokens - 1) / tiles_ + 1 : 0), chain_(C::chain_tokens(steps_, width_)),
+        parts_(parts_of(args)), x_(x) {}
   static int64_t elements(const LinearArgs& args) { return tiles_of(args) * C::tile_size(steps_of(args)); }
 
   // The tokens' tiles, to be turned once. A few of them are turned sooner than a team is woken.
@@ -60,7 +60,7 @@ class ColumnProducts {
     const T* x = static_cast<const T*>(args_.x);
     for (int64_t t = begin; t < end; ++t)
       C::turn(x + first_token(t) * args_.x_stride, args_.x_stride, first_token(t + 1) - first_token(t), args_.features,
-              C::chain_tokens(steps_), width_, x_ + t * C::tile_size(steps_));
+              chain_, width_, x_ + t * C::tile_size(steps_));
   }
 
   // Into how many parts the tokens are cut: as many share a block's turned rows as the third-level cache holds.
@@ -87,9 +87,9 @@ class ColumnProducts {
                         row};
         if (tiles_ > 1)
           multiply_many(block, tile, ahead);
-        else if (packed && streams_ && tile.tokens <= kStreamTokens)
+        else if (packed && !kAmdBeforeZen5 && tile.tokens <= kStreamTokens)
           multiply_some<kStreamTokens, Stream>(block, tile, Stream(row + kRows < block.rows ? nullptr : below));
-        else if (packed && !streams_ && tile.tokens <= kFewTokens)
+        else if (packed && kAmdBeforeZen5 && tile.tokens <= kFewTokens)
           multiply_some<kFewTokens, NoLine>(block, tile, NoLine{});
         else
           multiply_some<kTokens, TwoLines>(block, tile, TwoLines{ahead});
@@ -104,8 +104,9 @@ class ColumnProducts {
   // Measured: with so many tiles, two chains at a time pay up to so many steps; of longer ones they want more than the
   // first-level cache holds.
   static constexpr int64_t kPairSteps = 32, kPairTiles = 8;
-  // So few tokens take no longer than their weights, measured: these are asked for a little ahead of their use, or, on
-  // AMD's processors before Zen 5, not at all: their own prefetchers are the faster.
+  // Up to so many tokens, measured, a product takes no longer than its weights take to come. These are asked for a little
+  // ahead of their use (kStreamTokens); on AMD's processors before Zen 5, whose own prefetchers are faster, they are not
+  // asked for at all (kFewTokens).
   static constexpr int kStreamTokens = 6, kFewTokens = 5;
   static constexpr int64_t kBlocksEach = 4;
   // Of a part's tokens, which each of its blocks reads from the third-level cache, and of a group's rows, turned.
@@ -215,7 +216,7 @@ class ColumnProducts {
   template <int kTogether, int kOwn, class Fetch>
   void multiply(const LinearBlock<T, Out>& block, const Tile& tile, Fetch fetch) const {
     Tree tree;
-    const int64_t next_x = kTogether * C::chain_tokens(steps_), next_w = kTogether * tile.chain;
+    const int64_t next_x = kTogether * chain_, next_w = kTogether * tile.chain;
     const float *x = tile.x, *w = tile.w;
     for (int last = kTogether - 1; last < kChains; last += kTogether, x += next_x, w += next_w)
       for (int first = 0; first < kOwn; first += kOwn / kTogether) {
@@ -262,7 +263,7 @@ class ColumnProducts {
   template <int kTogether, int kOwn, class Fetch>
   inline __attribute__((always_inline)) void add_steps(Registers<kTogether, kOwn>& sums, const float* x, const float* w,
                                                        int64_t chain, const Fetch& fetch) const {
-    const int64_t next_x = C::chain_tokens(steps_), width = width_, steps = steps_;
+    const int64_t next_x = chain_, width = width_, steps = steps_;
     const char* ahead = fetch.at;
     for (int64_t s = 0; s < steps; ++s, x += width, w += kRows) {
       if (s < fetch.steps) {
@@ -306,9 +307,9 @@ class ColumnProducts {
   const LinearArgs& args_;
   const int64_t steps_, tiles_;
   const int64_t width_;  // tokens of the widest tile: the narrower, the more of x a first-level cache holds
+  const int64_t chain_;  // floats from a chain of a tile's tokens to the next one
   const int64_t parts_;  // of the tokens
-  const bool streams_;
-  float* const x_;  // [tiles_] of [kChains][steps][width_]
+  float* const x_;       // [tiles_], as far apart as kTokens want, of [kChains][steps][width_]
 };
 
 }  // namespace
