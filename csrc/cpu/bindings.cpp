@@ -148,7 +148,7 @@ void embedding(uintptr_t ids, uintptr_t table, int64_t table_rows, uintptr_t add
       throw py::value_error("table: a packed one is not looked up with this instruction set");
     current->kernels->embedding(about(now, args));
   };
-  make({tokens}, call, tokens * channels * (args.packed ? 8 : 1));
+  make({tokens}, call, tokens * channels * (args.packed ? kPackedLookUp : 1));
 }
 
 template <bool kCentred>

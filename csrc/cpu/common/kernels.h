@@ -5,6 +5,9 @@
 
 namespace quire {
 
+// How many times what a number of a table's row takes, one of a packed table's takes to be looked up.
+constexpr int64_t kPackedLookUp = 8;
+
 struct Kernels {
   void (*linear)(const LinearArgs&);
   void (*paged_attention)(const AttentionArgs&);

@@ -162,13 +162,13 @@ class ColumnProducts {
     const int64_t part_;
   };
 
+  // What fetches while the steps of a chain are made: kLines at each of the first `steps`, from `at` on.
   struct NoLine {
     static constexpr int kLines = 0, kCache = 2;
     static constexpr const char* at = nullptr;
     static constexpr int64_t steps = 0;
     void begin(const float*, int64_t, bool) {}
   };
-  // What fetches while the steps of a chain are made: kLines at each of the first `steps`, from `at` on.
   struct OneLine {
     static constexpr int kLines = 1, kCache = 2;  // the second-level one, as __builtin_prefetch counts them
     Ahead& ahead;

@@ -10,7 +10,6 @@ namespace QUIRE_ISA {
 namespace {
 
 constexpr int64_t kGrainElements = 16384;  // about 5 microseconds on one core
-constexpr int64_t kPackedEffort = 8;       // what an element of a packed table takes, of one that lies in a row
 
 // y = term(row), plus `added` where there is one.
 template <class T, class Term>
@@ -64,7 +63,7 @@ void embedding_of(const EmbeddingArgs& args, int64_t effort) {
 
 void embedding(const EmbeddingArgs& args) {
 #if defined(__AVX512BF16__)
-  if (args.packed) return embedding_of<bf16, PackedTable>(args, kPackedEffort);
+  if (args.packed) return embedding_of<bf16, PackedTable>(args, kPackedLookUp);
 #endif
   switch (args.dtype) {
     case DType::float32: return embedding_of<float, PlainTable>(args, 1);
